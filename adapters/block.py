@@ -1,0 +1,151 @@
+"""The canonical block: one adapter as one contiguous array, alike on disk, in memory, on device.
+
+Element offsets do not depend on the element type, so a block loads by a plain copy into an extent
+of the arena. For each projection that the adapter touches, the A matrices `[rank, in]` of its
+slices lie one under another (one shrink serves them all), then each slice's B **transposed**,
+`[rank, out]`. Every rank is the adapter's own; what it does not touch takes no room.
+
+File: magic (8 bytes), header length (8 bytes, little endian), JSON header, zero padding to 64
+bytes, payload. The payload holds the tenant's own values: alpha's scale stands in the header and is
+folded into B when the block is read for serving.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ObjectCorrupt
+from .layout import BaseLayout
+
+MAGIC = b"LPXBLK01"
+PAYLOAD_ALIGNMENT_BYTES = 64
+ALIGNMENT_ELEMENTS = 32
+"""Every matrix starts on a multiple of this: 64 bytes in bf16, wide enough for vector loads."""
+MAX_HEADER_BYTES = 4 << 20
+
+NUMPY_DTYPES: Mapping[str, npt.DTypeLike] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,  # numpy has no bfloat16: its bits
+}
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Where each matrix of an adapter lies, given the rank of each slice it touches."""
+
+    layout: BaseLayout
+    ranks: Mapping[int, int]
+    """Slice index to rank; slices that the adapter does not touch are absent."""
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.int64]:
+        """`int64 [num_slices, 3]`: a_offset, b_offset, rank, in elements from the block's start.
+
+        The A matrices of one projection are adjacent, so its first touched slice's `a_offset`
+        and the sum of its ranks describe them all.
+        """
+        return self._plan[0]
+
+    @cached_property
+    def num_elements(self) -> int:
+        return self._plan[1]
+
+    @cached_property
+    def _plan(self) -> tuple[npt.NDArray[np.int64], int]:
+        table = np.zeros((len(self.layout.slices), 3), dtype=np.int64)
+        offset = 0
+        for projection, indices in self.layout.projection_ranges():
+            touched = [index for index in indices if self.ranks.get(index, 0)]
+            for index in touched:
+                table[index, 0] = offset
+                table[index, 2] = self.ranks[index]
+                offset += self.ranks[index] * projection.in_features
+            offset = _align(offset, ALIGNMENT_ELEMENTS)
+            for index in touched:
+                table[index, 1] = offset
+                offset += self.ranks[index] * self.layout.slices[index].out_features
+                offset = _align(offset, ALIGNMENT_ELEMENTS)
+        return table, offset
+
+
+@dataclass(frozen=True)
+class BlockHeader:
+    """What a block's file says of itself."""
+
+    base_id: str
+    digest: str
+    dtype: str
+    """`F32`, `F16` or `BF16`: the element type of the payload."""
+    ranks: Mapping[int, int]
+    """Slice index to rank."""
+    scales: Mapping[int, float]
+    """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
+    num_elements: int
+    payload_offset: int
+    """Bytes from the start of the file to the payload."""
+
+
+def write_block_header(
+    file: BinaryIO,
+    *,
+    base_id: str,
+    digest: str,
+    dtype: str,
+    scales: Mapping[int, float],
+    plan: BlockPlan,
+) -> int:
+    """Write everything before the payload; return the payload's offset in bytes."""
+    fields = {
+        "base_id": base_id,
+        "digest": digest,
+        "dtype": dtype,
+        "slices": [[index, rank, scales[index]] for index, rank in sorted(plan.ranks.items())],
+        "num_elements": plan.num_elements,
+    }
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    payload_offset = _align(len(MAGIC) + 8 + len(header), PAYLOAD_ALIGNMENT_BYTES)
+    file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+    file.write(bytes(payload_offset - len(MAGIC) - 8 - len(header)))
+    return payload_offset
+
+
+def read_block_header(path: Path) -> BlockHeader:
+    """Read a block's header and check that the file has the size it names.
+
+    Raises ObjectCorrupt if this is not a block or it is truncated.
+    """
+    with path.open("rb") as file:
+        magic, length = file.read(8), int.from_bytes(file.read(8), "little")
+        if magic != MAGIC or length > MAX_HEADER_BYTES:
+            raise ObjectCorrupt(f"{path.name} is not an adapter block")
+        try:
+            fields = json.loads(file.read(length))
+            slices = [(int(index), int(rank), float(scale)) for index, rank, scale in fields["slices"]]
+            header = BlockHeader(
+                base_id=fields["base_id"],
+                digest=fields["digest"],
+                dtype=fields["dtype"],
+                ranks={index: rank for index, rank, _ in slices},
+                scales={index: scale for index, _, scale in slices},
+                num_elements=int(fields["num_elements"]),
+                payload_offset=_align(16 + length, PAYLOAD_ALIGNMENT_BYTES),
+            )
+            itemsize = np.dtype(NUMPY_DTYPES[header.dtype]).itemsize
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ObjectCorrupt(f"{path.name} has a malformed header") from exc
+    if path.stat().st_size != header.payload_offset + header.num_elements * itemsize:
+        raise ObjectCorrupt(f"{path.name} is truncated")
+    return header
+
+
+def _align(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,47 @@
+"""What the operator chooses for one engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Quantization(StrEnum):
+    """How the base model's linear layers are held and multiplied."""
+
+    NONE = "none"
+    INT8 = "int8"
+    """Weights int8 per output channel, activations int8 per token (W8A8). CPU only."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine's configuration; everything else is derived from the model at start."""
+
+    model: str
+    """A directory in the Hugging Face layout, or a hub id."""
+    quantization: Quantization = Quantization.NONE
+    dtype: str = "auto"
+    """`auto`, `float32`, `bfloat16` or `float16`; auto is the checkpoint's own where the device
+    computes it fast, else float32."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+    max_model_len: int | None = None
+    """None: what the model was trained for, if it fits."""
+    max_num_seqs: int = 64
+    """The most sequences in one batch."""
+    max_num_batched_tokens: int = 1024
+    """The token budget of one step."""
+    kv_block_size: int = 16
+    memory_bytes: int | None = None
+    """What the engine may use on the device, weights included; None: what is free, less a
+    reserve."""
+    arena_bytes: int | None = None
+    """Device bytes for adapters; None: a quarter of what the weights leave."""
+    kv_cache_bytes: int | None = None
+    """Device bytes for KV blocks; None: the rest."""
+    host_cache_bytes: int = 1 << 30
+    """Host memory for adapters behind the arena."""
+    num_threads: int | None = None
+    """CPU threads of the maths; None: all cores."""
+    prefix_caching: bool = True

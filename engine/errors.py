@@ -1,0 +1,66 @@
+"""Errors of the engine. The class docstring is the default message; `code` is published."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """The engine failed."""
+
+    code: ClassVar[str] = "engine_error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+class InvalidParameter(EngineError):
+    """A request parameter is out of range."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+class PromptTooLong(EngineError):
+    """The prompt and the requested output exceed the context length or the KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedModel(EngineError):
+    """This base model cannot be served."""
+
+    code = "unsupported_model"
+
+
+class NumericalError(EngineError):
+    """The model's output for this request is not finite."""
+
+    code = "numerical_error"
+
+
+class StaleExtent(EngineError):
+    """A scheduled row's adapter is no longer where its lease says."""
+
+    code = "stale_extent"
+
+
+class EngineRestarted(EngineError):
+    """The engine process stopped while this request ran; send it again."""
+
+    code = "engine_restarted"
+
+
+class EngineUnavailable(EngineError):
+    """The engine is not running."""
+
+    code = "engine_unavailable"
+
+
+class InsufficientMemory(EngineError):
+    """Weights, KV cache and adapter arena do not fit into the memory there is."""
+
+    code = "insufficient_memory"

@@ -1,0 +1,237 @@
+"""What crosses the border between the engine and the rest: plain, typed, schema-checked data.
+
+Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter.
+From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, EngineStats.
+
+Inside one process these objects are passed as they are; between processes `transport` encodes them
+as msgpack. Every submitted request ends in exactly one RequestFinished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..adapters.identity import AdapterKey
+from ..adapters.layout import BaseLayout
+from ..adapters.residency import Tier
+from .sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token was generated."""
+    LENGTH = "length"
+    """`max_tokens` or the context length was reached."""
+    ABORTED = "aborted"
+    """The caller went away or asked for the end."""
+    ERROR = "error"
+    """See `RequestFinished.error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as data."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+# --- towards the engine -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `n > 1` is n of these; their prompts meet in the prefix cache."""
+
+    request_id: str
+    tenant_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    adapter: AdapterKey | None = None
+    """None is the base model, never "whatever there is"."""
+    cache_namespace: str = ""
+    """Narrows the prefix cache within the tenant: attestation probes use their own."""
+    return_logits: bool = False
+    """Send the raw logits of the first generated position: what attestation compares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End this request; unknown and finished ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFetched:
+    """The answer to AdapterWanted: the verified block lies in this local file."""
+
+    key: AdapterKey
+    path: str
+    tier: Tier
+    """Where the fetcher found it: Tier.STORE or Tier.DISK."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFetchFailed:
+    key: AdapterKey
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EvictAdapter:
+    """Forget this adapter: abort its requests, drop its weights from every tier and its KV."""
+
+    key: AdapterKey
+
+
+# --- from the engine ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine serves, fixed for its life."""
+
+    base_id: str
+    """Hash of the base's config, original checkpoint and tokenizer, whatever the quantization."""
+    runtime_id: str
+    """`base_id` with quantization and dtype: the namespace of KV and of derived data."""
+    layout: BaseLayout
+    model_type: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    """The most tokens of one sequence, prompt and output together."""
+    device: str
+    dtype: str
+    quantization: str
+    num_kv_blocks: int
+    kv_block_size: int
+    arena_bytes: int
+    host_cache_bytes: int
+    memory_plan: list[str] = field(default_factory=list)
+    """The arithmetic behind the sizes, one printable line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """The request was scheduled for the first time: its adapter is resident and leased."""
+
+    request_id: str
+    queue_seconds: float
+    """From arrival in the engine to the first schedule, the adapter's wait included."""
+    adapter_wait_seconds: float
+    """Part of `queue_seconds` in which only the adapter was missing."""
+    adapter_tier: Tier | None
+    """Where the adapter was when the request arrived; None for the base model."""
+    adapter_load_seconds: float
+    """Fetching, reading and copying the adapter, if this request had to wait for it."""
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, from the model's unmodified distribution."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+    """The most likely tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGenerated:
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    logits: bytes | None = None
+    """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """The one terminal event of a request."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    error: ErrorInfo | None = None
+    stop_token_id: int | None = None
+    """The token that ended the output; the last one generated, and not part of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """Everything that one step has to say; per request in order started, tokens, finished."""
+
+    started: list[RequestStarted] = field(default_factory=list)
+    tokens: list[TokensGenerated] = field(default_factory=list)
+    finished: list[RequestFinished] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWanted:
+    """A request waits for this adapter and no tier of the engine has it."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEvicted:
+    """The answer to EvictAdapter: no tier of the engine holds this adapter, its bytes are zero."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterResidency:
+    """Where one adapter is."""
+
+    key: AdapterKey
+    tier: Tier
+    device_bytes: int
+    num_leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, sent at most twice a second: gauges for the operator and a sign of life."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_free_kv_blocks: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    arena_used_bytes: int
+    host_cache_used_bytes: int
+    num_adapter_loads: int
+    num_adapter_evictions: int
+    adapters: list[AdapterResidency] = field(default_factory=list)
+
+
+ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter
+FromEngine = EngineReady | StepEvents | AdapterWanted | AdapterEvicted | EngineStats

@@ -1,0 +1,71 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import InvalidParameter
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGIT_BIAS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling of one sequence, with the meanings of OpenAI's and vLLM's APIs.
+
+    Raises InvalidParameter on construction if a value is out of range. Stop strings are not here:
+    they belong to text, and so to the detokenizer.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    num_logprobs: int | None = None
+    """None: no logprobs. 0: the chosen token's only. n: also the n most likely tokens'."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, 1, 1 << 20)
+        _check("temperature", self.temperature, 0.0, 2.0)
+        _check("top_k", self.top_k, 0, 1 << 31)
+        _check("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.0, 10.0, exclusive_low=True)
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+        if self.num_logprobs is not None:
+            _check("logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidParameter("logit_bias", f"has more than {MAX_LOGIT_BIAS} entries")
+        for bias in self.logit_bias.values():
+            _check("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _check(
+    param: str, value: float, low: float, high: float, *, exclusive_low: bool = False
+) -> None:
+    too_low = value <= low if exclusive_low else value < low
+    if not math.isfinite(value) or too_low or value > high:
+        interval = f"{'(' if exclusive_low else '['}{low}, {high}]"
+        raise InvalidParameter(param, f"{value} is outside {interval}")
