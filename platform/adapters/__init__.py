@@ -1,0 +1,1 @@
+"""The catalog: adapters by name, their immutable versions, aliases and uploads."""

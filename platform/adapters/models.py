@@ -1,0 +1,171 @@
+"""The catalog's tables.
+
+References carry the tenant (`tenant_id, adapter_id`), so that no row can point into another
+tenant's, whatever the code does.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    ForeignKeyConstraint,
+    Index,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from ..base import (
+    ID_LENGTH,
+    Base,
+    JsonObject,
+    TenantOwned,
+    UtcDateTime,
+    new_id,
+    state_type,
+    utc_now,
+)
+from ..keys.token import KEY_ID_LENGTH
+from ..names import MAX_NAME_LENGTH
+from .states import UploadState, VersionState
+
+SHA256_HEX_LENGTH = 64
+DIGEST_LENGTH = len("sha256:") + SHA256_HEX_LENGTH
+BASE_ID_LENGTH = 128
+REASON_LENGTH = 64
+
+_KEEPS_DIGEST = text("state NOT IN ('rejected', 'deleted')")
+
+
+class Adapter(TenantOwned, Base):
+    """A tenant's named LoRA. The row outlives its versions, so that their numbers go on."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"), UniqueConstraint("tenant_id", "id"))
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+
+    versions: Mapped[list[AdapterVersion]] = relationship(
+        lazy="raise", viewonly=True, order_by="AdapterVersion.number"
+    )
+    aliases: Mapped[list[AdapterAlias]] = relationship(
+        lazy="raise", viewonly=True, order_by="AdapterAlias.name"
+    )
+
+
+class AdapterVersion(TenantOwned, Base):
+    """Immutable weights under a number of their adapter. Only the state and reports change."""
+
+    __tablename__ = "adapter_versions"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
+        UniqueConstraint("tenant_id", "adapter_id", "number"),
+        UniqueConstraint("tenant_id", "adapter_id", "id"),
+        UniqueConstraint("tenant_id", "id"),
+        CheckConstraint("number >= 1", name="number"),
+        CheckConstraint("size_bytes >= 0", name="size_bytes"),
+        # The same content is one version of its adapter, unless it was refused or removed.
+        Index(
+            "uq_adapter_versions_live_digest",
+            "tenant_id",
+            "adapter_id",
+            "digest",
+            unique=True,
+            sqlite_where=_KEEPS_DIGEST,
+            postgresql_where=_KEEPS_DIGEST,
+        ),
+        Index("ix_adapter_versions_tenant_id_digest", "tenant_id", "digest"),
+        Index("ix_adapter_versions_state", "state"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    number: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(DIGEST_LENGTH))
+    """`sha256:…`: with the tenant, the identity of the weights."""
+    base_id: Mapped[str] = mapped_column(String(BASE_ID_LENGTH))
+    object_sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
+    """Of the canonical block in the store."""
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    """Of the canonical block."""
+    state: Mapped[VersionState] = mapped_column(
+        state_type(VersionState), default=VersionState.VALIDATED
+    )
+    state_changed_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    reason_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))
+    reason_message: Mapped[str | None] = mapped_column(Text)
+    intake_report: Mapped[JsonObject] = mapped_column(JSON)
+    attestation_report: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    """The id of the key that pushed it."""
+
+
+class AdapterAlias(TenantOwned, Base):
+    """A movable name for a ready version of its adapter."""
+
+    __tablename__ = "adapter_aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "version_id"],
+            ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
+        ),
+        UniqueConstraint("tenant_id", "adapter_id", "name"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    version_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
+
+    version: Mapped[AdapterVersion] = relationship(lazy="raise", viewonly=True)
+
+
+class Upload(TenantOwned, Base):
+    """An adapter on its way in: what its owner declared, and how much of it has arrived."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "version_id"], ["adapter_versions.tenant_id", "adapter_versions.id"]
+        ),
+        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
+        CheckConstraint("size_bytes >= 1", name="size_bytes"),
+        CheckConstraint(
+            "received_bytes >= 0 AND received_bytes <= size_bytes", name="received_bytes"
+        ),
+        Index("ix_uploads_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_uploads_state", "state"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    adapter_name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    config_json: Mapped[str] = mapped_column(Text)
+    """The adapter's configuration file, as its owner sent it."""
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    """Of the weights file, as declared."""
+    sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
+    """Of the weights file, as declared."""
+    received_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    aliases: Mapped[list[str]] = mapped_column(JSON)
+    """To be set on the version once it is ready."""
+    state: Mapped[UploadState] = mapped_column(
+        state_type(UploadState), default=UploadState.RECEIVING
+    )
+    reason_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))
+    reason_message: Mapped[str | None] = mapped_column(Text)
+    version_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
+    """What it became."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))

@@ -1,0 +1,168 @@
+"""From the name in a request to the one immutable version that answers it.
+
+    [tenant/]adapter[@version|@alias|@sha256:…]
+
+Without a suffix the alias `prod` is meant if there is one, else the newest ready version. Another
+tenant's adapter, a deleted one and one that never was are the same error with the same words.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+from ...adapters.identity import DIGEST_PREFIX, AdapterKey
+from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
+from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
+from ..sessions import TenantSession
+from . import repository
+from .models import SHA256_HEX_LENGTH, AdapterVersion
+from .states import VersionState
+
+DEFAULT_ALIAS = "prod"
+MIN_DIGEST_PREFIX_LENGTH = 12
+"""Hexadecimal digits: 48 bits, which two versions of one adapter do not share by accident."""
+MAX_VERSION_DIGITS = 9
+
+_DIGITS = frozenset(string.digits)
+_HEX_DIGITS = frozenset(string.digits + "abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A name, taken apart. At most one of `version`, `alias` and `digest_prefix` is there."""
+
+    text: str
+    adapter: str
+    tenant: str | None = None
+    version: int | None = None
+    alias: str | None = None
+    digest_prefix: str | None = None
+    """`sha256:` and 12 to 64 hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """The version that a request is bound to from its admission to its end."""
+
+    key: AdapterKey
+    adapter_id: str
+    version_id: str
+    tenant_slug: str
+    name: str
+    version: int
+    state: VersionState
+    base_id: str
+    object_sha256: str
+    size_bytes: int
+
+    @property
+    def pinned(self) -> str:
+        """The name that will always mean this version: `tenant/name@3`."""
+        return f"{self.tenant_slug}/{self.name}@{self.version}"
+
+
+def parse_model_name(text: str) -> ModelName:
+    """Take a name apart. Raises ModelNotFound if nothing can have this name."""
+    path, has_suffix, suffix = text.partition("@")
+    tenant, has_tenant, adapter = path.rpartition("/")
+    if not is_adapter_name(adapter) or (has_tenant and not is_slug(tenant)):
+        raise ModelNotFound(text)
+    owner = tenant if has_tenant else None
+    if not has_suffix:
+        return ModelName(text, adapter, owner)
+    return _with_suffix(text, adapter, owner, suffix)
+
+
+def resolve(
+    session: TenantSession, name: ModelName, *, tenant_slug: str, base_id: str
+) -> AdapterRef:
+    """The version that `name` means to the session's tenant, whose slug is `tenant_slug`.
+
+    Raises ModelNotFound, AdapterNotReady while it is being checked or once it was rejected, and
+    BaseMismatch if it was made for another base model than `base_id`.
+    """
+    if name.tenant not in (None, tenant_slug):
+        raise ModelNotFound(name.text)
+    version = _find(session, name)
+    if version.state is not VersionState.READY:
+        raise AdapterNotReady(name.text, state=version.state, reason=version.reason_code)
+    if version.base_id != base_id:
+        raise BaseMismatch(f"{name.text!r} was made for another base model than the one served.")
+    return _reference(version, name=name.adapter, tenant_slug=tenant_slug)
+
+
+def _with_suffix(text: str, adapter: str, tenant: str | None, suffix: str) -> ModelName:
+    if suffix and _DIGITS.issuperset(suffix):
+        return ModelName(text, adapter, tenant, version=_parse_number(text, suffix))
+    if suffix.startswith(DIGEST_PREFIX):
+        return ModelName(text, adapter, tenant, digest_prefix=_check_digest(text, suffix))
+    if suffix == LATEST or is_alias_name(suffix):
+        return ModelName(text, adapter, tenant, alias=suffix)
+    raise ModelNotFound(text)
+
+
+def _parse_number(text: str, digits: str) -> int:
+    # One spelling for each version: `3`, never `03`.
+    if digits.startswith("0") or len(digits) > MAX_VERSION_DIGITS:
+        raise ModelNotFound(text)
+    return int(digits)
+
+
+def _check_digest(text: str, digest: str) -> str:
+    digits = digest.removeprefix(DIGEST_PREFIX)
+    has_length = MIN_DIGEST_PREFIX_LENGTH <= len(digits) <= SHA256_HEX_LENGTH
+    if not has_length or not _HEX_DIGITS.issuperset(digits):
+        raise ModelNotFound(text)
+    return digest
+
+
+def _find(session: TenantSession, name: ModelName) -> AdapterVersion:
+    adapter = repository.find_adapter(session, name.adapter)
+    version = None if adapter is None else _select(session, adapter.id, name)
+    if version is None:
+        raise ModelNotFound(name.text)
+    return version
+
+
+def _select(session: TenantSession, adapter_id: str, name: ModelName) -> AdapterVersion | None:
+    if name.version is not None:
+        return repository.find_visible_version(session, adapter_id, name.version)
+    if name.digest_prefix is not None:
+        return _find_by_digest(session, adapter_id, name.digest_prefix)
+    if name.alias is not None and name.alias != LATEST:
+        return repository.find_aliased_version(session, adapter_id, name.alias)
+    aliased = None
+    if name.alias is None:
+        aliased = repository.find_aliased_version(session, adapter_id, DEFAULT_ALIAS)
+    return aliased or _find_latest(session, adapter_id)
+
+
+def _find_latest(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
+    # Where none is ready, the newest says why.
+    ready = repository.find_newest_ready_version(session, adapter_id)
+    return ready or repository.find_newest_version(session, adapter_id)
+
+
+def _find_by_digest(session: TenantSession, adapter_id: str, prefix: str) -> AdapterVersion | None:
+    versions = repository.list_versions_by_digest_prefix(session, adapter_id, prefix)
+    if len({version.digest for version in versions}) != 1:
+        return None
+    # The same content twice: refused once, accepted another time.
+    ready = (version for version in versions if version.state is VersionState.READY)
+    return next(ready, versions[0])
+
+
+def _reference(version: AdapterVersion, *, name: str, tenant_slug: str) -> AdapterRef:
+    return AdapterRef(
+        key=AdapterKey(version.tenant_id, version.digest),
+        adapter_id=version.adapter_id,
+        version_id=version.id,
+        tenant_slug=tenant_slug,
+        name=name,
+        version=version.number,
+        state=version.state,
+        base_id=version.base_id,
+        object_sha256=version.object_sha256,
+        size_bytes=version.size_bytes,
+    )

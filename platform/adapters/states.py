@@ -1,0 +1,86 @@
+"""The lives of versions and uploads: their states, and the only ways from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from ..errors import InvalidTransition
+
+
+class VersionState(StrEnum):
+    """Where an adapter version stands."""
+
+    VALIDATED = "validated"
+    """Intake accepted it; its block is stored."""
+    ATTESTING = "attesting"
+    """Probe requests measure its effect."""
+    READY = "ready"
+    """It may be used."""
+    REJECTED = "rejected"
+    """It was measured and may not be used; the reason says why."""
+    DELETING = "deleting"
+    """No new use; it is being drained and evicted from every tier."""
+    DELETED = "deleted"
+    """Gone from every tier. The row stays: its number is never given again."""
+
+
+class UploadState(StrEnum):
+    """Where an upload stands."""
+
+    RECEIVING = "receiving"
+    """Bytes are missing."""
+    VALIDATING = "validating"
+    """All bytes are here; intake reads them."""
+    ACCEPTED = "accepted"
+    """It became a version, or was one already."""
+    REJECTED = "rejected"
+    """Intake refused it; the reason says why."""
+    ABANDONED = "abandoned"
+    """Its owner gave it up, or never sent the rest."""
+
+
+VISIBLE_STATES = frozenset(VersionState) - {VersionState.DELETING, VersionState.DELETED}
+"""What a tenant sees, and what keeps the stored object: all but the deleted."""
+
+UNFINISHED_STATES = frozenset(
+    {VersionState.VALIDATED, VersionState.ATTESTING, VersionState.DELETING}
+)
+"""Somebody must carry these on, after a crash too."""
+
+_VERSION_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
+    VersionState.VALIDATED: frozenset(
+        {VersionState.ATTESTING, VersionState.REJECTED, VersionState.DELETING}
+    ),
+    VersionState.ATTESTING: frozenset(
+        {VersionState.READY, VersionState.REJECTED, VersionState.DELETING}
+    ),
+    VersionState.READY: frozenset({VersionState.DELETING}),
+    VersionState.REJECTED: frozenset({VersionState.DELETING}),
+    VersionState.DELETING: frozenset({VersionState.DELETED}),
+    VersionState.DELETED: frozenset(),
+}
+_UPLOAD_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
+    UploadState.RECEIVING: frozenset({UploadState.VALIDATING, UploadState.ABANDONED}),
+    UploadState.VALIDATING: frozenset({UploadState.ACCEPTED, UploadState.REJECTED}),
+    UploadState.ACCEPTED: frozenset(),
+    UploadState.REJECTED: frozenset(),
+    UploadState.ABANDONED: frozenset(),
+}
+
+
+def check_version_transition(current: VersionState, target: VersionState) -> None:
+    """Raise InvalidTransition unless a version may go from `current` to `target`."""
+    _check(_VERSION_TRANSITIONS, current, target)
+
+
+def check_upload_transition(current: UploadState, target: UploadState) -> None:
+    """Raise InvalidTransition unless an upload may go from `current` to `target`."""
+    _check(_UPLOAD_TRANSITIONS, current, target)
+
+
+def _check(
+    transitions: Mapping[StrEnum, frozenset[StrEnum]], current: StrEnum, target: StrEnum
+) -> None:
+    if target not in transitions[current]:
+        raise InvalidTransition(current, target)

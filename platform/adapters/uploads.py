@@ -1,0 +1,129 @@
+"""Uploads: resumable by offset, complete when the declared bytes are all here.
+
+The bytes themselves lie with the caller; here is written down what it may acknowledge. Bytes are
+on disk before `advance_upload` is committed, so a crash never loses an acknowledged byte.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+from ..errors import InvalidValue, UploadConflict, UploadNotFound
+from ..names import check_adapter_name, check_alias_name
+from ..sessions import TenantSession
+from . import repository
+from .models import SHA256_HEX_LENGTH, Upload
+from .states import UploadState, check_upload_transition
+
+_HEX_DIGITS = frozenset(string.digits + "abcdef")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewUpload:
+    """What the owner declares before sending the weights."""
+
+    adapter_name: str
+    config_json: str
+    size_bytes: int
+    sha256: str
+    """64 hexadecimal digits, lower case."""
+    aliases: tuple[str, ...] = ()
+    created_by: str | None = None
+
+
+def open_upload(session: TenantSession, new: NewUpload) -> Upload:
+    """Expect these bytes. Raises InvalidValue."""
+    check_adapter_name(new.adapter_name)
+    for alias in new.aliases:
+        check_alias_name(alias, param="aliases")
+    upload = Upload(
+        adapter_name=new.adapter_name,
+        config_json=new.config_json,
+        size_bytes=_check_size(new.size_bytes),
+        sha256=_check_sha256(new.sha256),
+        received_bytes=0,
+        aliases=list(new.aliases),
+        created_by=new.created_by,
+    )
+    session.add(upload)
+    session.flush()
+    return upload
+
+
+def get_upload(session: TenantSession, upload_id: str) -> Upload:
+    """The upload of this id. Raises UploadNotFound."""
+    upload = repository.find_upload(session, upload_id)
+    if upload is None:
+        raise UploadNotFound
+    return upload
+
+
+def advance_upload(
+    session: TenantSession, upload_id: str, *, offset: int, num_bytes: int
+) -> Upload:
+    """Acknowledge the bytes from `offset` on.
+
+    Raises UploadNotFound, InvalidTransition once the upload is closed, and UploadConflict if the
+    bytes do not begin where the upload stands or go beyond its end.
+    """
+    upload = get_upload(session, upload_id)
+    check_upload_transition(upload.state, UploadState.VALIDATING)
+    end = offset + num_bytes
+    if offset != upload.received_bytes or not offset <= end <= upload.size_bytes:
+        raise _conflict(upload)
+    upload.received_bytes = end
+    return upload
+
+
+def begin_validation(session: TenantSession, upload_id: str) -> Upload:
+    """All bytes are here and go to intake.
+
+    Raises UploadNotFound, InvalidTransition, and UploadConflict if bytes are missing.
+    """
+    upload = get_upload(session, upload_id)
+    if upload.state is UploadState.RECEIVING and upload.received_bytes != upload.size_bytes:
+        raise _conflict(upload)
+    return _advance(session, upload_id, UploadState.VALIDATING)
+
+
+def mark_accepted(session: TenantSession, upload_id: str, version_id: str) -> Upload:
+    """The upload became this version. Raises UploadNotFound or InvalidTransition."""
+    upload = _advance(session, upload_id, UploadState.ACCEPTED)
+    upload.version_id = version_id
+    return upload
+
+
+def mark_refused(session: TenantSession, upload_id: str, *, reason: str, message: str) -> Upload:
+    """Intake refused the upload. Raises UploadNotFound or InvalidTransition."""
+    upload = _advance(session, upload_id, UploadState.REJECTED)
+    upload.reason_code, upload.reason_message = reason, message
+    return upload
+
+
+def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
+    """Expect no more bytes. Raises UploadNotFound or InvalidTransition."""
+    return _advance(session, upload_id, UploadState.ABANDONED)
+
+
+def _advance(session: TenantSession, upload_id: str, target: UploadState) -> Upload:
+    upload = get_upload(session, upload_id)
+    check_upload_transition(upload.state, target)
+    upload.state = target
+    return upload
+
+
+def _conflict(upload: Upload) -> UploadConflict:
+    return UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
+
+
+def _check_size(size_bytes: int) -> int:
+    if size_bytes < 1:
+        raise InvalidValue("An upload has at least one byte.", param="size_bytes")
+    return size_bytes
+
+
+def _check_sha256(text: str) -> str:
+    if len(text) != SHA256_HEX_LENGTH or not _HEX_DIGITS.issuperset(text):
+        raise InvalidValue("A SHA-256 is 64 hexadecimal digits, lower case.", param="sha256")
+    return text

@@ -1,0 +1,132 @@
+"""The one door to the database of record.
+
+`transaction` and `platform_transaction` are the units of work: what happens inside is committed
+together at the end, or not at all. SQLite is the embedded default; PostgreSQL the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from . import revisions
+from .errors import DatabaseUnavailable
+from .sessions import PlatformSession, TenantSession, UnitOfWork
+
+BUSY_TIMEOUT_MS = 5000
+"""How long a SQLite writer waits for the one before it."""
+CONNECT_TIMEOUT_SECONDS = 5
+
+AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
+
+
+class Database:
+    """Opens units of work. Safe to share between threads; connects on first use."""
+
+    def __init__(self, url: str) -> None:
+        """`url` as SQLAlchemy writes it: `sqlite:///…` or `postgresql+psycopg://…`."""
+        self._url = url
+        self._writing = make_engine(url)
+        self._reading = self._writing.execution_options(read_only=True)
+
+    @contextmanager
+    def transaction(self, tenant_id: str, *, read_only: bool = False) -> Iterator[TenantSession]:
+        """A unit of work on one tenant's rows.
+
+        A reader neither waits for SQLite's writers nor holds them up; its writes raise
+        ScopeViolation. Raises DatabaseUnavailable when the database does not answer.
+        """
+        session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
+        with _unit_of_work(session):
+            yield session
+
+    @contextmanager
+    def platform_transaction(self, *, read_only: bool = False) -> Iterator[PlatformSession]:
+        """A unit of work on the rows of all tenants; otherwise like `transaction`."""
+        session = PlatformSession(self._engine(read_only), read_only=read_only)
+        with _unit_of_work(session):
+            yield session
+
+    def upgrade(self) -> None:
+        """Bring the schema to the newest revision; does nothing if it is there.
+
+        Of several that do this at the same time, one does the work and the others wait.
+        """
+        with _unavailable_if_unanswered():
+            revisions.upgrade(self._url)
+
+    def current_revision(self) -> str | None:
+        """The schema's revision; None for a database without one."""
+        with _unavailable_if_unanswered(), self._reading.connect() as connection:
+            return revisions.current_revision(connection)
+
+    def check_revision(self) -> None:
+        """Raise RevisionMismatch unless the schema is exactly the one this software knows."""
+        revisions.check_revision(self.current_revision())
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._writing.dispose()
+
+    def _engine(self, read_only: bool) -> Engine:
+        return self._reading if read_only else self._writing
+
+
+def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
+    """An engine with our settings for its database.
+
+    Migrations alone do without SQLite's foreign keys: there a table is altered by copying it.
+    """
+    if make_url(url).get_backend_name() == "sqlite":
+        return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
+    return create_engine(
+        url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+    )
+
+
+def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
+    engine = create_engine(url)
+    pragmas = (
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=FULL",  # what was committed survives the machine's crash, not only ours
+        f"foreign_keys={'ON' if enforce_foreign_keys else 'OFF'}",
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: object) -> None:
+        # The driver shall begin no transactions of its own: it begins them late, and never by
+        # IMMEDIATE, so that a read-modify-write could fail at its first write.
+        connection.isolation_level = None
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        is_reader = connection.get_execution_options().get("read_only", False)
+        connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+@contextmanager
+def _unit_of_work(session: AnyUnitOfWork) -> Iterator[AnyUnitOfWork]:
+    with _unavailable_if_unanswered(), session, session.begin():
+        yield session
+
+
+@contextmanager
+def _unavailable_if_unanswered() -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeout) as exc:
+        raise DatabaseUnavailable from exc
+    except DBAPIError as exc:
+        if exc.connection_invalidated:
+            raise DatabaseUnavailable from exc
+        raise

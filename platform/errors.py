@@ -1,0 +1,194 @@
+"""Errors of the control plane. The class docstring is the default message; `code` is published.
+
+Things of another tenant raise the same error, with the same message, as things that do not exist.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PlatformError(Exception):
+    """The control plane could not do this."""
+
+    code: ClassVar[str] = "platform_error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+# --- the database -------------------------------------------------------------------------------
+
+
+class DatabaseUnavailable(PlatformError):
+    """The database did not answer in time."""
+
+    code = "database_unavailable"
+
+
+class RevisionMismatch(PlatformError):
+    """The database's schema is not the one this version of the software works with."""
+
+    code = "database_revision_mismatch"
+
+    def __init__(self, message: str, *, current: str | None, head: str) -> None:
+        super().__init__(message)
+        self.current = current
+        self.head = head
+
+
+class InsecureSecretFile(PlatformError):
+    """The file of a secret may be read by other users, or does not hold a secret."""
+
+    code = "insecure_secret_file"
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+class InvalidValue(PlatformError):
+    """A value is not of the form that its field takes."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+        """The field."""
+
+
+# --- tenants and keys ---------------------------------------------------------------------------
+
+
+class TenantNotFound(PlatformError):
+    """No such tenant."""
+
+    code = "tenant_not_found"
+
+
+class TenantExists(PlatformError):
+    """A tenant with this slug exists already."""
+
+    code = "tenant_exists"
+
+
+class TenantSuspended(PlatformError):
+    """The tenant of this key is suspended."""
+
+    code = "tenant_suspended"
+
+
+class KeyNotFound(PlatformError):
+    """No such API key."""
+
+    code = "key_not_found"
+
+
+class InvalidApiKey(PlatformError):
+    """The API key is malformed or unknown."""
+
+    code = "invalid_api_key"
+
+
+class ApiKeyExpired(InvalidApiKey):
+    """The API key has expired."""
+
+
+class ApiKeyRevoked(InvalidApiKey):
+    """The API key was revoked."""
+
+
+# --- models by name -----------------------------------------------------------------------------
+
+
+class ModelNotFound(PlatformError):
+    """No such model, adapter, version or alias for this key."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model!r} does not exist, or your key may not use it.")
+        self.model = model
+
+
+class AdapterNotReady(PlatformError):
+    """The adapter version may not be used: it is still being checked, or was rejected."""
+
+    code = "adapter_not_ready"
+
+    def __init__(self, name: str, *, state: str, reason: str | None = None) -> None:
+        detail = f" ({reason})" if reason else ""
+        super().__init__(f"The adapter {name!r} is not ready: it is {state}{detail}.")
+        self.state = state
+        self.reason = reason
+
+
+class BaseMismatch(PlatformError):
+    """The adapter version was made for another base model than the one served."""
+
+    code = "base_mismatch"
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+class AdapterNotFound(PlatformError):
+    """No such adapter."""
+
+    code = "adapter_not_found"
+
+
+class VersionNotFound(PlatformError):
+    """The adapter has no such version."""
+
+    code = "version_not_found"
+
+
+class AliasNotFound(PlatformError):
+    """The adapter has no such alias."""
+
+    code = "alias_not_found"
+
+
+class VersionAliased(PlatformError):
+    """An alias points at this version: move or remove the alias, then delete the version."""
+
+    code = "version_aliased"
+
+    def __init__(self, aliases: list[str]) -> None:
+        super().__init__(f"{self.__doc__} Aliases: {', '.join(aliases)}.")
+        self.aliases = aliases
+
+
+class AdapterBeingDeleted(PlatformError):
+    """The same content is being deleted right now: push it again when that is done."""
+
+    code = "adapter_being_deleted"
+
+
+class InvalidTransition(PlatformError):
+    """The version or upload is not in a state that allows this."""
+
+    code = "state_conflict"
+
+    def __init__(self, current: str, target: str) -> None:
+        super().__init__(f"What is {current} cannot become {target}.")
+        self.current = current
+        self.target = target
+
+
+class UploadNotFound(PlatformError):
+    """No such upload."""
+
+    code = "upload_not_found"
+
+
+class UploadConflict(PlatformError):
+    """The offset is not where the upload stands, or bytes are missing or too many."""
+
+    code = "upload_conflict"
+
+    def __init__(self, *, received_bytes: int, size_bytes: int) -> None:
+        super().__init__(f"The upload stands at byte {received_bytes} of {size_bytes}.")
+        self.received_bytes = received_bytes
+        self.size_bytes = size_bytes

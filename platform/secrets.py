@@ -1,0 +1,72 @@
+"""The server's one secret, and the keys derived from it: one for each purpose, by label.
+
+Two purposes never share a key, so what one of them reveals or signs is worthless to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from .errors import InsecureSecretFile
+
+SECRET_BYTES = 32
+API_KEY_PEPPER = "api-key-pepper"
+PREFIX_CACHE_KEY = "prefix-cache-key"
+
+
+def derive_key(secret: bytes, label: str) -> bytes:
+    """32 bytes for the purpose that `label` names (HKDF with SHA-256, RFC 5869, no salt)."""
+    pseudo_random_key = hmac.digest(bytes(SECRET_BYTES), secret, hashlib.sha256)
+    info = b"loraplex v1 " + label.encode()
+    return hmac.digest(pseudo_random_key, info + b"\x01", hashlib.sha256)
+
+
+def load_or_create_secret(path: Path) -> bytes:
+    """The secret in this file; made with mode 0600 if there is none.
+
+    Of several processes that make it at the same time, all get the same. Raises InsecureSecretFile
+    if others may read it, or if it does not hold 64 hexadecimal digits.
+    """
+    if not path.exists():
+        _create(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InsecureSecretFile(f"{path} may be read by others: run `chmod 600` on it.")
+    return parse_secret(path.read_text(), source=str(path))
+
+
+def parse_secret(text: str, *, source: str) -> bytes:
+    """The secret written as 64 hexadecimal digits. Raises InsecureSecretFile, naming `source`."""
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise InsecureSecretFile(f"{source} does not hold {2 * SECRET_BYTES} hexadecimal digits.")
+    return secret
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _link_unless_exists(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def _link_unless_exists(source: str, path: Path) -> None:
+    # A link appears whole and never replaces: the first of several makers wins.
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return

@@ -1,0 +1,84 @@
+"""Units of work: one that sees a single tenant's rows, and one that sees all.
+
+The type of the session is the scope: a repository function that takes a `TenantSession` cannot be
+given the rows of two tenants, one that takes a `PlatformSession` says so in its signature.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
+
+from .base import TenantOwned
+from .tenants.models import Tenant
+
+
+class ScopeViolation(AssertionError):
+    """Code tried to reach rows outside the session's scope: a bug, never a caller's mistake."""
+
+
+class UnitOfWork(Session):
+    """One transaction. Services add and change rows; only `Database` commits."""
+
+    def __init__(self, engine: Engine, *, read_only: bool) -> None:
+        super().__init__(engine, expire_on_commit=False)
+        self.read_only = read_only
+
+
+class PlatformSession(UnitOfWork):
+    """Sees the rows of every tenant: for operators, authentication and recovery."""
+
+
+class TenantSession(UnitOfWork):
+    """Sees and writes the rows of one tenant.
+
+    Every select is narrowed to the tenant, relationships and subqueries included. New rows get its
+    id. Whatever cannot be narrowed (SQL text, Core statements, bulk writes) raises ScopeViolation.
+    """
+
+    def __init__(self, engine: Engine, *, tenant_id: str, read_only: bool) -> None:
+        super().__init__(engine, read_only=read_only)
+        self.tenant_id = tenant_id
+
+
+@event.listens_for(TenantSession, "do_orm_execute")
+def _narrow_to_tenant(state: ORMExecuteState) -> None:
+    session = state.session
+    assert isinstance(session, TenantSession)
+    if not (state.is_orm_statement and state.is_select):
+        raise ScopeViolation("a tenant's session runs ORM selects only")
+    tenant_id = session.tenant_id
+    state.statement = state.statement.options(
+        with_loader_criteria(
+            TenantOwned, lambda entity: entity.tenant_id == tenant_id, include_aliases=True
+        ),
+        with_loader_criteria(Tenant, lambda entity: entity.id == tenant_id, include_aliases=True),
+    )
+
+
+@event.listens_for(TenantSession, "before_flush")
+def _pin_tenant(session: TenantSession, context: UOWTransaction, instances: object) -> None:
+    for row in (*session.new, *session.dirty, *session.deleted):
+        _pin(row, session.tenant_id)
+
+
+@event.listens_for(UnitOfWork, "before_flush", propagate=True)
+def _refuse_writes(session: UnitOfWork, context: UOWTransaction, instances: object) -> None:
+    if session.read_only and _has_changes(session):
+        raise ScopeViolation("this unit of work was opened for reading")
+
+
+def _has_changes(session: Session) -> bool:
+    changed = any(session.is_modified(row) for row in session.dirty)
+    return changed or bool(session.new) or bool(session.deleted)
+
+
+def _pin(row: Any, tenant_id: str) -> None:
+    if not isinstance(row, TenantOwned):
+        raise ScopeViolation(f"{type(row).__name__} rows belong to no tenant")
+    if row.tenant_id is None:
+        row.tenant_id = tenant_id
+    if row.tenant_id != tenant_id:
+        raise ScopeViolation(f"a {type(row).__name__} of another tenant")

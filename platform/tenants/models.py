@@ -1,0 +1,30 @@
+"""The tenant: who owns adapters and keys, and who pays."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..base import ID_LENGTH, Base, UtcDateTime, new_id, utc_now
+from ..names import MAX_SLUG_LENGTH
+
+MAX_DISPLAY_NAME_LENGTH = 200
+
+
+class Tenant(Base):
+    """One customer. The id never changes and is what everything refers to; the slug is its name."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    slug: Mapped[str] = mapped_column(String(MAX_SLUG_LENGTH), unique=True)
+    name: Mapped[str | None] = mapped_column(String(MAX_DISPLAY_NAME_LENGTH))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    suspended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @property
+    def is_suspended(self) -> bool:
+        """The tenant's keys are refused."""
+        return self.suspended_at is not None

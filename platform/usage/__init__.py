@@ -1,0 +1,1 @@
+"""The ledger: what was used, by whom, with which adapter."""

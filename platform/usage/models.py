@@ -1,0 +1,43 @@
+"""The usage ledger's rows: one for each finished request, never changed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..adapters.models import DIGEST_LENGTH
+from ..base import Base, TenantOwned, UtcDateTime, utc_now
+from ..names import MAX_NAME_LENGTH
+
+REQUEST_ID_LENGTH = 64
+
+
+class UsageRecord(TenantOwned, Base):
+    """What one request used. It names the adapter by value: the row outlives it."""
+
+    __tablename__ = "usage_records"
+    __table_args__ = (
+        CheckConstraint(
+            "prompt_tokens >= 0 AND completion_tokens >= 0"
+            " AND cached_tokens >= 0 AND cached_tokens <= prompt_tokens",
+            name="tokens",
+        ),
+        Index("ix_usage_records_tenant_id_created_at", "tenant_id", "created_at"),
+    )
+
+    request_id: Mapped[str] = mapped_column(String(REQUEST_ID_LENGTH), primary_key=True)
+    """Made by the server: a request is counted once, however often it is reported."""
+    adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
+    """None for the base model, as the two below."""
+    adapter_version: Mapped[int | None]
+    adapter_digest: Mapped[str | None] = mapped_column(String(DIGEST_LENGTH))
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    """Of the prompt, those that the prefix cache held."""
+    completion_tokens: Mapped[int]
+    tier: Mapped[str | None] = mapped_column(String(16))
+    """Where the adapter was when the request came."""
+    finish_reason: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
