@@ -9,6 +9,8 @@ class EngineError(Exception):
     """The engine failed."""
 
     code: ClassVar[str] = "engine_error"
+    retryable: ClassVar[bool] = False
+    """Whether sending the same request again may help."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
@@ -36,31 +38,62 @@ class UnsupportedModel(EngineError):
     code = "unsupported_model"
 
 
+class ChatTemplateMissing(EngineError):
+    """The base model has no chat template: use plain prompts."""
+
+    code = "chat_template_missing"
+
+
 class NumericalError(EngineError):
     """The model's output for this request is not finite."""
 
     code = "numerical_error"
 
 
+class AdapterLoadFailed(EngineError):
+    """The adapter's weights could not be brought to the device."""
+
+    code = "adapter_load_failed"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class AdapterDeleted(EngineError):
+    """The adapter was deleted while this request ran."""
+
+    code = "adapter_deleted"
+
+
 class StaleExtent(EngineError):
     """A scheduled row's adapter is no longer where its lease says."""
 
     code = "stale_extent"
+    retryable = True
 
 
 class EngineRestarted(EngineError):
     """The engine process stopped while this request ran; send it again."""
 
     code = "engine_restarted"
+    retryable = True
 
 
 class EngineUnavailable(EngineError):
     """The engine is not running."""
 
     code = "engine_unavailable"
+    retryable = True
 
 
 class InsufficientMemory(EngineError):
     """Weights, KV cache and adapter arena do not fit into the memory there is."""
 
     code = "insufficient_memory"
+
+
+class MalformedMessage(EngineError):
+    """A message between the engine and the rest does not follow its schema."""
+
+    code = "malformed_message"

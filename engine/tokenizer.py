@@ -1,0 +1,148 @@
+"""The base model's tokenizer: text and chats to token ids.
+
+`tokenizer.json` is taken as it is written, the checkpoint's own statement of how it tokenizes;
+transformers adds the chat template. Importing this module does not import torch: the API process
+tokenizes, the engine process computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from .errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"  # SentencePiece writes a space as this character
+
+
+class Tokenizer:
+    """Tokenizes for one base model. Raises UnsupportedModel if it has no usable tokenizer."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._chat = _load(model_dir)
+        self.backend: tokenizers.Tokenizer = self._chat.backend_tokenizer
+        # A tokenizer.json saved after training may cut or pad: a prompt is neither.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.eos_token_ids = _eos_token_ids(model_dir, self._chat.eos_token_id)
+        """Tokens that end an output: the tokenizer's and the generation config's."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; the model's own may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat.chat_template is not None
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are never part of the text."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the base model begins with."""
+        return self.backend.encode(text).ids
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation in the base model's own chat template.
+
+        Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
+        messages.
+        """
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The text that `encode_chat` tokenizes."""
+        if not self.has_chat_template:
+            raise ChatTemplateMissing
+        if not messages:
+            raise InvalidParameter("messages", "is empty")
+        try:
+            text: str = self._chat.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as exc:
+            raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
+        return text
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones left out."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that this token stands for; a character may take the bytes of several."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_token_ids:
+            return token.encode()
+        if self._is_byte_level:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(match[1])
+        return token.replace(_WORD_START, " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The token's text; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    @cached_property
+    def _added_token_ids(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = json.loads(self.backend.to_str())["decoder"] or {"type": None}
+        return any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [decoder]))
+
+
+def _load(model_dir: Path) -> PreTrainedTokenizerFast:
+    if not model_dir.is_dir():
+        raise UnsupportedModel(f"{model_dir} is not a directory")
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
+    except Exception as exc:  # tokenizers raises bare Exception for a file it cannot read
+        raise UnsupportedModel(f"{model_dir} has no tokenizer that can be read: {exc}") from exc
+
+
+def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]:
+    declared: set[int] = set() if tokenizer_eos is None else {tokenizer_eos}
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        declared.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(declared)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The printable character by which byte-level BPE writes each byte, turned round.
+
+    Printable Latin-1 stands for itself; the other 68 bytes follow from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    characters = [*map(chr, printable), *(chr(0x100 + index) for index in range(len(others)))]
+    return dict(zip(characters, [*printable, *others], strict=True))
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
