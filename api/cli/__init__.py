@@ -1,0 +1,79 @@
+"""The `loraplex` command.
+
+Each entry of `COMMANDS` is a module of this package with a Typer called `app`, imported when its
+command is called: `loraplex --help` pays for none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ...platform.errors import PlatformError
+from .exit_codes import CommandFailed, exit_code_of
+
+COMMANDS: Mapping[str, str] = {
+    "tenants": "Make, list, suspend and resume tenants.",
+    "keys": "Issue, list and revoke a tenant's API keys.",
+    "db": "Bring the database's schema up to date.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands by name and one line of help, and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with the command's name and help."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperGroup(name=cmd_name, help=COMMANDS[cmd_name])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called, in full."""
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        return name, _load(name) if stand_in is not None else None, rest
+
+
+def main() -> int:
+    """Run the command line in `sys.argv`; returns the exit code."""
+    try:
+        app()
+    except (PlatformError, CommandFailed) as exc:
+        typer.echo(f"Error: {exc}", err=True)
+        return exit_code_of(exc)
+    return 0
+
+
+def _load(name: str | None) -> Any:
+    module = import_module(f"{__name__}.{name}")
+    command = typer.main.get_command(module.app)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    name="loraplex",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve thousands of tenants' LoRA adapters from one base model, every batch mixed.",
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Without a callback Typer would take the only command for the whole."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

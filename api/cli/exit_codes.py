@@ -1,0 +1,53 @@
+"""What the command's exit code says. The codes are stable: scripts rely on them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ...platform import errors
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    """For a reason that none of the others names."""
+    USAGE = 2
+    """The command line or a value on it is wrong."""
+    AUTHENTICATION = 3
+    """The key is missing, wrong or may not do this."""
+    NOT_FOUND = 4
+    CONFLICT = 5
+    """It is there already, or in a state that does not allow this."""
+    INVALID_ADAPTER = 6
+    """The adapter cannot be served."""
+    UNAVAILABLE = 7
+    """The server, database or store is not there, or not ready; try again."""
+
+
+class CommandFailed(Exception):
+    """A command cannot do what it was asked: its message for the terminal, and the exit code."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+_EXIT_CODES: tuple[tuple[ExitCode, tuple[type[errors.PlatformError], ...]], ...] = (
+    (ExitCode.USAGE, (errors.InvalidValue, errors.InsecureSecretFile)),
+    (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),
+    (ExitCode.CONFLICT, (errors.TenantExists,)),
+    (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch)),
+)
+"""Of the errors that commands meet which work on the database directly."""
+
+
+def exit_code_of(error: errors.PlatformError | CommandFailed) -> ExitCode:
+    """The exit code that says what kind of error this is."""
+    if isinstance(error, CommandFailed):
+        return error.exit_code
+    for exit_code, kinds in _EXIT_CODES:
+        if isinstance(error, kinds):
+            return exit_code
+    return ExitCode.FAILED

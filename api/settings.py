@@ -1,0 +1,58 @@
+"""What an operator may set: by flag, by `LORAPLEX_…` in the environment, else the default.
+
+This is the only place that reads the environment; everything below is given what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ..platform.secrets import load_or_create_secret, parse_secret
+
+
+def default_data_dir() -> Path:
+    """`loraplex` in the user's data folder (XDG base directories)."""
+    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if not data_home.is_absolute():  # unset, or to be ignored by the XDG specification
+        data_home = Path.home() / ".local" / "share"
+    return data_home / "loraplex"
+
+
+class Settings(BaseSettings):
+    """Settings of every command that touches the platform. The embedded parts are the defaults."""
+
+    model_config = SettingsConfigDict(env_prefix="LORAPLEX_", frozen=True, extra="forbid")
+
+    data_dir: Path = Field(default_factory=default_data_dir)
+    """Home of the embedded database, the local store and the secret."""
+    database: str | None = Field(default=None, repr=False)
+    """SQLAlchemy URL, possibly with a password; None is SQLite in `data_dir`."""
+    store: str | None = None
+    """URL of the adapter store; None is a folder in `data_dir`."""
+    secret: SecretStr | None = None
+    """64 hexadecimal digits; None is the file `secret` in `data_dir`, made on first use."""
+
+    @property
+    def database_url(self) -> str:
+        """Where the database of record is."""
+        return self.database or f"sqlite:///{self.data_dir / 'loraplex.db'}"
+
+    @property
+    def store_url(self) -> str:
+        """Where adapters are stored."""
+        return self.store or (self.data_dir / "store").absolute().as_uri()
+
+    def prepare_data_dir(self) -> Path:
+        """The data folder, made for its owner alone if it is not there."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.data_dir
+
+    def load_secret(self) -> bytes:
+        """The server's secret, from which every key is derived. Raises InsecureSecretFile."""
+        if self.secret is not None:
+            return parse_secret(self.secret.get_secret_value(), source="LORAPLEX_SECRET")
+        return load_or_create_secret(self.data_dir / "secret")
