@@ -6,6 +6,7 @@ block and the device tables follow its order. It is plain data and needs no torc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,3 +61,23 @@ class BaseLayout:
         for projection in self.projections:
             yield projection, range(start, start + len(projection.slices))
             start += len(projection.slices)
+
+
+def layout_to_json(layout: BaseLayout) -> str:
+    """Encode a layout for another process."""
+    projections = [
+        [[part.name, part.in_features, part.out_features] for part in projection.slices]
+        for projection in layout.projections
+    ]
+    fields = {"base_id": layout.base_id, "projections": projections, "refused": layout.refused}
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def layout_from_json(text: str) -> BaseLayout:
+    """Decode what `layout_to_json` wrote."""
+    fields = json.loads(text)
+    projections = tuple(
+        Projection(tuple(Slice(*part) for part in projection))
+        for projection in fields["projections"]
+    )
+    return BaseLayout(fields["base_id"], projections, fields["refused"])

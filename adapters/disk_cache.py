@@ -1,0 +1,157 @@
+"""Adapters' blocks on this machine's disk: a bounded, crash-safe cache of the object store.
+
+File names are hashes of the adapter key, never a tenant's text. A file gets its name only after its
+bytes are on the disk; what an earlier run left is verified before it is first used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .durable import sync_directory
+from .identity import AdapterKey
+
+MIN_STAY_SECONDS = 60.0
+_SUFFIX = ".block"
+_PARTIAL_SUFFIX = ".partial"
+
+
+@dataclass(slots=True)
+class _Entry:
+    size_bytes: int
+    used_at: float
+    """When it was last handed out, on the cache's clock."""
+    is_verified: bool
+    """Whether this process has seen its whole content."""
+
+
+class DiskCache:
+    """Blocks by adapter key, at most `capacity_bytes` of them, the least recently used go first.
+
+    One process owns a directory. Methods are safe from many threads; for one key the caller allows
+    one `get` or `add` at a time (the fetcher's single flight).
+
+    A path that was handed out stays for at least a minute, so that the engine can open it. Until
+    then the cache may exceed its capacity by what was handed out in that time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        capacity_bytes: int,
+        *,
+        min_stay_seconds: float = MIN_STAY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._capacity_bytes = capacity_bytes
+        self._min_stay_seconds = min_stay_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        _claim_directory(directory)
+        self._entries = self._adopt_files()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all entries, those being downloaded included."""
+        with self._lock:
+            return self._used_bytes()
+
+    def get(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Path | None:
+        """The block's path if it is here and has this size and hex SHA-256, else None."""
+        path = self._path(key)
+        with self._lock:
+            entry = self._entries.get(path.name)
+            if entry is None:
+                return None
+            entry.used_at = self._clock()
+            self._entries.move_to_end(path.name)
+        try:
+            if entry.is_verified or _has_content(path, sha256=sha256, size_bytes=size_bytes):
+                entry.is_verified = True
+                os.utime(path)  # the order of use outlives this process
+                return path
+        except FileNotFoundError:
+            pass  # someone cleared the directory
+        self.remove(key)
+        return None
+
+    def add(self, key: AdapterKey, size_bytes: int, download: Callable[[Path], None]) -> Path:
+        """Make room, let `download` write the verified block to a path, and keep it.
+
+        Whatever `download` raises is passed on, and nothing is kept.
+        """
+        path = self._path(key)
+        partial = path.with_suffix(_PARTIAL_SUFFIX)
+        with self._lock:
+            self._make_room(size_bytes)
+            self._entries[path.name] = _Entry(size_bytes, self._clock(), is_verified=True)
+        try:
+            download(partial)
+            partial.replace(path)
+            sync_directory(self._directory)
+        except BaseException:
+            self.remove(key)
+            raise
+        return path
+
+    def remove(self, key: AdapterKey) -> None:
+        """Forget a block, whether it is here or not."""
+        path = self._path(key)
+        with self._lock:
+            self._entries.pop(path.name, None)
+            path.unlink(missing_ok=True)
+            path.with_suffix(_PARTIAL_SUFFIX).unlink(missing_ok=True)
+
+    def _path(self, key: AdapterKey) -> Path:
+        name = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
+        return self._directory / f"{name}{_SUFFIX}"
+
+    def _used_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self._entries.values())
+
+    def _make_room(self, size_bytes: int) -> None:
+        excess = self._used_bytes() + size_bytes - self._capacity_bytes
+        expired = self._clock() - self._min_stay_seconds
+        for name, entry in list(self._entries.items()):
+            if excess <= 0 or entry.used_at > expired:
+                return
+            (self._directory / name).unlink(missing_ok=True)
+            del self._entries[name]
+            excess -= entry.size_bytes
+
+    def _adopt_files(self) -> OrderedDict[str, _Entry]:
+        """Entries for what an earlier run left, oldest first; remains of downloads are deleted."""
+        files = []
+        for path in self._directory.iterdir():
+            if path.suffix == _SUFFIX:
+                files.append((path, path.stat()))
+            elif path.suffix == _PARTIAL_SUFFIX:
+                path.unlink()
+        files.sort(key=lambda file: file[1].st_mtime)
+        return OrderedDict(
+            (path.name, _Entry(status.st_size, used_at=float("-inf"), is_verified=False))
+            for path, status in files
+        )
+
+
+def _claim_directory(directory: Path) -> None:
+    """Create the directory or check that it is ours alone. Raises PermissionError if it is not."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.geteuid():
+        raise PermissionError(f"the adapter cache {directory} belongs to another user")
+    directory.chmod(0o700)
+
+
+def _has_content(path: Path, *, sha256: str, size_bytes: int) -> bool:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != size_bytes:
+            return False
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256

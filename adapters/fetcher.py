@@ -1,0 +1,132 @@
+"""Bringing adapters' blocks from the store to this machine's disk, in threads of its own.
+
+One download per adapter, however many ask for it; different adapters in parallel. What is handed
+out has been verified against the SHA-256 that the control plane recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from .disk_cache import DiskCache
+from .errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound, StoreUnavailable
+from .identity import AdapterKey
+from .residency import Tier
+from .store import ObjectStore, object_key
+
+MAX_ATTEMPTS = 2
+"""A damaged or interrupted transfer is tried again once, from the store itself."""
+
+
+class FetchedBlock(NamedTuple):
+    """A verified block on the local disk."""
+
+    path: Path
+    tier: Tier
+    """Where it was found: Tier.DISK or Tier.STORE."""
+
+
+class Fetcher:
+    """Fetches blocks; owns the threads, not the store or the cache."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        disk_cache: DiskCache,
+        *,
+        max_workers: int = 4,
+        deadline_seconds: float = 120.0,
+    ) -> None:
+        """`deadline_seconds` bounds one block's transfer, second attempt included."""
+        self._store = store
+        self._disk_cache = disk_cache
+        self._deadline_seconds = deadline_seconds
+        self._executor = ThreadPoolExecutor(max_workers, thread_name_prefix="adapter-fetcher")
+        self._lock = threading.Lock()
+        self._flights: dict[AdapterKey, Future[FetchedBlock]] = {}
+        self._forgotten: set[AdapterKey] = set()
+
+    def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]:
+        """Bring a block to the disk, unless it is there; join the transfer if one is under way.
+
+        Each caller has a future of its own: cancelling it does not disturb the others. It fails
+        with ObjectNotFound, ObjectCorrupt, StoreUnavailable, or AdapterUnavailable if the disk
+        cannot take the block.
+        """
+        waiter: Future[FetchedBlock] = Future()
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None:
+                flight = self._executor.submit(self._fly, key, sha256, size_bytes)
+                self._flights[key] = flight
+        flight.add_done_callback(lambda done: _pass_on(done, waiter))
+        return waiter
+
+    def forget(self, key: AdapterKey) -> None:
+        """Delete the local copy; a transfer under way ends with ObjectNotFound and leaves none."""
+        with self._lock:
+            if key in self._flights:
+                self._forgotten.add(key)
+            self._disk_cache.remove(key)
+
+    def close(self) -> None:
+        """Finish the transfers under way and end the threads; waiting ones are cancelled."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _fly(self, key: AdapterKey, sha256: str, size_bytes: int) -> FetchedBlock:
+        try:
+            return self._locate(key, sha256, size_bytes)
+        except OSError as exc:
+            raise AdapterUnavailable(f"this machine's disk failed: {exc.strerror}") from exc
+        finally:
+            self._land(key)
+
+    def _land(self, key: AdapterKey) -> None:
+        """The flight is over. Raises ObjectNotFound if the adapter was forgotten meanwhile."""
+        with self._lock:
+            del self._flights[key]
+            if key not in self._forgotten:
+                return
+            self._forgotten.discard(key)
+            self._disk_cache.remove(key)
+        raise ObjectNotFound("the adapter was deleted while it was fetched")
+
+    def _locate(self, key: AdapterKey, sha256: str, size_bytes: int) -> FetchedBlock:
+        cached = self._disk_cache.get(key, sha256=sha256, size_bytes=size_bytes)
+        if cached is not None:
+            return FetchedBlock(cached, Tier.DISK)
+        deadline = time.monotonic() + self._deadline_seconds
+
+        def download(path: Path) -> None:
+            self._download(key, path, sha256=sha256, size_bytes=size_bytes, deadline=deadline)
+
+        return FetchedBlock(self._disk_cache.add(key, size_bytes, download), Tier.STORE)
+
+    def _download(
+        self, key: AdapterKey, path: Path, *, sha256: str, size_bytes: int, deadline: float
+    ) -> None:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                self._store.fetch_file(
+                    object_key(key), path, sha256=sha256, size_bytes=size_bytes, deadline=deadline
+                )
+                return
+            except (ObjectCorrupt, StoreUnavailable):
+                if attempt == MAX_ATTEMPTS or time.monotonic() > deadline:
+                    raise
+
+
+def _pass_on(flight: Future[FetchedBlock], waiter: Future[FetchedBlock]) -> None:
+    """Give a waiter its flight's outcome."""
+    if not waiter.set_running_or_notify_cancel():
+        return
+    if flight.cancelled():
+        waiter.set_exception(StoreUnavailable("the fetcher is closing"))
+    elif error := flight.exception():
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(flight.result())

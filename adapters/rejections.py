@@ -1,0 +1,162 @@
+"""Why intake refuses an adapter: the published codes, what each means and what to do about it.
+
+`AdapterRejected.reason` is always one of these. The error reference is generated from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Rejection(NamedTuple):
+    """One published reason."""
+
+    meaning: str
+    way_out: str
+
+
+REJECTIONS: Mapping[str, Rejection] = {
+    # the configuration
+    "config_too_large": Rejection(
+        "adapter_config.json is larger than 1 MiB, or a pattern has more than 4096 entries.",
+        "Send the file that PEFT's save_pretrained wrote.",
+    ),
+    "malformed_config": Rejection(
+        "adapter_config.json is not strict JSON, or a field has the wrong type.",
+        "Save the adapter again with PEFT; NaN, Infinity and nested trickery are not JSON.",
+    ),
+    "duplicate_key": Rejection(
+        "A JSON object names the same key twice, so readers would disagree about it.",
+        "Remove one of the two.",
+    ),
+    "unknown_config_field": Rejection(
+        "adapter_config.json sets a field this server does not know, so it cannot honour it.",
+        "Remove the field if it does not change the adapter's output, or upgrade the server.",
+    ),
+    "code_reference_refused": Rejection(
+        "adapter_config.json refers to code or to a custom runtime.",
+        "Remove the field: nothing that an adapter brings is ever executed.",
+    ),
+    "unsupported_feature": Rejection(
+        "The adapter uses a PEFT feature that changes the output and is not served.",
+        "Follow the message: train without the feature, convert the adapter, or merge it into "
+        "its own base model.",
+    ),
+    "pattern_not_literal": Rejection(
+        "A key of rank_pattern or alpha_pattern is a regular expression.",
+        "Name modules literally, such as `q_proj` or `layers.3.mlp.down_proj`.",
+    ),
+    "invalid_rank": Rejection(
+        "A rank is not a positive whole number.",
+        "Set r and every value of rank_pattern to 1 or more.",
+    ),
+    "rank_too_large": Rejection(
+        "A rank exceeds 4096.",
+        "Train with a lower rank, or merge the adapter into its own base model.",
+    ),
+    "invalid_alpha": Rejection(
+        "An alpha is not a number above 0 and at most 1,000,000.",
+        "Set lora_alpha and every value of alpha_pattern to the value used in training.",
+    ),
+    # the weights file
+    "file_too_large": Rejection(
+        "The weights file exceeds this server's limit for one adapter.",
+        "Lower the rank, target fewer modules or save in bfloat16.",
+    ),
+    "pickle_refused": Rejection(
+        "The weights are a pickle or a zip archive, which could execute code.",
+        "Save as safetensors: `model.save_pretrained(path, safe_serialization=True)`.",
+    ),
+    "not_safetensors": Rejection(
+        "The weights file does not begin with a safetensors header.",
+        "Send adapter_model.safetensors as PEFT wrote it.",
+    ),
+    "header_too_large": Rejection(
+        "The safetensors header exceeds 4 MiB.",
+        "Send only the adapter's own tensors.",
+    ),
+    "malformed_header": Rejection(
+        "The safetensors header is not what the format prescribes.",
+        "Save the adapter again; the file is damaged or was written by a faulty tool.",
+    ),
+    "too_many_tensors": Rejection(
+        "The file holds more than 20,000 tensors.",
+        "Send only the adapter's own tensors.",
+    ),
+    "no_tensors": Rejection(
+        "The file holds no tensors.",
+        "Save the adapter after training; sharded training must gather the weights first.",
+    ),
+    "invalid_tensor_name": Rejection(
+        "A tensor's name is longer than 256 bytes or has characters outside A-Z a-z 0-9 _ . -",
+        "Save the adapter again with PEFT.",
+    ),
+    "unsupported_dtype": Rejection(
+        "A tensor is not float32, float16 or bfloat16.",
+        "Convert the adapter's tensors before saving.",
+    ),
+    "invalid_shape": Rejection(
+        "A tensor has more than two dimensions or no elements.",
+        "Save the adapter again; sharded training must gather the weights first.",
+    ),
+    "invalid_offsets": Rejection(
+        "A tensor's place in the file contradicts its shape or another tensor's place.",
+        "Save the adapter again; the file is damaged or was written by a faulty tool.",
+    ),
+    "file_size_mismatch": Rejection(
+        "The file is shorter or longer than its header says.",
+        "Upload it again; it was truncated or something was appended.",
+    ),
+    # binding to the base
+    "base_mismatch": Rejection(
+        "The adapter declares another base model than this server runs.",
+        "Push it to a server of that base, or train it on this one.",
+    ),
+    "wrong_base": Rejection(
+        "A tensor names a module that this base model does not have.",
+        "Push it to a server of the base it was trained on.",
+    ),
+    "shape_mismatch": Rejection(
+        "A tensor's shape does not fit the base model's layer of that name.",
+        "Push it to a server of the base it was trained on.",
+    ),
+    "unbound_tensor": Rejection(
+        "A tensor is not a LoRA matrix in PEFT's naming, so it would have no effect.",
+        "Save with PEFT's save_pretrained, or convert the checkpoint to PEFT's names.",
+    ),
+    "unsupported_module": Rejection(
+        "The base has this module, but LoRA on it is not served here.",
+        "Leave the module out of target_modules.",
+    ),
+    "missing_pair": Rejection(
+        "A lora_A has no lora_B of its module, or the reverse.",
+        "Save the adapter again; the file is incomplete.",
+    ),
+    "rank_mismatch": Rejection(
+        "A matrix's rank differs from the configured one, so its scale would be wrong.",
+        "Send the adapter_config.json that was saved with these weights.",
+    ),
+    # the values
+    "non_finite_weights": Rejection(
+        "A tensor holds NaN or infinity.",
+        "Training diverged: take an earlier checkpoint.",
+    ),
+    "weights_overflow": Rejection(
+        "A value leaves the range of the server's number format once alpha is applied.",
+        "Lower alpha or train with a smaller learning rate.",
+    ),
+    "no_effect": Rejection(
+        "Every product B·A is zero: the adapter answers exactly like the base.",
+        "Train it first; PEFT initializes B with zeros.",
+    ),
+    # the examination itself
+    "intake_limit": Rejection(
+        "Examining the adapter exceeded the limits on time, memory or output.",
+        "Make the adapter smaller; if it is an ordinary one, ask the operator for higher limits.",
+    ),
+    "intake_failed": Rejection(
+        "The examining process ended unexpectedly.",
+        "Try again; if it happens again the file is at fault.",
+    ),
+}

@@ -1,0 +1,96 @@
+"""The object store: where adapters' blocks live for good, one immutable object per version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import ObjectCorrupt, StoreUnavailable
+from ..identity import DIGEST_PREFIX, AdapterKey
+
+READ_BYTES = 1 << 16
+"""Small, so that a deadline is noticed while a slow object trickles in."""
+
+_SEGMENT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+_HEX_CHARACTERS = frozenset("0123456789abcdef")
+
+
+class ObjectStore(Protocol):
+    """Objects under keys such as `t/<tenant>/a/<digest>.block`. Safe to use from many threads.
+
+    Every method raises StoreUnavailable if the store does not answer, and ValueError for a key
+    that `check_key` refuses.
+    """
+
+    def put_file(self, key: str, path: Path, *, sha256: str) -> None:
+        """Store a file under a key, whole or not at all; equal content again is harmless.
+
+        When this returns the object is durable. `sha256` is the file's hex digest, kept beside it.
+        """
+
+    def fetch_file(
+        self, key: str, path: Path, *, sha256: str, size_bytes: int, deadline: float | None = None
+    ) -> None:
+        """Write an object to `path`, which is complete and verified when this returns.
+
+        `deadline` is a time of `time.monotonic`. Raises ObjectNotFound, or ObjectCorrupt if size
+        or content differ from what is expected; what is at `path` then is the caller's to delete.
+        """
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing one is no error."""
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object under this key."""
+
+
+def object_key(key: AdapterKey) -> str:
+    """The store's key of an adapter version's block."""
+    hex_digest = key.digest.removeprefix(DIGEST_PREFIX)
+    if len(hex_digest) != 64 or not _HEX_CHARACTERS.issuperset(hex_digest):
+        raise ValueError(f"not an adapter digest: {key.digest!r}")
+    if not key.tenant_id or "/" in key.tenant_id:
+        raise ValueError(f"not a tenant id: {key.tenant_id!r}")
+    return check_key(f"t/{key.tenant_id}/a/{hex_digest}.block")
+
+
+def check_key(key: str) -> str:
+    """The key itself. Raises ValueError unless it is a plain relative path."""
+    for segment in key.split("/"):
+        if not segment or segment[0] == "." or not _SEGMENT_CHARACTERS.issuperset(segment):
+            raise ValueError(f"not an object key: {key!r}")
+    return key
+
+
+def write_verified(
+    chunks: Iterable[bytes],
+    path: Path,
+    *,
+    sha256: str,
+    size_bytes: int,
+    deadline: float | None,
+) -> None:
+    """Write the chunks to `path`, make them durable, and check their number and SHA-256.
+
+    Never writes more than `size_bytes`. Raises ObjectCorrupt, or StoreUnavailable past `deadline`.
+    """
+    hasher, received = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            received += len(chunk)
+            if received > size_bytes:
+                raise ObjectCorrupt(f"the stored object is longer than {size_bytes} bytes")
+            if deadline is not None and time.monotonic() > deadline:
+                raise StoreUnavailable("the adapter store was too slow to send the object")
+            hasher.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if received != size_bytes:
+        raise ObjectCorrupt(f"the stored object has {received} bytes instead of {size_bytes}")
+    if hasher.hexdigest() != sha256:
+        raise ObjectCorrupt("the stored object's bytes do not match its SHA-256")
