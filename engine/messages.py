@@ -1,7 +1,7 @@
 """What crosses the border between the engine and the rest: plain, typed, schema-checked data.
 
 Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter.
-From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, EngineStats.
+From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, EngineStats, EngineFailed.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
 as msgpack. Every submitted request ends in exactly one RequestFinished.
@@ -128,6 +128,13 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine process could not start or cannot go on; it exits behind this message."""
+
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStarted:
     """The request was scheduled for the first time: its adapter is resident and leased."""
 
@@ -234,4 +241,4 @@ class EngineStats:
 
 
 ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter
-FromEngine = EngineReady | StepEvents | AdapterWanted | AdapterEvicted | EngineStats
+FromEngine = EngineReady | StepEvents | AdapterWanted | AdapterEvicted | EngineStats | EngineFailed

@@ -1,0 +1,48 @@
+"""What a base model *is*: the namespace that adapters are bound to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+_VOLATILE_CONFIG_KEYS = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
+"""Keys that change when the same model is saved again."""
+_TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+)
+
+
+def compute_base_id(model_dir: Path) -> str:
+    """SHA-256 over the config, the original checkpoint's bytes and the tokenizer.
+
+    Independent of how the base is served: quantization and dtype belong to `compute_runtime_id`.
+    Reads every shard once.
+    """
+    config = json.loads((model_dir / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in _VOLATILE_CONFIG_KEYS}
+    hasher = hashlib.sha256(b"loraplex base v1")
+    _update(hasher, "config.json", json.dumps(kept, sort_keys=True).encode())
+    tokenizer = [model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).exists()]
+    for path in [*sorted(model_dir.glob("*.safetensors")), *tokenizer]:
+        with path.open("rb") as file:
+            _update(hasher, path.name, hashlib.file_digest(file, "sha256").digest())
+    return "sha256:" + hasher.hexdigest()
+
+
+def compute_runtime_id(base_id: str, *, quantization: str, dtype: str) -> str:
+    """The namespace of everything computed by this base as it is served: KV, derived weights."""
+    hasher = hashlib.sha256(b"loraplex runtime v1")
+    for name, value in (("base", base_id), ("quantization", quantization), ("dtype", dtype)):
+        _update(hasher, name, value.encode())
+    return "sha256:" + hasher.hexdigest()
+
+
+def _update(hasher: hashlib._Hash, name: str, value: bytes) -> None:
+    for field in (name.encode(), value):
+        hasher.update(len(field).to_bytes(8, "little"))
+        hasher.update(field)

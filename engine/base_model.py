@@ -1,0 +1,268 @@
+"""Loading the shared base model: transformers' classes with our attention and linears inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..adapters.arena import Arena
+from ..adapters.layout import BaseLayout, Projection, Slice
+from ..kernels.linear import pack_linear
+from .admission import check_config, check_parity, dense_reference, probe_kv_shapes
+from .base_identity import compute_base_id
+from .config import EngineConfig, Quantization
+from .errors import UnsupportedModel
+from .forward import ATTENTION_NAME
+from .kv_cache import LayerKvShape
+from .linear import FusedProjection, ProjectionSlice
+
+FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers that read the same tensor when they stand side by side in a module."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A loaded base, ready to run steps."""
+
+    model: PreTrainedModel
+    config: Any
+    layout: BaseLayout
+    projections: tuple[FusedProjection, ...]
+    kv_shapes: list[LayerKvShape]
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+    self_test_error: float
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take as they are served."""
+        packed = sum(fused.linear.weight_bytes for fused in self.projections)
+        return packed + sum(p.numel() * p.itemsize for p in self.model.parameters())
+
+    def attach_arena(self, arena: Arena) -> None:
+        """Let every projection add the deltas of this arena's adapters."""
+        ranges = self.layout.projection_ranges()
+        for fused, (_, slice_range) in zip(self.projections, ranges, strict=True):
+            fused.attach(arena, slice_range)
+
+    def forget_step(self) -> None:
+        """Drop intermediate tensors of a step that failed midway."""
+        for fused in self.projections:
+            fused.forget_step()
+
+
+def load_base_model(engine: EngineConfig) -> BaseModel:
+    """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot."""
+    model_dir = locate_model(engine.model)
+    config = _load_config(model_dir)
+    max_model_len = check_config(config, max_model_len=engine.max_model_len)
+    device = choose_device(engine.device)
+    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+    if engine.quantization is Quantization.INT8 and device.type != "cpu":
+        raise UnsupportedModel("--quantize int8 is served on CPU only; leave it out on CUDA")
+    model = _load_weights(model_dir, config, dtype, device)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    cases = dense_reference(model, config.vocab_size)
+    model.set_attn_implementation(ATTENTION_NAME)
+    kv_shapes = probe_kv_shapes(model, config)
+    check_parity(model, kv_shapes, cases)
+    projections = replace_linears(model, quantization=engine.quantization)
+    error = 0.0
+    if engine.quantization is Quantization.NONE:
+        error = check_parity(model, kv_shapes, cases)
+    layout = BaseLayout(
+        base_id=compute_base_id(model_dir),
+        projections=tuple(fused.projection for fused in projections),
+        refused=dict(_refused_modules(model)),
+    )
+    return BaseModel(
+        model=model,
+        config=config,
+        layout=layout,
+        projections=tuple(projections),
+        kv_shapes=kv_shapes,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        num_parameters=num_parameters,
+        self_test_error=error,
+    )
+
+
+def locate_model(model: str) -> Path:
+    """A local directory, or the local snapshot of a hub id."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model.count("/") != 1 or path.is_absolute():
+        raise UnsupportedModel(f"{model} is neither a directory nor a hub id")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    return Path(snapshot_download(model, allow_patterns=patterns))
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The serving dtype: the checkpoint's own where the device computes it fast, else fp32."""
+    if name != "auto":
+        dtype: torch.dtype | None = getattr(torch, name, None)
+        if dtype is None or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UnsupportedModel(f"dtype {name} is none of float32, bfloat16, float16")
+        if dtype is torch.float16 and device.type == "cpu":
+            raise UnsupportedModel("float16 is not computed on CPU; use bfloat16 or float32")
+        return dtype
+    checkpoint = checkpoint or torch.float32
+    if device.type == "cuda":
+        return checkpoint
+    has_fast_bfloat16 = torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_supported()
+    fast = checkpoint is torch.bfloat16 and has_fast_bfloat16
+    return torch.bfloat16 if fast else torch.float32
+
+
+def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> list[FusedProjection]:
+    """Swap every linear layer but the output head for a slice of a packed projection."""
+    head = model.get_output_embeddings()
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, Conv1D) and module is not head
+    }
+    return [
+        _replace_group(model, [(name, linears[name]) for name in names], quantization)
+        for names in _sibling_groups(linears)
+    ]
+
+
+def _sibling_groups(linears: dict[str, nn.Module]) -> Iterator[list[str]]:
+    taken: set[str] = set()
+    for name, module in linears.items():
+        if name in taken:
+            continue
+        parent, _, leaf = name.rpartition(".")
+        group = [name]
+        for siblings in FUSED_SIBLINGS:
+            names = [f"{parent}.{sibling}" for sibling in siblings]
+            fusible = all(
+                other in linears and _in_features(linears[other]) == _in_features(module)
+                for other in names
+            )
+            if leaf in siblings and fusible:
+                group = names
+        taken.update(group)
+        yield group
+
+
+def _replace_group(
+    model: nn.Module, group: list[tuple[str, nn.Module]], quantization: Quantization
+) -> FusedProjection:
+    weights = [_weight(module) for _, module in group]
+    projection = Projection(
+        tuple(
+            Slice(name, in_features=weight.shape[1], out_features=weight.shape[0])
+            for (name, _), weight in zip(group, weights, strict=True)
+        )
+    )
+    int8 = quantization is Quantization.INT8
+    fused = FusedProjection(projection, pack_linear(torch.cat(weights), _bias(group), int8=int8))
+    for index, (name, _) in enumerate(group):
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
+    return fused
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """The weight as `[out_features, in_features]`."""
+    weight = module.weight.detach()
+    assert isinstance(weight, Tensor)
+    return weight.T if isinstance(module, Conv1D) else weight
+
+
+def _in_features(module: nn.Module) -> int:
+    return int(_weight(module).shape[1])
+
+
+def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
+    if all(module.bias is None for _, module in group):
+        return None
+    return torch.cat(
+        [
+            _weight(module).new_zeros(len(_weight(module)))
+            if module.bias is None
+            else module.bias.detach()
+            for _, module in group
+        ]
+    )
+
+
+def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """What still holds a matrix of its own: no adapter can change it."""
+    for name, module in model.named_modules():
+        if all(parameter.ndim < 2 for parameter in module.parameters(recurse=False)):
+            continue
+        if module is model.get_output_embeddings():
+            yield name, "LoRA on the output head is not served"
+        elif isinstance(module, nn.Embedding):
+            yield name, "LoRA on embeddings is not served"
+        else:
+            yield name, f"LoRA on {type(module).__name__} is not served"
+
+
+def _load_config(model_dir: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    except (ValueError, OSError) as exc:
+        raise UnsupportedModel(f"{model_dir.name}: {exc}") from exc
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(f"{config.model_type} has no causal language model")
+    return config
+
+
+def _load_weights(
+    model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        config=config,
+        dtype=dtype,
+        attn_implementation="eager",
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    model.requires_grad_(False)
+    model.eval().to(device)
+    return model
+
+
+def _eos_token_ids(model_dir: Path, config: Any) -> frozenset[int]:
+    values = [config.eos_token_id]
+    generation = model_dir / "generation_config.json"
+    if generation.exists():
+        values.append(json.loads(generation.read_text()).get("eos_token_id"))
+    return frozenset(
+        token
+        for value in values
+        if value is not None
+        for token in (value if isinstance(value, list) else [value])
+    )

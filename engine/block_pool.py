@@ -1,0 +1,77 @@
+"""Ownership of KV blocks: who holds which, and which may be handed out.
+
+Torch-free. Block 0 is the *null block*: never handed out, always zero, used to pad block tables.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Reference-counted blocks; a block without holders keeps its content until it is reused.
+
+    Free blocks are handed out least recently freed first. Owners free a sequence's blocks last
+    block first, so a cached prefix loses its leaves before its root.
+    """
+
+    def __init__(self, num_blocks: int, *, on_reuse: Callable[[int], None] | None = None) -> None:
+        """`on_reuse(block_id)` is called just before a block is given new content."""
+        assert num_blocks >= 2, "a pool needs the null block and one more"
+        self.num_blocks = num_blocks
+        self.on_reuse = on_reuse
+        self._ref_counts = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that one sequence could hold if it ran alone."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` blocks for new content, or None (and nothing) if there are fewer."""
+        if count > len(self._free):
+            return None
+        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
+            if self.on_reuse:
+                self.on_reuse(block_id)
+        return block_ids
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Become a further holder of blocks whose content is wanted as it is."""
+        for block_id in block_ids:
+            self._free.pop(block_id, None)
+            self._ref_counts[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Give up one hold on each block, in a sequence's order."""
+        for block_id in reversed(block_ids):
+            assert self._ref_counts[block_id] > 0, f"block {block_id} has no holder"
+            self._ref_counts[block_id] -= 1
+            if not self._ref_counts[block_id]:
+                self._free[block_id] = None
+
+    def forget(self, block_id: int) -> None:
+        """Hand this block out first if it is free: its content is of no more use."""
+        if block_id in self._free:
+            self._free.move_to_end(block_id, last=False)
+
+    def check_integrity(self) -> None:
+        """Assert that every block is either free or held, and that no count is negative."""
+        held = sum(1 for count in self._ref_counts[1:] if count > 0)
+        assert min(self._ref_counts) >= 0, "a reference count is negative"
+        assert held + len(self._free) == self.num_usable, (
+            f"{held} held + {len(self._free)} free != {self.num_usable} blocks"
+        )

@@ -1,0 +1,425 @@
+"""The engine's heart: one loop of schedule, run, process. Single-threaded.
+
+Everything that can go wrong with one request ends that request and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from ..adapters.arena import Arena
+from ..adapters.host_cache import HostCache
+from ..adapters.identity import AdapterKey
+from ..adapters.residency import Residency
+from .base_identity import compute_runtime_id
+from .base_model import BaseModel, load_base_model
+from .batch import ScheduledBatch, ScheduledSequence
+from .block_pool import BlockPool
+from .config import EngineConfig
+from .errors import (
+    AdapterDeleted,
+    EngineError,
+    InvalidParameter,
+    NumericalError,
+    StaleExtent,
+)
+from .kv_cache import KvCache, kv_bytes_per_block
+from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
+from .messages import (
+    Abort,
+    AdapterEvicted,
+    AdapterFetched,
+    AdapterFetchFailed,
+    AdapterResidency,
+    AdapterWanted,
+    EngineInfo,
+    EngineStats,
+    ErrorInfo,
+    EvictAdapter,
+    FinishReason,
+    FromEngine,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    ToEngine,
+    TokenLogprobs,
+    TokensGenerated,
+)
+from .prefix_cache import CacheNamespace, PrefixCache
+from .profiling import profile_step
+from .request import Request
+from .runner import ModelRunner
+from .sampler import SamplingRow, logprobs_of, sample
+from .scheduler import Scheduler, SchedulerLimits
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_SECONDS = 0.5
+NUM_LOADER_THREADS = 2
+
+
+class EngineCore:
+    """One base model and everything that runs on it.
+
+    `handle` takes messages, `step` does one iteration and returns messages. The caller owns the
+    thread and the transport.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Load the model and size the pools. Raises EngineError if that is impossible."""
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self._config = config
+        self._clock = clock
+        base = load_base_model(config)
+        plan = _plan(config, base)
+        self.info = _describe(config, base, plan)
+        self._base = base
+        self._outbox: list[FromEngine] = []
+        self._events = StepEvents()
+        self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
+        self._next_stats_time = 0.0
+
+        arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device)
+        base.attach_arena(arena)
+        host = HostCache(
+            base.layout, config.host_cache_bytes, base.dtype, page_locked=base.device.type == "cuda"
+        )
+        self._loaders = ThreadPoolExecutor(NUM_LOADER_THREADS, "adapter-loader")
+        self._arena, self._host = arena, host
+        self._residency = Residency(
+            arena=arena, host=host, executor=self._loaders, want=self._want, clock=clock
+        )
+        cache = KvCache(
+            base.kv_shapes,
+            num_blocks=plan.num_kv_blocks,
+            block_size=config.kv_block_size,
+            dtype=base.dtype,
+            device=base.device,
+        )
+        self._pool = BlockPool(plan.num_kv_blocks)
+        self._prefix_cache = None
+        if config.prefix_caching:
+            self._prefix_cache = PrefixCache(
+                self._pool, config.kv_block_size, secret=secrets.token_bytes(32)
+            )
+        self._scheduler = Scheduler(
+            SchedulerLimits(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=plan.max_model_len,
+                block_size=config.kv_block_size,
+            ),
+            pool=self._pool,
+            prefix_cache=self._prefix_cache,
+            residency=self._residency,
+            clock=clock,
+        )
+        self._runner = ModelRunner(base, cache, arena)
+
+    @property
+    def has_work(self) -> bool:
+        """False: nothing will happen before the next message."""
+        pending = self._scheduler.has_requests or self._residency.has_pending_work
+        return pending or bool(self._outbox) or self._has_events
+
+    def handle(self, message: ToEngine) -> None:
+        """Take one message; never raises for what a message says."""
+        match message:
+            case Submit(submitted):
+                self._submit(submitted)
+            case Abort(request_id):
+                if request := self._scheduler.get(request_id):
+                    self._finish(request, FinishReason.ABORTED)
+            case AdapterFetched(key, path, tier):
+                self._residency.fetched(key, path, tier)
+            case AdapterFetchFailed(key, error):
+                self._residency.fetch_failed(key, error.code, error.message)
+            case EvictAdapter(key):
+                self._evict(key)
+            case _:
+                assert_never(message)
+
+    def step(self) -> list[FromEngine]:
+        """One iteration: take up finished loads, schedule, run, process."""
+        self._residency.poll()
+        self._outbox += [AdapterEvicted(key) for key in self._residency.take_evicted()]
+        batch, started, failed = self._scheduler.schedule()
+        self._events.started.extend(started)
+        for request, error in failed:
+            self._announce_end(request, FinishReason.ERROR, error)
+        self._count_started(started)
+        if batch:
+            self._run(batch)
+            self._num_steps += 1
+        return self._take_messages()
+
+    def close(self) -> None:
+        """Stop the loader threads."""
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+
+    def _count_started(self, started: Sequence[RequestStarted]) -> None:
+        for event in started:
+            self._num_cached_tokens += event.num_cached_tokens
+            if request := self._scheduler.get(event.request_id):
+                self._num_prompt_tokens += request.num_prompt_tokens
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _submit(self, submitted: GenerationRequest) -> None:
+        adapter = submitted.adapter
+        seed = submitted.sampling.seed
+        request = Request(
+            submitted=submitted,
+            namespace=CacheNamespace(
+                submitted.tenant_id, self.info.runtime_id, adapter, submitted.cache_namespace
+            ),
+            seed=secrets.randbits(63) if seed is None else seed,
+            arrival_time=self._clock(),
+            adapter_tier=self._residency.tier(adapter) if adapter else None,
+        )
+        try:
+            _check_token_ids(submitted, self.info.vocab_size)
+            self._scheduler.add(request)
+        except EngineError as exc:
+            self._announce_end(request, FinishReason.ERROR, exc)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: EngineError | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None:
+        self._scheduler.finish(request)
+        self._announce_end(request, reason, error, stop_token_id=stop_token_id)
+
+    def _announce_end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: EngineError | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None:
+        self._events.finished.append(
+            RequestFinished(
+                request_id=request.request_id,
+                reason=reason,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_generated_tokens=request.num_generated_tokens,
+                error=ErrorInfo(error.code, str(error), error.retryable) if error else None,
+                stop_token_id=stop_token_id,
+            )
+        )
+
+    # --- adapters ---------------------------------------------------------------------------------
+
+    def _want(self, key: AdapterKey) -> None:
+        self._outbox.append(AdapterWanted(key))
+
+    def _evict(self, key: AdapterKey) -> None:
+        for request in self._scheduler.requests():
+            if request.submitted.adapter == key:
+                self._finish(request, FinishReason.ERROR, AdapterDeleted())
+        if self._prefix_cache:
+            self._prefix_cache.drop_adapter(key)
+        if self._residency.evict(key):
+            self._outbox.append(AdapterEvicted(key))
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def _run(self, batch: ScheduledBatch) -> None:
+        self._runner.zero_blocks(batch)
+        sequences = self._drop_stale(batch.sequences)
+        if not sequences:
+            return
+        try:
+            logits = self._runner.run(sequences)
+        except Exception:
+            if len(sequences) == 1:
+                self._fail_step(sequences[0])
+                return
+            logger.exception("a step of %d sequences failed; running them alone", len(sequences))
+            for sequence in sequences:
+                self._run_alone(sequence)
+            return
+        self._process(sequences, logits)
+
+    def _run_alone(self, sequence: ScheduledSequence) -> None:
+        """Find out whether this sequence is the one that makes a step fail."""
+        try:
+            logits = self._runner.run((sequence,))
+        except Exception:
+            self._fail_step(sequence)
+        else:
+            self._process((sequence,), logits)
+
+    def _fail_step(self, sequence: ScheduledSequence) -> None:
+        logger.exception("request %s cannot be computed", sequence.request.request_id)
+        self._finish(sequence.request, FinishReason.ERROR, EngineError())
+
+    def _drop_stale(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
+        """End requests whose adapter is not what their lease says; return the others."""
+        current = []
+        for sequence in sequences:
+            if self._runner.is_current(sequence):
+                current.append(sequence)
+            else:
+                self._finish(sequence.request, FinishReason.ERROR, StaleExtent())
+        return tuple(current)
+
+    def _process(self, sequences: tuple[ScheduledSequence, ...], logits: Tensor) -> None:
+        """Turn a step's logits into tokens, and tokens into events."""
+        row_of = {
+            sequence: row for row, sequence in enumerate(part for part in sequences if part.samples)
+        }
+        finite = logits.isfinite().all(-1).tolist()
+        sampled: list[ScheduledSequence] = []
+        for sequence in self._drop_stale(sequences):
+            row = row_of.get(sequence)
+            if row is not None and not finite[row]:
+                self._finish(sequence.request, FinishReason.ERROR, NumericalError())
+                continue
+            self._scheduler.advance(sequence)
+            if row is not None:
+                sampled.append(sequence)
+        if sampled:
+            self._sample([part.request for part in sampled], logits[[row_of[s] for s in sampled]])
+
+    def _sample(self, requests: list[Request], logits: Tensor) -> None:
+        tokens = sample(logits, [_sampling_row(request) for request in requests])
+        wanted = [r.submitted.sampling.num_logprobs for r in requests]
+        logprobs = None
+        if any(number is not None for number in wanted):
+            logprobs = logprobs_of(logits, tokens, max(number or 0 for number in wanted))
+        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            is_first = request.num_generated_tokens == 0
+            wants_logits = request.submitted.return_logits and is_first
+            number = wanted[row]
+            entry = None
+            if logprobs and number is not None:
+                entry = [TokenLogprobs(logprobs[row].chosen, logprobs[row].top[:number])]
+            self._events.tokens.append(
+                TokensGenerated(
+                    request.request_id,
+                    [token],
+                    logprobs=entry,
+                    logits=logits[row].cpu().numpy().tobytes() if wants_logits else None,
+                )
+            )
+            self._num_generated_tokens += 1
+            request.token_ids.append(token)
+            self._finish_if_done(request, token)
+
+    def _finish_if_done(self, request: Request, token: int) -> None:
+        params = request.submitted.sampling
+        is_eos = token in self._base.eos_token_ids and not params.ignore_eos
+        if is_eos or token in params.stop_token_ids:
+            self._finish(request, FinishReason.STOP, stop_token_id=token)
+        elif request.num_generated_tokens >= params.max_tokens:
+            self._finish(request, FinishReason.LENGTH)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _take_messages(self) -> list[FromEngine]:
+        messages, self._outbox = self._outbox, []
+        if self._has_events:
+            messages.append(self._events)
+            self._events = StepEvents()
+        if self._clock() >= self._next_stats_time:
+            self._next_stats_time = self._clock() + STATS_INTERVAL_SECONDS
+            messages.append(self.stats())
+        return messages
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events.started or self._events.tokens or self._events.finished)
+
+    def stats(self) -> EngineStats:
+        """Where the engine stands now."""
+        return EngineStats(
+            num_steps=self._num_steps,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_free_kv_blocks=self._pool.num_free,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            arena_used_bytes=self._arena.used_bytes,
+            host_cache_used_bytes=self._host.used_bytes,
+            num_adapter_loads=self._residency.num_loads,
+            num_adapter_evictions=self._residency.num_evictions,
+            adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],
+        )
+
+
+def _sampling_row(request: Request) -> SamplingRow:
+    return SamplingRow(
+        params=request.submitted.sampling,
+        seed=request.seed,
+        position=len(request.token_ids),
+        prompt_token_ids=request.submitted.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+    )
+
+
+def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
+    if not request.prompt_token_ids:
+        raise InvalidParameter("prompt", "is empty")
+    if not all(0 <= token < vocab_size for token in request.prompt_token_ids):
+        raise InvalidParameter("prompt", f"has token ids outside [0, {vocab_size})")
+    if not all(0 <= token < vocab_size for token in request.sampling.logit_bias):
+        raise InvalidParameter("logit_bias", f"has token ids outside [0, {vocab_size})")
+
+
+def _plan(config: EngineConfig, base: BaseModel) -> MemoryPlan:
+    """Measure a full step and divide what memory is left."""
+    return plan_memory(
+        config,
+        available_bytes=available_bytes(base.device),
+        weight_bytes=base.weight_bytes,
+        activation_bytes=peak_bytes(base.device, lambda: profile_step(config, base)),
+        bytes_per_block=kv_bytes_per_block(
+            base.kv_shapes, block_size=config.kv_block_size, dtype=base.dtype
+        ),
+        max_model_len=base.max_model_len,
+    )
+
+
+def _describe(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> EngineInfo:
+    dtype = str(base.dtype).removeprefix("torch.")
+    return EngineInfo(
+        base_id=base.layout.base_id,
+        runtime_id=compute_runtime_id(
+            base.layout.base_id, quantization=config.quantization, dtype=dtype
+        ),
+        layout=base.layout,
+        model_type=base.config.model_type,
+        num_parameters=base.num_parameters,
+        vocab_size=base.vocab_size,
+        max_model_len=plan.max_model_len,
+        device=str(base.device),
+        dtype=dtype,
+        quantization=config.quantization,
+        num_kv_blocks=plan.num_kv_blocks - 1,
+        kv_block_size=config.kv_block_size,
+        arena_bytes=plan.arena_bytes,
+        host_cache_bytes=config.host_cache_bytes,
+        memory_plan=plan.lines,
+    )

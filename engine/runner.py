@@ -1,0 +1,87 @@
+"""Runs one scheduled step: tensors in, logits out. Decides nothing about what runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..adapters.arena import Arena
+from ..kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
+from .base_model import BaseModel
+from .batch import ScheduledBatch, ScheduledSequence
+from .forward import PagedForward, run_model
+from .inputs import Span, make_inputs
+from .kv_cache import KvCache
+
+
+class ModelRunner:
+    """The base model, its KV cache and its adapters' arena."""
+
+    def __init__(self, base: BaseModel, cache: KvCache, arena: Arena) -> None:
+        self._base = base
+        self._cache = cache
+        self._arena = arena
+        self._lora_batches = LoraBatchBuilder(arena, base.device)
+
+    def is_current(self, sequence: ScheduledSequence) -> bool:
+        """Whether the sequence's adapter still is what its lease says, in row and generation."""
+        lease = sequence.request.lease
+        adapter = sequence.request.submitted.adapter
+        if lease is None:
+            return adapter is None
+        return lease.key == adapter and self._arena.identity(lease.row) == (
+            lease.key,
+            lease.generation,
+        )
+
+    def zero_blocks(self, batch: ScheduledBatch) -> None:
+        """Clear the blocks that this batch hands to new owners; once, before its first run."""
+        self._cache.zero(batch.new_block_ids)
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> Tensor:
+        """Compute keys and values of the scheduled tokens.
+
+        Returns fp32 logits `[number of sequences that sample, vocab_size]`, in their order.
+        """
+        spans = [_span(sequence) for sequence in sequences]
+        inputs = make_inputs(spans, block_size=self._cache.block_size, device=self._base.device)
+        rows = [
+            row
+            for row, sequence in zip(inputs.last_rows, sequences, strict=True)
+            if sequence.samples
+        ]
+        # A model needs at least one row; a step of inner chunks has none to sample from.
+        wanted = torch.tensor(rows or [0], dtype=torch.int64).to(self._base.device)
+        forward = PagedForward(self._cache, inputs.attention, self._lora_batch(sequences))
+        try:
+            logits = run_model(
+                self._base.model, forward, inputs.input_ids, inputs.positions, wanted
+            )
+        except BaseException:
+            self._base.forget_step()
+            raise
+        return logits[: len(rows)]
+
+    def _lora_batch(self, sequences: tuple[ScheduledSequence, ...]) -> LoraBatch | None:
+        """None for a step of base rows only: it pays nothing for LoRA."""
+        if all(sequence.request.lease is None for sequence in sequences):
+            return None
+        num_decodes = sum(sequence.is_decode for sequence in sequences)
+        return self._lora_batches.build([_run(part) for part in sequences], num_decodes=num_decodes)
+
+
+def _span(sequence: ScheduledSequence) -> Span:
+    request = sequence.request
+    start = request.num_computed_tokens
+    return Span(
+        token_ids=request.token_ids[start : start + sequence.num_tokens],
+        start=start,
+        block_ids=request.block_ids,
+    )
+
+
+def _run(sequence: ScheduledSequence) -> AdapterRun:
+    lease = sequence.request.lease
+    if lease is None:
+        return AdapterRun(sequence.num_tokens)
+    return AdapterRun(sequence.num_tokens, lease.row, lease.generation)

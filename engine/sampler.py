@@ -1,0 +1,181 @@
+"""From logits to tokens.
+
+Every draw is a pure function of (seed, position, logits): noise comes from a counter-based
+generator, never from a shared stream, so a request's tokens do not depend on what shares its batch.
+Sampling is by the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .messages import TokenLogprob, TokenLogprobs
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What decides one row's next token, besides its logits."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    """Position of the token to draw in its sequence."""
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
+    adjusted = _adjust(logits, rows)
+    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if drawn:
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        adjusted[drawn] = _perturb(adjusted[drawn], [rows[index] for index in drawn])
+    tokens: list[int] = adjusted.argmax(-1).tolist()
+    return tokens
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities of `tokens` and of each row's `num_top` likeliest tokens."""
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
+    values, ids = logprobs.topk(num_top)
+    return [
+        TokenLogprobs(
+            chosen=TokenLogprob(token, logprob),
+            top=[TokenLogprob(*pair) for pair in zip(top_ids, top_values, strict=True)],
+        )
+        for token, logprob, top_ids, top_values in zip(
+            tokens, chosen.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
+def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Apply penalties and biases; rows without any are left as they are."""
+    adjusted = logits
+    for index, row in enumerate(rows):
+        if _is_plain(row.params):
+            continue
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        _penalize(adjusted[index], row)
+        if row.params.logit_bias:
+            tokens = torch.tensor(list(row.params.logit_bias), device=logits.device)
+            biases = torch.tensor(list(row.params.logit_bias.values()), device=logits.device)
+            adjusted[index].index_add_(0, tokens, biases.to(adjusted.dtype))
+    return adjusted
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and not params.logit_bias
+    )
+
+
+def _penalize(logits: Tensor, row: SamplingRow) -> None:
+    """Penalties in place: repetition over prompt and output, the other two over the output."""
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor([*row.prompt_token_ids, *row.output_token_ids], device=logits.device)
+        seen = seen.unique()
+        scores = logits[seen]
+        penalized = torch.where(
+            scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty
+        )
+        logits[seen] = penalized
+    if row.output_token_ids and (params.presence_penalty or params.frequency_penalty):
+        output = torch.tensor(list(row.output_token_ids), device=logits.device)
+        tokens, counts = output.unique(return_counts=True)
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Scale by temperature, cut to top-k, top-p and min-p, add each row's Gumbel noise."""
+    params = [row.params for row in rows]
+    temperature = _column([p.temperature for p in params], logits)
+    scaled = logits / temperature
+    scaled = _keep_top_k(scaled, [p.top_k for p in params])
+    scaled = _keep_top_p(scaled, [p.top_p for p in params])
+    scaled = _keep_min_p(scaled, [p.min_p for p in params])
+    return scaled + gumbel_noise(
+        torch.tensor([row.seed for row in rows], device=logits.device),
+        torch.tensor([row.position for row in rows], device=logits.device),
+        logits.shape[-1],
+    )
+
+
+def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
+    limits = [k if 0 < k < logits.shape[-1] else logits.shape[-1] for k in top_k]
+    widest = max((k for k in limits if k < logits.shape[-1]), default=0)
+    if not widest:
+        return logits
+    best = logits.topk(widest).values
+    kth = torch.tensor([min(k, widest) - 1 for k in limits], device=logits.device)
+    threshold = best.gather(-1, kth[:, None])
+    unlimited = torch.tensor([k == logits.shape[-1] for k in limits], device=logits.device)
+    return logits.masked_fill((logits < threshold) & ~unlimited[:, None], float("-inf"))
+
+
+def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
+    """Keep the smallest set of likeliest tokens whose probability reaches top_p."""
+    if all(p == 1.0 for p in top_p):
+        return logits
+    values, order = logits.sort(descending=True)
+    probabilities = values.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
+    limits = _column([p if p < 1.0 else 2.0 for p in top_p], logits)
+    cut = before >= limits
+    return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
+
+
+def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
+    """Keep tokens at least min_p times as likely as the likeliest."""
+    if not any(min_p):
+        return logits
+    threshold = logits.amax(-1, keepdim=True) + _column(min_p, logits).log()
+    return logits.masked_fill(logits < threshold, float("-inf"))
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token).
+
+    The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
+    (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
+    """
+    row_keys = _mix(_mix(seeds) ^ _mix(positions + 1))
+    tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
+    bits = _mix(row_keys[:, None] + tokens * _GOLDEN_GAMMA)
+    # 24 bits, centred in their interval: never 0 nor 1 in fp32.
+    uniform = ((bits >> 40) & 0xFFFFFF).double().add_(0.5).mul_(2.0**-24)
+    return uniform.log().neg_().log().neg_().float()
+
+
+_GOLDEN_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MULTIPLIERS = (
+    -4658895280553007687,
+    -7723592293110705685,
+)  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64 (multiplication wraps, shifts are logical)."""
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        x = (x ^ _logical_right_shift(x, shift)) * multiplier
+    return x ^ _logical_right_shift(x, 31)
+
+
+def _logical_right_shift(x: Tensor, shift: int) -> Tensor:
+    return (x >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

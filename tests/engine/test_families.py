@@ -1,0 +1,64 @@
+"""Which transformers families are served, and that what is served is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.base_model import load_base_model
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
+from support.paged import paged_logits
+
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
+    case: str, tmp_path: Path
+) -> None:
+    path = save_family(tmp_path, *SERVED[case])
+    dense = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    generator = torch.Generator().manual_seed(1)
+    sequences = [
+        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in (41, 1, 17, 26)
+    ]
+
+    logits = paged_logits(base, sequences)
+
+    for tokens, ours in zip(sequences, logits, strict=True):
+        with torch.inference_mode():
+            theirs = dense(torch.tensor([tokens]), use_cache=False).logits[0]
+        assert (ours - theirs).abs().max() < TOLERANCE
+        assert theirs.std() > 0.01, "a model that says nothing proves nothing"
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_family_that_would_be_served_wrong_is_refused_with_the_reason(
+    case: str, tmp_path: Path
+) -> None:
+    model_type, differences, reason = REFUSED[case]
+    path = save_family(tmp_path, model_type, differences)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_base_model(EngineConfig(str(path), device="cpu"))
+
+
+def test_a_batch_wide_rope_is_served_only_within_its_original_context(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+    }
+    context = {"original_max_position_embeddings": 64}
+    path = save_family(tmp_path, "phi3", {"rope_parameters": rope, **context})
+    with pytest.raises(UnsupportedModel, match="exceeds the model's 64"):
+        load_base_model(EngineConfig(str(path), device="cpu", max_model_len=128))
+    assert load_base_model(EngineConfig(str(path), device="cpu")).max_model_len == 64

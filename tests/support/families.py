@@ -1,0 +1,124 @@
+"""Tiny random models of many transformers families, saved like real checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB_SIZE = 128
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
+_GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}
+_MLA: dict[str, Any] = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", {}),
+    "biogpt": ("biogpt", {}),
+    "cohere": ("cohere", {}),
+    "cohere2-window": ("cohere2", {"sliding_window": 8}),
+    "deepseek_v2-mla": ("deepseek_v2", {**_EXPERTS, **_MLA}),
+    "ernie4_5": ("ernie4_5", {}),
+    "exaone4-window": ("exaone4", {"sliding_window": 8}),
+    "gemma": ("gemma", {}),
+    "gemma2-softcap-window": (
+        "gemma2",
+        {"sliding_window": 8, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16},
+    ),
+    "gemma3-window": ("gemma3_text", {"sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "gpt2-conv1d": ("gpt2", _GPT2),
+    "gpt_bigcode": ("gpt_bigcode", {**_GPT2, "n_inner": 96}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_oss-sinks-window": (
+        "gpt_oss",
+        {**_EXPERTS, "sliding_window": 8, "rope_parameters": _YARN},
+    ),
+    "granite": ("granite", {"attention_multiplier": 0.25}),
+    "granitemoe": ("granitemoe", {**_EXPERTS, "attention_multiplier": 0.25}),
+    "helium": ("helium", {}),
+    "llama": ("llama", {}),
+    "llama3-rope": ("llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "mistral-window": ("mistral", {"sliding_window": 7}),
+    "mixtral": ("mixtral", _EXPERTS),
+    "nemotron": ("nemotron", {}),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3-window": ("olmo3", {"sliding_window": 8}),
+    "olmoe": ("olmoe", _EXPERTS),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "phi": ("phi", {}),
+    "phi3-fused": ("phi3", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS),
+    "seed_oss": ("seed_oss", {}),
+    "smollm3": ("smollm3", {}),
+    "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+}
+"""Case name to (model type, what differs from the common tiny configuration)."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gptj": ("gptj", {**_GPT2, "rotary_dim": 8}, "attention interface 0 times"),
+    "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),
+    "llama4-chunked": ("llama4_text", _EXPERTS, "chunked_attention"),
+}
+"""Case name to (model type, differences, part of the reason)."""
+
+
+def save_family(path: Path, model_type: str, differences: dict[str, Any]) -> Path:
+    """Write a tiny random model of this type in the Hugging Face layout, fp32."""
+    config = AutoConfig.for_model(model_type, **{**_COMMON, **differences})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path

@@ -1,0 +1,108 @@
+"""Adapters in an arena's stand-in whose every element outside a matrix is NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.adapters.block import BlockPlan
+from loraplex.adapters.layout import BaseLayout, Projection, Slice
+
+GAP_ELEMENTS = 64
+
+
+def make_layout(*projections: tuple[int, tuple[int, ...]]) -> BaseLayout:
+    """A base of these projections, each (in_features, out_features of its slices)."""
+    return BaseLayout(
+        base_id="base",
+        projections=tuple(
+            Projection(tuple(Slice(f"{i}.{j}", in_features, out) for j, out in enumerate(outs)))
+            for i, (in_features, outs) in enumerate(projections)
+        ),
+    )
+
+
+class PoisonedWeights:
+    """Satisfies AdapterWeights. Rows are put, removed and put again as in an arena."""
+
+    def __init__(
+        self,
+        layout: BaseLayout,
+        *,
+        num_rows: int,
+        dtype: torch.dtype = torch.float32,
+        capacity: int = 1 << 20,
+        device: str = "cpu",
+    ) -> None:
+        self.layout = layout
+        self.flat = torch.full((capacity,), torch.nan, dtype=dtype, device=device)
+        self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
+        self.generations = [0] * num_rows
+        self._row_tables: list[list[list[int]]] = self.table.tolist()
+        self._generator = torch.Generator().manual_seed(0)
+        self._end = GAP_ELEMENTS
+
+    @property
+    def row_tables(self) -> Sequence[Sequence[Sequence[int]]]:
+        return self._row_tables
+
+    def put(self, row: int, ranks: Mapping[int, int]) -> int:
+        """A new random adapter of these ranks by slice index; return its generation."""
+        plan = BlockPlan(self.layout, ranks)
+        if self._end + plan.num_elements > self.flat.numel():
+            self._end = GAP_ELEMENTS  # around: only for rows that were removed before
+        table = [*plan.table, self._end, self._end, 0]
+        table[plan.table[:, 2] == 0] = 0
+        self._end += plan.num_elements + GAP_ELEMENTS
+        self.table[row] = torch.from_numpy(table)
+        self._row_tables[row] = table.tolist()
+        self.generations[row] += 1
+        for part, (a_offset, b_offset, rank) in zip(
+            self.layout.slices, table.tolist(), strict=True
+        ):
+            self._fill(a_offset, rank, part.in_features, part.in_features**-0.5)
+            self._fill(b_offset, rank, part.out_features, rank**-0.5 if rank else 0)
+        return self.generations[row]
+
+    def matrices(self, row: int, slice_index: int) -> tuple[Tensor, Tensor]:
+        """Views of A `[rank, in]` and B `[rank, out]`."""
+        a_offset, b_offset, rank = self._row_tables[row][slice_index]
+        part = self.layout.slices[slice_index]
+        return (
+            self.flat[a_offset : a_offset + rank * part.in_features].view(rank, -1),
+            self.flat[b_offset : b_offset + rank * part.out_features].view(rank, -1),
+        )
+
+    def remove(self, row: int) -> None:
+        """Poison what the row held and empty it."""
+        for index in range(len(self.layout.slices)):
+            if self._row_tables[row][index][2]:
+                for matrix in self.matrices(row, index):
+                    matrix.fill_(torch.nan)
+        self.table[row] = 0
+        self._row_tables[row] = self.table[row].tolist()
+
+    def _fill(self, offset: int, rank: int, width: int, scale: float) -> None:
+        values = torch.randn(rank * width, generator=self._generator) * scale
+        self.flat[offset : offset + rank * width] = values.to(self.flat)
+
+
+POPULARITIES = ("identical", "uniform", "zipf", "distinct")
+
+
+def draw_rows(popularity: str, num_tokens: int, num_rows: int, *, seed: int = 0) -> list[int]:
+    """The adapter row of each of `num_tokens` requests; one in five runs the base (-1)."""
+    rng = random.Random(f"{popularity} {num_tokens} {num_rows} {seed}")
+    weights = {
+        "identical": [1.0] + [0.0] * (num_rows - 1),
+        "uniform": [1.0] * num_rows,
+        "zipf": [1 / (rank + 1) ** 1.5 for rank in range(num_rows)],
+    }.get(popularity)
+    if weights is None:
+        rows = [index % num_rows for index in range(num_tokens)]
+    else:
+        rows = rng.choices(range(num_rows), weights, k=num_tokens)
+    return [-1 if rng.random() < 0.2 else row for row in rows]

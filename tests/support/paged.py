@@ -1,0 +1,72 @@
+"""Drives a base model over the paged cache in random chunks, as a scheduler might."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.base_model import BaseModel
+from loraplex.engine.forward import PagedForward, run_model
+from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_cache import KvCache
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
+
+BLOCK_SIZE = 4
+BASE_RUN = AdapterRun(0)
+
+
+def paged_logits(
+    base: BaseModel,
+    sequences: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+    builder: LoraBatchBuilder | None = None,
+    adapters: Sequence[tuple[int, int]] | None = None,
+) -> list[Tensor]:
+    """fp32 logits of every position of every sequence, all served in one mixed batch.
+
+    Chunks of 0 to 8 tokens in random order over randomly scattered blocks. `adapters` names each
+    sequence's (row, generation), (-1, 0) for the base; `builder` turns them into the step's batch.
+    """
+    rng = random.Random(seed)
+    num_blocks = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
+    scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
+    tables = [[scattered.pop() for _ in range(count)] for count in num_blocks]
+    cache = KvCache(
+        base.kv_shapes,
+        num_blocks=1 + sum(num_blocks),
+        block_size=BLOCK_SIZE,
+        dtype=base.dtype,
+        device=base.device,
+    )
+    done = [0] * len(sequences)
+    logits: list[list[Tensor]] = [[] for _ in sequences]
+    rows = adapters or [(-1, 0)] * len(sequences)
+    while any(done[i] < len(tokens) for i, tokens in enumerate(sequences)):
+        counts = [
+            min(rng.choice((0, 1, 1, 1, 3, 8)), len(tokens) - done[i])
+            for i, tokens in enumerate(sequences)
+        ]
+        order = [i for i, count in enumerate(counts) if count]
+        order.sort(key=lambda i: (counts[i] > 1, rows[i][0]))
+        if not order:
+            continue
+        spans = [
+            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], tables[i]) for i in order
+        ]
+        inputs = make_inputs(spans, block_size=BLOCK_SIZE, device=base.device)
+        lora = None
+        if builder:
+            runs = [AdapterRun(counts[i], *rows[i]) for i in order]
+            num_decodes = sum(counts[i] == 1 for i in order)
+            lora = builder.build(runs, num_decodes=num_decodes)
+        forward = PagedForward(cache, inputs.attention, lora)
+        everything = torch.arange(len(inputs.input_ids), device=base.device)
+        out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
+        for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
+            logits[i].append(part)
+            done[i] += counts[i]
+    return [torch.cat(parts) for parts in logits]
