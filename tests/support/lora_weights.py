@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,8 +55,8 @@ class PoisonedWeights:
         plan = BlockPlan(self.layout, ranks)
         if self._end + plan.num_elements > self.flat.numel():
             self._end = GAP_ELEMENTS  # around: only for rows that were removed before
-        table = [*plan.table, self._end, self._end, 0]
-        table[plan.table[:, 2] == 0] = 0
+        is_touched = plan.table[:, 2:] > 0
+        table = plan.table + is_touched * np.array([self._end, self._end, 0])
         self._end += plan.num_elements + GAP_ELEMENTS
         self.table[row] = torch.from_numpy(table)
         self._row_tables[row] = table.tolist()

@@ -1,0 +1,177 @@
+"""Which adapter each token of a step runs under, in the forms that the kernels want.
+
+Built once per step and shared by every layer and projection. Tokens of decoding sequences come
+first; they meet adapters through the compact window (CPU). The rest are prefills, adjacent when
+they share an adapter, and are served by segments.
+
+A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`, is
+
+    token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
+    decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+
+from .lora_weights import AdapterWeights
+
+BASE_ROW = -1
+"""The table row of a token that no adapter changes."""
+MIN_BLOCK_TOKENS = 16
+MAX_BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """The tokens that one sequence adds to a step, and the adapter they run under."""
+
+    num_tokens: int
+    row: int = BASE_ROW
+    generation: int = 0
+    """Distinguishes the adapters that hold the same row one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Adjacent prefill tokens `[start, end)` of one adapter."""
+
+    start: int
+    end: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ActiveAdapter:
+    """An adapter that decodes in this step."""
+
+    row: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTiles:
+    """The step's work for the Triton kernels.
+
+    A tile serves the tokens of `[start, end)`, at most `block_tokens` of them, whose adapter is
+    `row`. Each tile owns at least one token, so a grid of num_tokens tiles always suffices.
+    """
+
+    tiles: Tensor
+    """int32 `[num_tiles, 3]`: start, end, row; a row of -1 is no work."""
+    block_tokens: int
+    """A power of two."""
+    max_rank: int
+    """No adapter of the step has a slice of a higher rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraBatch:
+    """One step's tokens and their adapters."""
+
+    token_rows: Tensor
+    """int32 `[num_tokens]` on the device: table row, -1 for the base model."""
+    num_decodes: int
+    """The first `num_decodes` tokens are those of decoding sequences."""
+    decode_adapters: tuple[ActiveAdapter, ...]
+    """Each adapter of those tokens once, by row."""
+    segments: tuple[Segment, ...]
+    """The other tokens that have an adapter."""
+    tiles: LoraTiles | None
+    """None on devices without Triton."""
+
+
+class LoraBatchBuilder:
+    """Builds one LoraBatch per step for one device."""
+
+    def __init__(self, weights: AdapterWeights, device: torch.device) -> None:
+        self._weights = weights
+        self._device = device
+        self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
+
+    def build(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraBatch | None:
+        """The batch of these runs, in the order of their tokens; None if all run the base model.
+
+        The first `num_decodes` tokens are those of decoding sequences and end where a run ends.
+        """
+        if all(run.row == BASE_ROW for run in runs):
+            return None
+        rows = [run.row for run in runs for _ in range(run.num_tokens)]
+        decoding, prefilling = _split(runs, num_decodes)
+        segments = tuple(_segments(prefilling, num_decodes))
+        adapters = {
+            ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
+        }
+        return LoraBatch(
+            token_rows=self._to_device(rows),
+            num_decodes=num_decodes,
+            decode_adapters=tuple(sorted(adapters)),
+            segments=segments,
+            tiles=self._tiles(rows[:num_decodes], segments, runs) if self._has_triton else None,
+        )
+
+    @property
+    def _has_triton(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _tiles(
+        self, decode_rows: Sequence[int], segments: Sequence[Segment], runs: Iterable[AdapterRun]
+    ) -> LoraTiles:
+        block_tokens = choose_block_tokens(segments)
+        tiles = plan_tiles(decode_rows, segments, block_tokens=block_tokens)
+        max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
+        return LoraTiles(self._to_device(tiles).view(-1, 3), block_tokens, max_rank)
+
+    def _max_rank(self, run: AdapterRun) -> int:
+        generation, rank = self._ranks.get(run.row, (-1, 0))
+        if generation != run.generation:
+            rank = max(entry[2] for entry in self._weights.row_tables[run.row])
+            self._ranks[run.row] = (run.generation, rank)
+        return rank
+
+    def _to_device(self, values: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
+        # From page-locked memory, so that the copy waits for no kernel that is still running.
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._has_triton)
+        return host.to(self._device, non_blocking=True)
+
+
+def choose_block_tokens(segments: Sequence[Segment]) -> int:
+    """Tokens per tile: the longest segment's, as a power of two within the limits."""
+    longest = max((segment.end - segment.start for segment in segments), default=1)
+    return min(max(1 << (longest - 1).bit_length(), MIN_BLOCK_TOKENS), MAX_BLOCK_TOKENS)
+
+
+def plan_tiles(
+    decode_rows: Sequence[int], segments: Sequence[Segment], *, block_tokens: int
+) -> list[tuple[int, int, int]]:
+    """(start, end, row) of every tile: each decode block once per adapter in it, then segments."""
+    tiles = []
+    for start in range(0, len(decode_rows), block_tokens):
+        end = min(start + block_tokens, len(decode_rows))
+        rows = set(decode_rows[start:end]) - {BASE_ROW}
+        tiles += [(start, end, row) for row in sorted(rows)]
+    for segment in segments:
+        for start in range(segment.start, segment.end, block_tokens):
+            tiles.append((start, min(start + block_tokens, segment.end), segment.row))
+    return tiles
+
+
+def _split(
+    runs: Sequence[AdapterRun], num_decodes: int
+) -> tuple[Sequence[AdapterRun], Sequence[AdapterRun]]:
+    ends = [0, *accumulate(run.num_tokens for run in runs)]
+    assert num_decodes in ends, "the decoding tokens end where a run ends"
+    return runs[: ends.index(num_decodes)], runs[ends.index(num_decodes) :]
+
+
+def _segments(runs: Sequence[AdapterRun], start: int) -> Iterable[Segment]:
+    for row, group in groupby(runs, key=lambda run: run.row):
+        end = start + sum(run.num_tokens for run in group)
+        if row != BASE_ROW and end > start:
+            yield Segment(start, end, row)
+        start = end

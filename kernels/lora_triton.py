@@ -1,0 +1,299 @@
+"""The LoRA op in Triton: one pair of kernels over tiles, for decoding and prefill alike.
+
+A tile is up to `block_tokens` adjacent tokens and one adapter row; within it a token is *selected*
+by its own row. For prefill a tile is a part of a segment and selects all its tokens. For decoding
+each block of tokens has one tile per adapter in it, so that each adapter's matrices are read once
+and nothing is sorted. Foreign tokens are never loaded and never stored.
+
+Shrink writes partial sums over `in_features / splits` columns to places of their own in h, and
+expand adds them while it loads: no atomics, no memset, and the same order of summation every time.
+All that changes from step to step (tiles, table, ranks) is read from device memory: adapters come
+and go without compiling anything, and a grid of fixed size can be captured.
+"""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .lora_batch import LoraTiles
+from .lora_weights import AdapterWeights
+
+ALIGNMENT = 16
+"""Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
+MAX_SPLITS = 8
+MIN_SPLIT_COLUMNS = {True: 512, False: 1024}
+"""Columns of x that are worth a program, by whether the tile is a decoding one (16 tokens)."""
+MIN_BLOCK_RANK = 16  # tl.dot's smallest
+SHRINK_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+EXPAND_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
+"""Expand's loop seldom runs twice: a pipeline would only take shared memory."""
+
+
+def add_tiles(
+    x: Tensor,
+    y: Tensor,
+    weights: AdapterWeights,
+    token_rows: Tensor,
+    work: LoraTiles,
+    *,
+    first_slice: int,
+    slice_outs: tuple[int, ...],
+) -> None:
+    """Add the LoRA delta of one projection to y, in place, for the tokens of these tiles.
+
+    x `[num_tokens, in_features]`; y `[num_tokens, sum(slice_outs)]`; both rows dense.
+    token_rows int32 `[num_tokens]`.
+    """
+    table = weights.table[:, first_slice : first_slice + len(slice_outs)]
+    splits = num_splits(x.shape[1], work.block_tokens)
+    max_rank = _round_up(work.max_rank, MIN_BLOCK_RANK)
+    h = torch.empty(
+        splits, x.shape[0], len(slice_outs), max_rank, dtype=torch.float32, device=x.device
+    )
+    blocks = column_blocks(slice_outs, block_out(y.dtype, work.block_tokens), x.device)
+    num_tiles = work.tiles.shape[0]
+    shrink_kernel[(num_tiles, len(slice_outs), splits)](
+        h,
+        x,
+        weights.flat,
+        table,
+        work.tiles,
+        token_rows,
+        x.shape[1],
+        x.stride(0),
+        table.stride(0),
+        h.stride(0),
+        h.stride(1),
+        max_rank,
+        **shrink_constants(x.dtype, x.shape[1], work.block_tokens, work.max_rank),
+        **SHRINK_OPTIONS,
+    )
+    expand_kernel[(num_tiles, blocks.shape[0])](
+        y,
+        h,
+        weights.flat,
+        table,
+        work.tiles,
+        token_rows,
+        blocks,
+        y.stride(0),
+        table.stride(0),
+        h.stride(0),
+        h.stride(1),
+        max_rank,
+        **expand_constants(y.dtype, slice_outs, splits, work.block_tokens, work.max_rank),
+        **EXPAND_OPTIONS,
+    )
+
+
+def num_splits(in_features: int, block_tokens: int) -> int:
+    """Programs that share one shrink along in_features: more while tiles are few and small."""
+    columns = MIN_SPLIT_COLUMNS[block_tokens <= 16]
+    return max(1, min(MAX_SPLITS, in_features // columns))
+
+
+def block_rank(max_rank: int, *, limit: int) -> int:
+    """Ranks per tile; higher ranks are walked in several."""
+    return min(max(1 << (max_rank - 1).bit_length(), MIN_BLOCK_RANK), limit)
+
+
+def block_in(dtype: torch.dtype, block_tokens: int) -> int:
+    """Columns of x per step of shrink's loop."""
+    if dtype.itemsize == 4:
+        return 32
+    return 128 if block_tokens <= 16 else 64
+
+
+def block_out(dtype: torch.dtype, block_tokens: int) -> int:
+    """Columns of y per program. fp32 is multiplied without tensor cores and needs registers."""
+    if dtype.itemsize == 4:
+        return 32
+    return 128 if block_tokens <= 16 else 64
+
+
+def shrink_constants(
+    dtype: torch.dtype, in_features: int, block_tokens: int, max_rank: int
+) -> dict[str, Any]:
+    """Shrink's compile-time values."""
+    return {
+        "SPLITS": num_splits(in_features, block_tokens),
+        "OFFSET_ALIGNMENT": ALIGNMENT if in_features % ALIGNMENT == 0 else 1,
+        "BLOCK_TOKENS": block_tokens,
+        "BLOCK_RANK": block_rank(max_rank, limit=64),
+        "BLOCK_IN": block_in(dtype, block_tokens),
+        "UPCAST": INTERPRETED,
+    }
+
+
+def expand_constants(
+    dtype: torch.dtype, slice_outs: tuple[int, ...], splits: int, block_tokens: int, max_rank: int
+) -> dict[str, Any]:
+    """Expand's compile-time values."""
+    aligned = all(out_features % ALIGNMENT == 0 for out_features in slice_outs)
+    return {
+        "SPLITS": splits,
+        "OUT_ALIGNMENT": ALIGNMENT if aligned else 1,
+        "BLOCK_TOKENS": block_tokens,
+        "BLOCK_RANK": block_rank(max_rank, limit=32 if dtype.itemsize == 2 else 16),
+        "BLOCK_OUT": block_out(dtype, block_tokens),
+        "UPCAST": INTERPRETED,
+    }
+
+
+@cache
+def column_blocks(slice_outs: tuple[int, ...], width: int, device: torch.device) -> Tensor:
+    """int32 `[num_blocks, 4]`: slice, first column in it, its width, its first column in y."""
+    blocks = []
+    y_start = 0
+    for index, out_features in enumerate(slice_outs):
+        blocks += [(index, c, out_features, y_start) for c in range(0, out_features, width)]
+        y_start += out_features
+    return torch.tensor(blocks, dtype=torch.int32, device=device)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@triton.jit
+def shrink_kernel(
+    h_ptr: tl.tensor,  # fp32 [SPLITS, num_tokens, num_slices, max_rank]
+    x_ptr: tl.tensor,
+    flat_ptr: tl.tensor,
+    table_ptr: tl.tensor,  # int64 [num_rows, num_slices, 3]
+    tiles_ptr: tl.tensor,
+    token_rows_ptr: tl.tensor,
+    in_features: int,
+    x_stride: int,
+    table_stride: int,
+    h_split_stride: int,
+    h_token_stride: int,
+    max_rank: int,
+    SPLITS: tl.constexpr,
+    OFFSET_ALIGNMENT: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """h[split, t, slice, :rank] = x[t, columns of split] @ A.T for the tokens of one tile."""
+    tile_ptr = tiles_ptr + tl.program_id(0) * 3
+    index = tl.program_id(1)
+    split = tl.program_id(2)
+    start = tl.load(tile_ptr)
+    end = tl.load(tile_ptr + 1)
+    row = tl.load(tile_ptr + 2)
+    if row < 0:
+        return
+    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
+    a_ptr = flat_ptr + tl.multiple_of(tl.load(entry_ptr), OFFSET_ALIGNMENT)
+    rank = tl.load(entry_ptr + 2).to(tl.int32)
+
+    tokens = start + tl.arange(0, BLOCK_TOKENS)
+    in_tile = tokens < end
+    mine = in_tile & (tl.load(token_rows_ptr + tokens, mask=in_tile, other=-1) == row)
+    x_rows = x_ptr + tokens.to(tl.int64)[:, None] * x_stride
+    h_rows = h_ptr + split.to(tl.int64) * h_split_stride
+    h_rows += tokens.to(tl.int64)[:, None] * h_token_stride + index * max_rank
+
+    split_columns = (in_features + SPLITS * BLOCK_IN - 1) // (SPLITS * BLOCK_IN) * BLOCK_IN
+    first_column = split * split_columns
+    last_column = tl.minimum(first_column + split_columns, in_features)
+    for first_rank in range(0, rank, BLOCK_RANK):
+        ranks = first_rank + tl.arange(0, BLOCK_RANK)
+        a_columns = a_ptr + ranks.to(tl.int64)[None, :] * in_features
+        h = tl.zeros((BLOCK_TOKENS, BLOCK_RANK), dtype=tl.float32)
+        for column in range(first_column, last_column, BLOCK_IN):
+            columns = column + tl.arange(0, BLOCK_IN)
+            inside = columns < last_column
+            x = tl.load(x_rows + columns[None, :], mask=mine[:, None] & inside[None, :], other=0.0)
+            a = tl.load(
+                a_columns + columns[:, None],
+                mask=(ranks < rank)[None, :] & inside[:, None],
+                other=0.0,
+            )
+            if UPCAST:
+                x = x.to(tl.float32)
+                a = a.to(tl.float32)
+            h = tl.dot(x, a, h, input_precision="ieee")
+        tl.store(h_rows + ranks[None, :], h, mask=mine[:, None] & (ranks < rank)[None, :])
+
+
+@triton.jit
+def expand_kernel(
+    y_ptr: tl.tensor,
+    h_ptr: tl.tensor,  # fp32 [SPLITS, num_tokens, num_slices, max_rank]
+    flat_ptr: tl.tensor,
+    table_ptr: tl.tensor,  # int64 [num_rows, num_slices, 3]
+    tiles_ptr: tl.tensor,
+    token_rows_ptr: tl.tensor,
+    blocks_ptr: tl.tensor,
+    y_stride: int,
+    table_stride: int,
+    h_split_stride: int,
+    h_token_stride: int,
+    max_rank: int,
+    SPLITS: tl.constexpr,
+    OUT_ALIGNMENT: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """y[t, columns of block] += (sum of h over the splits) @ B for the tokens of one tile."""
+    tile_ptr = tiles_ptr + tl.program_id(0) * 3
+    start = tl.load(tile_ptr)
+    end = tl.load(tile_ptr + 1)
+    row = tl.load(tile_ptr + 2)
+    if row < 0:
+        return
+    block_ptr = blocks_ptr + tl.program_id(1) * 4
+    index = tl.load(block_ptr)
+    first_column = tl.multiple_of(tl.load(block_ptr + 1), OUT_ALIGNMENT)
+    out_features = tl.multiple_of(tl.load(block_ptr + 2), OUT_ALIGNMENT)
+    y_start = tl.multiple_of(tl.load(block_ptr + 3), OUT_ALIGNMENT)
+    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
+    rank = tl.load(entry_ptr + 2).to(tl.int32)
+    if rank == 0:
+        return
+    b_ptr = flat_ptr + tl.multiple_of(tl.load(entry_ptr + 1), OUT_ALIGNMENT)
+
+    tokens = start + tl.arange(0, BLOCK_TOKENS)
+    in_tile = tokens < end
+    mine = in_tile & (tl.load(token_rows_ptr + tokens, mask=in_tile, other=-1) == row)
+    columns = first_column + tl.arange(0, BLOCK_OUT)
+    inside = columns < out_features
+    h_rows = h_ptr + tokens.to(tl.int64)[:, None] * h_token_stride + index * max_rank
+    delta = tl.zeros((BLOCK_TOKENS, BLOCK_OUT), dtype=tl.float32)
+    for first_rank in range(0, rank, BLOCK_RANK):
+        ranks = first_rank + tl.arange(0, BLOCK_RANK)
+        h_mask = mine[:, None] & (ranks < rank)[None, :]
+        h = tl.zeros((BLOCK_TOKENS, BLOCK_RANK), dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            partial = h_rows + tl.cast(split, tl.int64) * h_split_stride + ranks[None, :]
+            h += tl.load(partial, mask=h_mask, other=0.0)
+        b = tl.load(
+            b_ptr + ranks.to(tl.int64)[:, None] * out_features + columns[None, :],
+            mask=(ranks < rank)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        h = h.to(b.dtype)
+        if UPCAST:
+            h = h.to(tl.float32)
+            b = b.to(tl.float32)
+        delta = tl.dot(h, b, delta, input_precision="ieee")
+    y_ptrs = y_ptr + tokens.to(tl.int64)[:, None] * y_stride + y_start + columns[None, :]
+    y_mask = mine[:, None] & inside[None, :]
+    y = tl.load(y_ptrs, mask=y_mask, other=0.0)
+    tl.store(y_ptrs, (y + delta).to(y.dtype), mask=y_mask)
+
+
+INTERPRETED = not isinstance(shrink_kernel, triton.JITFunction)
+"""Under TRITON_INTERPRET=1, where tl.dot of bf16 is wrong: dots are computed in fp32 then."""

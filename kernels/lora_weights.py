@@ -1,0 +1,28 @@
+"""How the LoRA kernels see the arena: one flat tensor, and a table of where each matrix lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class AdapterWeights(Protocol):
+    """Every resident adapter's matrices. A table row is one adapter.
+
+    For each slice of the base the table holds (a_offset, b_offset, rank): absolute element offsets
+    into `flat`; rank 0 is "not touched". A is `[rank, in]`, B is stored transposed, `[rank, out]`,
+    with the scale folded in; both are finite. The A matrices of the slices that an adapter touches
+    in one projection lie one under another, in slice order. The `a_offset` of the first of them and
+    every `b_offset` are multiples of 16.
+    """
+
+    flat: Tensor
+    """`[capacity]` in the serving dtype."""
+    table: Tensor
+    """int64 `[num_rows, num_slices, 3]` on the device."""
+
+    @property
+    def row_tables(self) -> Sequence[Sequence[Sequence[int]]]:
+        """The same in host memory, for the paths that find matrices in Python."""

@@ -1,0 +1,47 @@
+"""Fixtures for kernels: poisoned memory, and Triton's interpreter beside its compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import loraplex.kernels.lora
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what `torch.empty` returns with NaN, so that nothing unwritten can pass unseen."""
+    empty = torch.empty
+
+    def poisoned_empty(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(-(2**31))
+
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+@pytest.fixture(scope="session")
+def interpreted_lora() -> ModuleType:
+    """A second copy of `lora_triton` whose kernels run on CPU tensors.
+
+    Triton looks at TRITON_INTERPRET when a kernel is decorated. It is set only while this copy is
+    imported, under a name of its own, so that the copy the product uses is compiled as ever.
+    """
+    pytest.importorskip("triton")
+    source = Path(loraplex.kernels.lora.__file__).with_name("lora_triton.py")
+    spec = importlib.util.spec_from_file_location(
+        "loraplex.kernels.lora_triton_interpreted", source
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        spec.loader.exec_module(module)
+    return module
