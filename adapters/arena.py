@@ -1,0 +1,195 @@
+"""The device memory that holds adapters: one array, one extent per adapter, one table of rows.
+
+Kernels read `flat` through `table`, so adapters come and go without changing a tensor's address.
+A free extent and a free row hold zeros, and a row is never reused under the same generation: who
+compares (row, generation, key) cannot take one adapter for another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .block import ALIGNMENT_ELEMENTS
+from .extents import Extent, ExtentAllocator, Placement
+from .host_cache import PIECE_ELEMENTS, HostBlock
+from .identity import AdapterKey
+from .layout import BaseLayout
+
+INITIAL_ROWS = 16
+CUDA_PIECE_ELEMENTS = 4 << 20
+
+SliceEntry = tuple[int, int, int]
+"""(a_offset, b_offset, rank) of one slice: absolute element offsets; rank 0 is "not touched"."""
+
+
+@dataclass
+class _Occupant:
+    """The adapter that a row stands for."""
+
+    key: AdapterKey
+    generation: int
+    extent: Extent
+    entries: npt.NDArray[np.int64]
+    """`[num_slices, 3]`: one SliceEntry for each slice."""
+    is_published: bool = False
+
+
+class Arena:
+    """Adapters on the device. One owner thread calls everything but `copy_into`."""
+
+    flat: Tensor
+    """`[capacity]` of the serving type: every adapter's matrices."""
+    table: Tensor
+    """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base.
+    A new, longer tensor when rows run out: take it anew in every step."""
+    row_tables: list[list[SliceEntry]]
+    """The same rows on the host, as Python numbers."""
+
+    def __init__(
+        self, layout: BaseLayout, capacity_bytes: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._extents = ExtentAllocator(
+            capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
+        )
+        self.flat = torch.zeros(self._extents.capacity, dtype=dtype, device=device)
+        self._occupants: dict[int, _Occupant] = {}  # by row
+        self._generations = [0] * INITIAL_ROWS
+        self._free_rows = list(range(INITIAL_ROWS))  # heap: low rows first keep the table short
+        self._copies = _CudaCopies(device) if device.type == "cuda" else None
+        self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
+        self.row_tables = [self._untouched] * INITIAL_ROWS
+        self.table = torch.zeros(
+            INITIAL_ROWS, len(layout.slices), 3, dtype=torch.int64, device=device
+        )
+
+    @property
+    def capacity(self) -> int:
+        """In elements."""
+        return self._extents.capacity
+
+    @property
+    def element_bytes(self) -> int:
+        return self.flat.itemsize
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._extents.capacity * self.flat.itemsize
+
+    @property
+    def used_bytes(self) -> int:
+        return self._extents.used * self.flat.itemsize
+
+    def identity(self, row: int) -> tuple[AdapterKey, int] | None:
+        """The adapter and generation that a published row stands for; None for any other row."""
+        occupant = self._occupants.get(row)
+        if occupant is None or not occupant.is_published:
+            return None
+        return occupant.key, occupant.generation
+
+    def place(
+        self,
+        key: AdapterKey,
+        num_elements: int,
+        block_table: npt.NDArray[np.int64],
+        *,
+        avoid: Extent | None = None,
+    ) -> Placement | None:
+        """Reserve a row, and an extent outside of `avoid`, for a block with this `BlockPlan.table`.
+
+        The row stays invisible until `publish`. None if no free run is large enough.
+        """
+        extent = self._extents.allocate(num_elements, avoid=avoid)
+        if extent is None:
+            return None
+        if not self._free_rows:
+            self._double_rows()
+        row = heapq.heappop(self._free_rows)
+        self._generations[row] += 1
+        entries = block_table + np.array([extent.offset, extent.offset, 0])
+        entries[block_table[:, 2] == 0] = 0
+        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries)
+        return Placement(row, self._generations[row], extent)
+
+    def copy_into(self, placement: Placement, block: HostBlock) -> None:
+        """Copy a block into its extent; the bytes are on the device when this returns.
+
+        For a loader thread: it runs beside the owner's steps, in pieces, without the GIL.
+        """
+        start = placement.extent.offset
+        target = self.flat[start : start + block.num_elements]
+        if self._copies is not None:
+            self._copies.copy(target, block.tensor)
+            return
+        for piece in _pieces(block.num_elements, PIECE_ELEMENTS):
+            target[piece].copy_(block.tensor[piece])
+
+    def publish(self, placement: Placement) -> None:
+        """Make a copied block visible in the table."""
+        occupant = self._occupants[placement.row]
+        assert occupant.generation == placement.generation
+        occupant.is_published = True
+        self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
+        self._write_row(placement.row, torch.from_numpy(occupant.entries))
+
+    def remove(self, row: int) -> None:
+        """Zero a row and its extent and free both, published or not.
+
+        No copy into the extent and no step that reads it may be under way. On CUDA the zeros are
+        written in the order of the current stream: before any later step or copy.
+        """
+        occupant = self._occupants.pop(row)
+        extent = occupant.extent
+        if occupant.is_published:
+            self.row_tables[row] = self._untouched
+            self.table[row].zero_()
+        self.flat[extent.offset : extent.end].zero_()
+        if self._copies is not None:
+            self._copies.follow_current_stream()
+        self._extents.free(extent)
+        heapq.heappush(self._free_rows, row)
+
+    def _write_row(self, row: int, entries: Tensor) -> None:
+        if self._copies is not None:
+            entries = entries.pin_memory()  # so that the copy waits for no running kernel
+        self.table[row].copy_(entries, non_blocking=True)
+
+    def _double_rows(self) -> None:
+        num_rows = len(self._generations)
+        self.table = torch.cat([self.table, torch.zeros_like(self.table)])
+        self.row_tables = self.row_tables + [self._untouched] * num_rows
+        self._generations += [0] * num_rows
+        self._free_rows = list(range(num_rows, 2 * num_rows))
+
+
+class _CudaCopies:
+    """Copies on a stream of their own, ordered after the zeroing of the bytes they overwrite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._zeroed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.follow_current_stream()
+
+    def follow_current_stream(self) -> None:
+        """Order later copies after all that the current stream was given so far."""
+        self._zeroed.record(torch.cuda.current_stream(self._copy_stream.device))
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(self._zeroed)
+            for piece in _pieces(source.numel(), CUDA_PIECE_ELEMENTS):
+                target[piece].copy_(source[piece], non_blocking=True)
+            # Blocking sleeps; a spinning wait would take a core.
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record()
+        copied.synchronize()
+
+
+def _pieces(num_elements: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, num_elements, size))

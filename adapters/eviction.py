@@ -1,0 +1,89 @@
+"""Which adapters to displace so that one more fits: a decision without effects.
+
+An adapter needs one contiguous extent, so dropping the least recently used one at a time may free
+much and help nobody. The unit of choice is therefore a window: neighbouring occupants whose
+removal leaves one hole that is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .extents import Extent
+from .identity import AdapterKey
+
+Cost = tuple[int, float]
+"""What it costs to displace an occupant: the kind of harm, then the time of its last use."""
+
+
+class Occupant(NamedTuple):
+    """An adapter in the arena; without a cost it may not be displaced."""
+
+    extent: Extent
+    key: AdapterKey | None
+    cost: Cost | None
+
+
+class Window(NamedTuple):
+    """The hole that appears when `victims` go."""
+
+    extent: Extent
+    victims: tuple[AdapterKey, ...]
+    cost: Cost
+    """That of the dearest victim."""
+
+
+def choose_window(
+    size: int,
+    *,
+    capacity: int,
+    occupants: Iterable[Occupant],
+    avoid: Extent | None = None,
+) -> Window | None:
+    """The window of at least `size` whose dearest victim is cheapest, then the smallest one.
+
+    Victims are never more than needed. None if no window without an immovable occupant is large
+    enough, or its hole would touch `avoid`.
+    """
+    line = _in_line(occupants, capacity=capacity, avoid=avoid)
+    windows = (_window_from(line, start, size) for start in range(len(line) - 1))
+    candidates = [window for window in windows if window is not None]
+    return min(candidates, key=_price, default=None)
+
+
+def _price(window: Window) -> tuple[Cost, int, int]:
+    return window.cost, window.extent.size, window.extent.offset
+
+
+def _in_line(
+    occupants: Iterable[Occupant], *, capacity: int, avoid: Extent | None
+) -> list[Occupant]:
+    """Occupants by offset, between immovable ends; `avoid` and all in it are one immovable thing.
+
+    An occupant never straddles the border of `avoid`: it was a window itself.
+    """
+    outside = [
+        occupant for occupant in occupants if not (avoid and occupant.extent.overlaps(avoid))
+    ]
+    fixed = [Extent(0, 0), Extent(capacity, 0), *([avoid] if avoid else [])]
+    return sorted(
+        [*outside, *(Occupant(extent, None, None) for extent in fixed)],
+        key=lambda occupant: occupant.extent,
+    )
+
+
+def _window_from(line: list[Occupant], start: int, size: int) -> Window | None:
+    """The shortest window that begins behind `line[start]`."""
+    begin = line[start].extent.end
+    cost: Cost = (0, float("-inf"))
+    victims: list[AdapterKey] = []
+    for occupant in line[start + 1 :]:
+        hole = Extent(begin, occupant.extent.offset - begin)
+        if hole.size >= size:
+            return Window(hole, tuple(victims), cost)
+        if occupant.cost is None or occupant.key is None:
+            return None
+        cost = max(cost, occupant.cost)
+        victims.append(occupant.key)
+    return None

@@ -1,0 +1,104 @@
+"""Contiguous extents of one array: which elements belong to whom.
+
+Every element is either free or inside exactly one allocated extent, and free neighbours are always
+merged. Sizes and offsets count whatever unit the owner chooses (the arena: elements).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Extent(NamedTuple):
+    """The half-open range `[offset, offset + size)`."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+    def overlaps(self, other: Extent) -> bool:
+        return self.offset < other.end and other.offset < self.end
+
+    def without(self, other: Extent | None) -> list[Extent]:
+        """What is left of this extent before and after `other`: none, one or two parts."""
+        if other is None or not self.overlaps(other):
+            return [self]
+        before = Extent(self.offset, other.offset - self.offset)
+        after = Extent(other.end, self.end - other.end)
+        return [part for part in (before, after) if part.size > 0]
+
+
+class ExtentAllocator:
+    """Best-fit allocator over `[0, capacity)`; offsets and sizes are multiples of `alignment`.
+
+    A capacity that is no multiple is rounded down. Not thread-safe.
+    """
+
+    def __init__(self, capacity: int, *, alignment: int = 1) -> None:
+        self.capacity = capacity - capacity % alignment
+        self.alignment = alignment
+        self.used = 0
+        self._free = [Extent(0, self.capacity)] if self.capacity else []  # by offset
+        self._allocated: set[Extent] = set()
+
+    @property
+    def largest_free(self) -> int:
+        """The largest size that `allocate` can grant now."""
+        return max((run.size for run in self._free), default=0)
+
+    def allocate(self, size: int, *, avoid: Extent | None = None) -> Extent | None:
+        """Take the tightest free run of at least `size`, outside of `avoid`; None if there is none.
+
+        The extent's size is `size` rounded up to the alignment.
+        """
+        assert size > 0, "an extent holds something"
+        size = -(-size // self.alignment) * self.alignment
+        gaps = [
+            (gap.size, gap.offset, index)
+            for index, run in enumerate(self._free)
+            for gap in run.without(avoid)
+            if gap.size >= size
+        ]
+        if not gaps:
+            return None
+        _, offset, index = min(gaps)
+        extent = Extent(offset, size)
+        self._free[index : index + 1] = self._free[index].without(extent)
+        self._allocated.add(extent)
+        self.used += size
+        return extent
+
+    def free(self, extent: Extent) -> None:
+        """Give back exactly what `allocate` returned."""
+        assert extent in self._allocated, f"{extent} is not allocated"
+        self._allocated.remove(extent)
+        self.used -= extent.size
+        index = bisect(self._free, extent)
+        start, end, first, last = extent.offset, extent.end, index, index
+        if index > 0 and self._free[index - 1].end == start:
+            start, first = self._free[index - 1].offset, index - 1
+        if index < len(self._free) and self._free[index].offset == end:
+            end, last = self._free[index].end, index + 1
+        self._free[first:last] = [Extent(start, end - start)]
+
+    def check(self) -> None:
+        """Assert that free and allocated extents tile the array and free neighbours are merged."""
+        tiles = sorted([*self._free, *self._allocated])
+        assert all(left.end == right.offset for left, right in pairwise(tiles))
+        assert not tiles or (tiles[0].offset == 0 and tiles[-1].end == self.capacity)
+        assert sum(tile.size for tile in tiles) == self.capacity
+        assert self.used == sum(extent.size for extent in self._allocated)
+        assert all(left.end < right.offset for left, right in pairwise(self._free))
+
+
+class Placement(NamedTuple):
+    """A place in the arena: an extent, and the table row that names it for one generation."""
+
+    row: int
+    generation: int
+    extent: Extent

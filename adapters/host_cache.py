@@ -1,0 +1,225 @@
+"""Host memory between the local disk and the device: blocks ready to be copied as they are.
+
+Reading a block folds each slice's scale into B in fp32 and rounds once to the serving type. All
+blocks lie in one pool that is allocated at start, so the bound in bytes is exact and
+loading allocates nothing. Bytes are zeroed before they are free again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, read_block_header
+from .errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
+from .extents import Extent, ExtentAllocator
+from .identity import AdapterKey
+from .layout import BaseLayout
+
+TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+PIECE_ELEMENTS = 32 << 10
+"""Elements converted at a time: they stay in a core's cache, and torch starts no further threads
+for so few, so a load takes one core from the running step at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostBlock:
+    """One adapter's block in host memory, in the serving type."""
+
+    key: AdapterKey
+    tensor: Tensor
+    """`[num_elements]`, scales folded in; a view of the cache's pool."""
+    table: npt.NDArray[np.int64]
+    """`BlockPlan.table`: offsets from the start of the block."""
+    extent: Extent
+
+    @property
+    def num_elements(self) -> int:
+        return self.tensor.numel()
+
+
+class HostCache:
+    """Least-recently-used cache of blocks, bounded in bytes. Every method is thread-safe.
+
+    A block is *in use* from `read` or `acquire` until `release`; only blocks out of use are
+    dropped to make room. `page_locked` is for CUDA: copies from there run beside the kernels; torch
+    rounds what it page-locks up to a power of two.
+    """
+
+    def __init__(
+        self,
+        layout: BaseLayout,
+        capacity_bytes: int,
+        dtype: torch.dtype,
+        *,
+        page_locked: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._extents = ExtentAllocator(
+            capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
+        )
+        self._pool = torch.empty(self._extents.capacity, dtype=dtype, pin_memory=page_locked)
+        self._blocks: OrderedDict[AdapterKey, HostBlock] = OrderedDict()  # oldest use first
+        self._in_use: set[AdapterKey] = set()
+        self._lock = Lock()
+        # Zeroing takes milliseconds, so it happens outside of `_lock`, which the engine's loop
+        # takes in every step. Taken before `_lock`, never inside it.
+        self._erasing = Lock()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._extents.capacity * self._dtype.itemsize
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of cached blocks and of reads that are under way."""
+        return self._extents.used * self._dtype.itemsize
+
+    def keys(self) -> list[AdapterKey]:
+        with self._lock:
+            return list(self._blocks)
+
+    def holds(self, key: AdapterKey) -> bool:
+        with self._lock:
+            return key in self._blocks
+
+    def acquire(self, key: AdapterKey) -> HostBlock | None:
+        """Take a cached block into use; None if it is not here."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+                self._in_use.add(key)
+            return block
+
+    def release(self, key: AdapterKey) -> None:
+        """End the use of a block; it stays cached. Unknown keys are ignored."""
+        with self._lock:
+            self._in_use.discard(key)
+
+    def read(self, key: AdapterKey, path: Path) -> HostBlock | None:
+        """Read a block's file into the cache and take it into use. For a loader thread.
+
+        None if blocks in use leave no room: try again after a `release`. The caller never reads
+        a key that the cache holds, nor one key twice at a time.
+
+        Raises ObjectCorrupt if the file is no block of this adapter and base or is truncated,
+        ArenaTooSmall if it is larger than the whole cache, AdapterUnavailable if a value is not
+        finite in the serving type, OSError.
+        """
+        header = read_block_header(path)
+        plan = self._check(header, key)
+        extent = self._reserve(plan.num_elements)
+        if extent is None:
+            return None
+        tensor = self._pool[extent.offset : extent.offset + plan.num_elements]
+        try:
+            with path.open("rb") as file:
+                file.seek(header.payload_offset)
+                _fill(tensor, file, header, plan)
+        except BaseException:
+            with self._erasing:
+                self._erase(extent)
+            raise
+        block = HostBlock(key, tensor, plan.table, extent)
+        with self._lock:
+            self._blocks[key] = block
+            self._in_use.add(key)
+        return block
+
+    def remove(self, key: AdapterKey) -> None:
+        """Drop this adapter; when this returns, none of its bytes are left. Unknown is fine."""
+        with self._erasing:
+            with self._lock:
+                self._in_use.discard(key)
+                block = self._blocks.pop(key, None)
+            if block is not None:
+                self._erase(block.extent)
+
+    def _check(self, header: BlockHeader, key: AdapterKey) -> BlockPlan:
+        if header.digest != key.digest:
+            raise ObjectCorrupt("the block belongs to another adapter")
+        if header.base_id != self._layout.base_id:
+            raise ObjectCorrupt("the block was made for another base model")
+        num_slices = len(self._layout.slices)
+        if not header.ranks or not all(
+            0 <= index < num_slices and rank > 0 and math.isfinite(header.scales[index])
+            for index, rank in header.ranks.items()
+        ):
+            raise ObjectCorrupt("the block's slices do not exist in this base model")
+        plan = BlockPlan(self._layout, header.ranks)
+        if plan.num_elements != header.num_elements:
+            raise ObjectCorrupt("the block's size does not follow from its ranks")
+        if plan.num_elements > self._extents.capacity:
+            raise ArenaTooSmall(
+                f"the adapter needs {plan.num_elements * self._dtype.itemsize} bytes of host"
+                f" memory; the cache has {self.capacity_bytes}"
+            )
+        return plan
+
+    def _reserve(self, num_elements: int) -> Extent | None:
+        """Room for a block, made by dropping the least recently used ones out of use."""
+        with self._erasing:
+            while True:
+                with self._lock:
+                    extent = self._extents.allocate(num_elements)
+                    victim = None if extent else self._pop_oldest_out_of_use()
+                if victim is None:
+                    return extent
+                self._erase(victim.extent)
+
+    def _pop_oldest_out_of_use(self) -> HostBlock | None:
+        key = next((key for key in self._blocks if key not in self._in_use), None)
+        return None if key is None else self._blocks.pop(key)
+
+    def _erase(self, extent: Extent) -> None:
+        """Zero and free. The caller holds `_erasing`: no one else sees a half-dropped block."""
+        self._pool[extent.offset : extent.end].zero_()
+        with self._lock:
+            self._extents.free(extent)
+
+
+def _fill(target: Tensor, file: BinaryIO, header: BlockHeader, plan: BlockPlan) -> None:
+    """Convert the payload at the file's position, in order, piece by piece."""
+    source_dtype = TORCH_DTYPES[header.dtype]
+    buffer = torch.empty(PIECE_ELEMENTS, dtype=source_dtype)
+    raw = buffer.view(torch.uint8).numpy().data
+    for start, stop, scale in _pieces(header, plan):
+        num_bytes = (stop - start) * source_dtype.itemsize
+        if file.readinto(raw[:num_bytes]) != num_bytes:  # type: ignore[attr-defined]
+            raise ObjectCorrupt("the block is truncated")
+        piece = target[start:stop]
+        piece.copy_(buffer[: stop - start].to(torch.float32) * scale)
+        if not torch.isfinite(piece).all():
+            raise AdapterUnavailable(f"the adapter has values that are not finite in {piece.dtype}")
+
+
+def _pieces(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, float]]:
+    """Cover the payload in order with `(start, stop, scale)`: scale is 1 outside of B."""
+    for start, stop, scale in _runs(header, plan):
+        for offset in range(start, stop, PIECE_ELEMENTS):
+            yield offset, min(offset + PIECE_ELEMENTS, stop), scale
+
+
+def _runs(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, float]]:
+    position = 0
+    slices = plan.layout.slices
+    for index in sorted(header.ranks, key=lambda index: int(plan.table[index, 1])):
+        begin = int(plan.table[index, 1])
+        end = begin + header.ranks[index] * slices[index].out_features
+        yield position, begin, 1.0
+        yield begin, end, header.scales[index]
+        position = end
+    yield position, plan.num_elements, 1.0

@@ -1,0 +1,87 @@
+"""What residency knows of one adapter, from its first request to its eviction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, NamedTuple
+
+from .extents import Placement
+from .identity import AdapterKey
+from .reading import BlockT
+
+MIN_STAY_SECONDS = 0.1
+"""A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
+UNCLAIMED_STAY_SECONDS = 1.0
+"""The same until its first lease: the request that it was loaded for waits for its turn."""
+
+
+class Tier(StrEnum):
+    """A place an adapter's weights can be, slowest first."""
+
+    STORE = "store"
+    DISK = "disk"
+    HOST = "host"
+    DEVICE = "device"
+
+
+class State(StrEnum):
+    """How far an adapter has come; one that nobody asked for has no record and is STORED."""
+
+    FETCHING = "fetching"
+    """Asked of the fetcher."""
+    READING = "reading"
+    """Its local file is read into host memory, or waits for room there."""
+    HOST = "host"
+    """In host memory, waiting for room on the device."""
+    LOADING = "loading"
+    """Being copied into its extent."""
+    RESIDENT = "resident"
+    """Ready: it can be leased."""
+    FAILED = "failed"
+    """The last attempt failed; a request after the back-off begins another."""
+
+
+class Failure(NamedTuple):
+    """Why an adapter cannot be had now."""
+
+    code: str
+    message: str
+
+
+@dataclass(eq=False)
+class Record(Generic[BlockT]):
+    """One adapter's state. Times are readings of residency's clock."""
+
+    key: AdapterKey
+    state: State = State.FETCHING
+    order: int = 0
+    """Position among all requests that began a load."""
+    source: Tier = Tier.STORE
+    """Where the present load found it."""
+    begun_at: float = 0.0
+    waiting_since: float = 0.0
+    resident_since: float = 0.0
+    last_used: float = 0.0
+    block: BlockT | None = None
+    """In use in host memory while set."""
+    placement: Placement | None = None
+    leases: set[str] = field(default_factory=set)
+    """Ids of the requests that hold one: a set, so that nothing can be released twice."""
+    is_claimed: bool = False
+    """Leased at least once since it is resident."""
+    failure: Failure | None = None
+    backoff_seconds: float = 0.0
+    """After the last failure; it doubles with each in a row."""
+    retry_at: float = 0.0
+    was_fetched_again: bool = False
+    """Its file was gone when it was to be read, once in this attempt."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is State.RESIDENT and not self.leases
+
+    @property
+    def stays_until(self) -> float:
+        stay = MIN_STAY_SECONDS if self.is_claimed else UNCLAIMED_STAY_SECONDS
+        return self.resident_since + stay

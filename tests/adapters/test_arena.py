@@ -1,0 +1,210 @@
+"""Rows say where each matrix lies, are never reused under one generation, and leave zeros."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.adapters.arena import INITIAL_ROWS, Arena
+from loraplex.adapters.extents import Extent, Placement
+from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.identity import AdapterKey
+from support.blocks import StoredBlock, make_key, make_layout, write_block
+
+CPU = torch.device("cpu")
+
+
+def make_arena(capacity_elements: int = 1 << 16, dtype: torch.dtype = torch.float32) -> Arena:
+    return Arena(make_layout(), capacity_elements * dtype.itemsize, dtype, CPU)
+
+
+def load(arena: Arena, stored: StoredBlock) -> Placement:
+    host = HostCache(make_layout(), 1 << 20, arena.flat.dtype)
+    block = host.read(stored.key, stored.path)
+    assert block is not None
+    placement = arena.place(stored.key, block.num_elements, block.table)
+    assert placement is not None
+    arena.copy_into(placement, block)
+    arena.publish(placement)
+    return placement
+
+
+def matrices(arena: Arena, row: int, index: int) -> tuple[Tensor, Tensor]:
+    """A and Bᵀ as a kernel finds them: through `flat` and `table` alone."""
+    a_offset, b_offset, rank = arena.table[row, index].tolist()
+    part = make_layout().slices[index]
+    a = arena.flat[a_offset : a_offset + rank * part.in_features].view(rank, -1)
+    b = arena.flat[b_offset : b_offset + rank * part.out_features].view(rank, -1)
+    return a, b
+
+
+def test_a_published_row_leads_to_the_adapters_matrices(tmp_path: Path) -> None:
+    arena = make_arena()
+    load(arena, write_block(tmp_path / "first", make_key("first")))
+    stored = write_block(tmp_path / "second", make_key("second"), seed=1)
+    placement = load(arena, stored)
+    for index in range(len(make_layout().slices)):
+        if index not in stored.plan.ranks:
+            assert arena.table[placement.row, index].tolist() == [0, 0, 0]
+            continue
+        a, b = matrices(arena, placement.row, index)
+        expected_a, expected_b = stored.matrices(index)
+        torch.testing.assert_close(a, expected_a)
+        torch.testing.assert_close(b, expected_b * stored.scales[index])
+
+
+def test_host_rows_equal_device_rows(tmp_path: Path) -> None:
+    arena = make_arena()
+    for name in "abc":
+        load(arena, write_block(tmp_path / name, make_key(name)))
+    arena.remove(1)
+    assert [list(map(list, row)) for row in arena.row_tables] == arena.table.tolist()
+
+
+def test_a_row_is_invisible_until_it_is_published(tmp_path: Path) -> None:
+    arena = make_arena()
+    stored = write_block(tmp_path / "block", make_key("a"))
+    placement = arena.place(stored.key, stored.plan.num_elements, stored.plan.table)
+    assert placement is not None
+    assert arena.identity(placement.row) is None
+    assert not arena.table.any()
+    arena.publish(placement)
+    assert arena.identity(placement.row) == (stored.key, placement.generation)
+    arena.remove(placement.row)
+    assert arena.identity(placement.row) is None
+
+
+@pytest.mark.parametrize("row", [-1, 0, INITIAL_ROWS, 10**6])
+def test_a_free_or_unknown_row_stands_for_nothing(row: int) -> None:
+    assert make_arena().identity(row) is None
+
+
+def test_a_row_is_reused_under_a_new_generation(tmp_path: Path) -> None:
+    arena = make_arena()
+    stored = write_block(tmp_path / "block", make_key("a"))
+    seen = set()
+    for _ in range(3):
+        placement = load(arena, stored)
+        seen.add((placement.row, placement.generation))
+        arena.remove(placement.row)
+    assert seen == {(0, 1), (0, 2), (0, 3)}
+
+
+def test_a_placement_of_an_earlier_generation_cannot_be_published(tmp_path: Path) -> None:
+    arena = make_arena()
+    stored = write_block(tmp_path / "block", make_key("a"))
+    stale = load(arena, stored)
+    arena.remove(stale.row)
+    load(arena, stored)
+    with pytest.raises(AssertionError):
+        arena.publish(stale)
+
+
+def test_removal_zeroes_the_bytes_and_the_row_and_nothing_else(tmp_path: Path) -> None:
+    arena = make_arena()
+    going = load(arena, write_block(tmp_path / "a", make_key("a")))
+    staying = load(arena, write_block(tmp_path / "b", make_key("b"), seed=1))
+    before = arena.flat[staying.extent.offset : staying.extent.end].clone()
+    assert arena.flat[going.extent.offset : going.extent.end].any()
+    arena.remove(going.row)
+    assert not arena.flat[going.extent.offset : going.extent.end].any()
+    assert not arena.table[going.row].any()
+    assert torch.equal(arena.flat[staying.extent.offset : staying.extent.end], before)
+    assert arena.identity(staying.row) == (make_key("b"), staying.generation)
+
+
+def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    stored = write_block(tmp_path / "block", make_key("a"))
+    size = stored.plan.num_elements
+    arena = make_arena(2 * size + 32, dtype=torch.bfloat16)
+    assert arena.capacity_bytes == 2 * (2 * size + 32)
+    first = arena.place(stored.key, size, stored.plan.table)
+    assert first is not None
+    assert arena.used_bytes == 2 * size
+    assert arena.place(make_key("b"), size, stored.plan.table, avoid=Extent(size, 64)) is None
+    assert arena.place(make_key("b"), size, stored.plan.table) is not None
+    assert arena.place(make_key("c"), size, stored.plan.table) is None
+    arena.remove(first.row)
+    assert arena.used_bytes == 2 * size
+
+
+def test_the_table_grows_and_keeps_its_rows(tmp_path: Path) -> None:
+    arena = make_arena()
+    stored = [
+        write_block(tmp_path / str(seed), make_key(str(seed)), ranks={5: 1}, seed=seed)
+        for seed in range(2 * INITIAL_ROWS + 1)
+    ]
+    placements = [load(arena, block) for block in stored]
+    assert len(arena.table) == len(arena.row_tables) == 4 * INITIAL_ROWS
+    for block, placement in zip(stored, placements, strict=True):
+        assert arena.identity(placement.row) == (block.key, placement.generation)
+        a, _ = matrices(arena, placement.row, 5)
+        torch.testing.assert_close(a, block.matrices(5)[0])
+
+
+def test_copies_run_beside_reads_of_resident_adapters(tmp_path: Path) -> None:
+    """A loader copies in and out of the free half while the owner reads the other half."""
+    arena = make_arena()
+    resident = write_block(tmp_path / "resident", make_key("resident"))
+    placement = load(arena, resident)
+    expected = arena.flat[placement.extent.offset : placement.extent.end].clone()
+    stored = write_block(tmp_path / "coming", make_key("coming"), seed=1)
+    host = HostCache(make_layout(), 1 << 20, torch.float32)
+    block = host.read(stored.key, stored.path)
+    assert block is not None
+
+    for _ in range(30):
+        coming = arena.place(stored.key, block.num_elements, block.table)
+        assert coming is not None
+        loader = threading.Thread(target=arena.copy_into, args=(coming, block))
+        loader.start()
+        while loader.is_alive():
+            window = arena.flat[placement.extent.offset : placement.extent.end]
+            assert torch.equal(window, expected)
+        loader.join()
+        arena.publish(coming)
+        a, _ = matrices(arena, coming.row, 0)
+        torch.testing.assert_close(a, stored.matrices(0)[0])
+        arena.remove(coming.row)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_copies_are_ordered_after_the_zeroing_of_their_extent(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    layout = make_layout()
+    arena = Arena(layout, 1 << 20, torch.bfloat16, device)
+    host = HostCache(layout, 1 << 20, torch.bfloat16, page_locked=True)
+    stored = [write_block(tmp_path / str(seed), make_key(str(seed)), seed=seed) for seed in (0, 1)]
+    blocks = [host.read(block.key, block.path) for block in stored]
+    for _ in range(100):
+        for block in blocks:
+            assert block is not None
+            placement = arena.place(block.key, block.num_elements, block.table)
+            assert placement is not None
+            arena.copy_into(placement, block)
+            arena.publish(placement)
+            extent = placement.extent
+            assert torch.equal(
+                arena.flat[extent.offset : extent.offset + block.num_elements].cpu(), block.tensor
+            )
+            assert arena.table[placement.row].tolist() == [
+                list(entry) for entry in arena.row_tables[placement.row]
+            ]
+            arena.remove(placement.row)
+    assert not arena.flat.any()
+    assert not arena.table.any()
+
+
+def test_two_tenants_with_equal_content_have_rows_of_their_own(tmp_path: Path) -> None:
+    arena = make_arena()
+    keys = [AdapterKey("one", "sha256:same"), AdapterKey("two", "sha256:same")]
+    placements = [load(arena, write_block(tmp_path / key.tenant_id, key)) for key in keys]
+    assert placements[0].row != placements[1].row
+    assert not placements[0].extent.overlaps(placements[1].extent)
+    arena.remove(placements[0].row)
+    assert arena.identity(placements[1].row) == (keys[1], placements[1].generation)
