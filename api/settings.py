@@ -35,11 +35,26 @@ class Settings(BaseSettings):
     """URL of the adapter store; None is a folder in `data_dir`."""
     secret: SecretStr | None = None
     """64 hexadecimal digits; None is the file `secret` in `data_dir`, made on first use."""
+    served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
+    """What callers name the base model; None is its folder's name or its hub id."""
+    metrics_token: SecretStr | None = None
+    """What opens `/metrics`; None opens it to this machine only."""
+    adapter_wait_seconds: float = Field(default=30.0, gt=0)
+    """After so long without its adapter a request is answered `adapter_loading`."""
+    disk_cache_bytes: int = Field(default=10 << 30, ge=0)
+    """Disk for local copies of stored adapters."""
+    drain_seconds: float = Field(default=25.0, ge=0)
+    """How long a server that is told to stop lets its requests finish."""
 
     @property
     def database_url(self) -> str:
         """Where the database of record is."""
         return self.database or f"sqlite:///{self.data_dir / 'loraplex.db'}"
+
+    @property
+    def is_database_embedded(self) -> bool:
+        """This installation's own SQLite, which is migrated without being asked."""
+        return self.database is None
 
     @property
     def store_url(self) -> str:

@@ -18,6 +18,8 @@ from ...platform.errors import PlatformError
 from .exit_codes import CommandFailed, exit_code_of
 
 COMMANDS: Mapping[str, str] = {
+    "serve": "Serve a base model and its tenants' adapters.",
+    "adapters": "Push, list, alias and remove adapters.",
     "tenants": "Make, list, suspend and resume tenants.",
     "keys": "Issue, list and revoke a tenant's API keys.",
     "db": "Bring the database's schema up to date.",

@@ -132,6 +132,14 @@ def has_version(session: TenantSession, digest: str, states: Collection[VersionS
     return session.scalars(condition).first() is not None
 
 
+def find_content(session: TenantSession, digest: str) -> AdapterVersion | None:
+    """A version with this content that is not deleted: says which object holds it."""
+    query = select(AdapterVersion).where(
+        AdapterVersion.digest == digest, AdapterVersion.state.in_(VISIBLE_STATES)
+    )
+    return session.scalars(query.limit(1)).first()
+
+
 def last_version_number(session: TenantSession, adapter_id: str) -> int:
     """The highest number that was ever given; 0 before the first."""
     query = select(func.max(AdapterVersion.number)).where(AdapterVersion.adapter_id == adapter_id)
@@ -168,6 +176,18 @@ def find_upload(session: TenantSession, upload_id: str) -> Upload | None:
     """The upload of this id, locked against other writers until this unit of work ends."""
     query = select(Upload).where(Upload.id == upload_id).with_for_update()
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def list_receiving_uploads(session: TenantSession, sha256: str) -> Sequence[Upload]:
+    """The uploads that wait for the rest of this weights file, the newest first."""
+    query = select(Upload).where(Upload.sha256 == sha256, Upload.state == UploadState.RECEIVING)
+    return session.scalars(query.order_by(Upload.created_at.desc())).all()
+
+
+def list_uploads_of_version(session: TenantSession, version_id: str) -> Sequence[Upload]:
+    """The uploads that became this version, the oldest first."""
+    query = select(Upload).where(Upload.version_id == version_id)
+    return session.scalars(query.order_by(Upload.created_at)).all()
 
 
 def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence[Upload]:

@@ -54,6 +54,7 @@ class Deletion(NamedTuple):
     """A version that is to disappear."""
 
     version_id: str
+    number: int
     key: AdapterKey
     is_content_shared: bool
     """Another version of the tenant has the same content: neither evict nor remove it."""
@@ -270,4 +271,4 @@ def _get_version(session: TenantSession, version_id: str) -> AdapterVersion:
 
 def _deletion(session: TenantSession, version: AdapterVersion) -> Deletion:
     key = AdapterKey(version.tenant_id, version.digest)
-    return Deletion(version.id, key, is_object_referenced(session, version.digest))
+    return Deletion(version.id, version.number, key, is_object_referenced(session, version.digest))

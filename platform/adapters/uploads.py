@@ -51,6 +51,17 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
     return upload
 
 
+def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
+    """The upload that waits for the rest of what `new` declares, else a new one.
+
+    So a sender that lost its place finds it again. Raises InvalidValue.
+    """
+    for upload in repository.list_receiving_uploads(session, new.sha256):
+        if _declares_the_same(upload, new):
+            return upload
+    return open_upload(session, new)
+
+
 def get_upload(session: TenantSession, upload_id: str) -> Upload:
     """The upload of this id. Raises UploadNotFound."""
     upload = repository.find_upload(session, upload_id)
@@ -104,6 +115,20 @@ def mark_refused(session: TenantSession, upload_id: str, *, reason: str, message
 def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
     """Expect no more bytes. Raises UploadNotFound or InvalidTransition."""
     return _advance(session, upload_id, UploadState.ABANDONED)
+
+
+def list_wanted_aliases(session: TenantSession, version_id: str) -> list[tuple[str, str]]:
+    """The adapter's name and each alias that the pushes of this version asked for."""
+    return [
+        (upload.adapter_name, alias)
+        for upload in repository.list_uploads_of_version(session, version_id)
+        for alias in upload.aliases
+    ]
+
+
+def _declares_the_same(upload: Upload, new: NewUpload) -> bool:
+    declared = (upload.adapter_name, upload.config_json, upload.size_bytes, tuple(upload.aliases))
+    return declared == (new.adapter_name, new.config_json, new.size_bytes, new.aliases)
 
 
 def _advance(session: TenantSession, upload_id: str, target: UploadState) -> Upload:

@@ -1,0 +1,33 @@
+"""The HTTP application: routes, who may call them, and how errors look."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, FastAPI
+
+from .auth import authenticate
+from .errors import install_error_handlers
+from .request_context import RequestContext
+from .routes import adapters, chat, completions, models, operations, uploads
+from .runtime import Runtime
+
+
+def create_app(runtime: Runtime) -> FastAPI:
+    """The application over an open runtime.
+
+    Every route of `/v1` needs a key: the dependency stands on the root router, and only
+    `operations` is outside of it.
+    """
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.runtime = runtime
+    app.include_router(operations.router)
+    app.include_router(_closed_routes())
+    install_error_handlers(app)
+    app.add_middleware(RequestContext)
+    return app
+
+
+def _closed_routes() -> APIRouter:
+    root = APIRouter(prefix="/v1", dependencies=[Depends(authenticate)])
+    for module in (chat, completions, models, adapters, uploads):
+        root.include_router(module.router)
+    return root

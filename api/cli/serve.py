@@ -1,0 +1,123 @@
+"""`loraplex serve`: one base model, its adapters, and the API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...adapters.errors import AdapterError
+from ...engine.config import EngineConfig, Quantization
+from ...engine.errors import EngineError
+from ..runtime import Runtime
+from ..settings import Settings
+from .exit_codes import CommandFailed, ExitCode
+from .output import note
+
+app = typer.Typer(add_completion=False)
+
+GIB = 1 << 30
+DEFAULTS = EngineConfig(model="")
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="A Hugging Face directory or hub id.")],
+    quantize: Annotated[
+        Quantization, typer.Option(help="How the base's linear layers are held.")
+    ] = Quantization.NONE,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.")
+    ] = DEFAULTS.dtype,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = DEFAULTS.device,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What callers name the base.", show_default="its folder")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Home of the embedded database, store and secret.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="SQLAlchemy URL.", show_default="SQLite in the data folder")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="A folder or s3://bucket/prefix.", show_default="a folder")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one sequence.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Most sequences in one batch.")
+    ] = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Token budget of one step.")
+    ] = DEFAULTS.max_num_batched_tokens,
+    memory_gib: Annotated[
+        float | None, typer.Option(min=0.1, help="What the engine may use, weights included.")
+    ] = None,
+    arena_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="Device memory for adapters.")
+    ] = None,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="Device memory for KV blocks.")
+    ] = None,
+    host_cache_gib: Annotated[
+        float, typer.Option(min=0.001, help="Host memory for adapters.")
+    ] = DEFAULTS.host_cache_bytes / GIB,
+    num_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
+    ] = None,
+) -> None:
+    """Serve a base model and its tenants' adapters until ^C or SIGTERM."""
+    engine_config = EngineConfig(
+        model=model,
+        quantization=quantize,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        memory_bytes=_bytes(memory_gib),
+        arena_bytes=_bytes(arena_gib),
+        kv_cache_bytes=_bytes(kv_cache_gib),
+        host_cache_bytes=_bytes(host_cache_gib) or 0,
+        num_threads=num_threads,
+    )
+    settings = _settings(
+        data_dir=data_dir, database=database, store=store, served_model_name=served_model_name
+    )
+    _run(settings, engine_config, host=host, port=port)
+
+
+def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:
+    from ..logs import configure_logging
+    from ..server import run_server
+
+    configure_logging()
+    note(f"Loading {engine_config.model} ...")
+
+    def announce(runtime: Runtime) -> None:
+        _announce(runtime, f"http://{host}:{port}")
+
+    try:
+        run_server(settings, engine_config, host=host, port=port, announce=announce)
+    except (EngineError, AdapterError, OSError) as exc:
+        raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
+
+
+def _announce(runtime: Runtime, url: str) -> None:
+    for line in runtime.engine.info.memory_plan:
+        note(f"  {line}")
+    note(f"Serving {runtime.inference.served_model_name} at {url}/v1")
+    note("Make a tenant and a key: loraplex tenants create NAME && loraplex keys create NAME")
+
+
+def _settings(**flags: Any) -> Settings:
+    """A flag goes before the environment, the environment before the default."""
+    return Settings(**{name: value for name, value in flags.items() if value is not None})
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)

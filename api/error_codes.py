@@ -1,0 +1,164 @@
+"""Every error code that a caller can meet, with its HTTP status and what it means.
+
+This table is the published list: `docs/errors.md` is what `python -m loraplex.api.error_codes`
+prints, and tests compare it with what the layers can raise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ..adapters.rejections import REJECTIONS
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+}
+
+
+class ErrorCode(NamedTuple):
+    """What one code means to the caller."""
+
+    status: int
+    meaning: str
+    retryable: bool = False
+    """The same request may succeed later, unchanged."""
+
+    @property
+    def type(self) -> str:
+        """The family, in the words of OpenAI's API."""
+        fallback = "server_error" if self.status >= 500 else "invalid_request_error"
+        return _TYPES.get(self.status, fallback)
+
+
+REQUEST_CODES: Mapping[str, ErrorCode] = {
+    "invalid_json": ErrorCode(400, "The body is not valid JSON."),
+    "invalid_parameter": ErrorCode(
+        400, "A parameter is missing, of the wrong type or out of range; `param` names it."
+    ),
+    "unsupported_parameter": ErrorCode(
+        400, "The parameter, or this value of it, would change the answer and is not served."
+    ),
+    "context_length_exceeded": ErrorCode(
+        400, "Prompt and requested output exceed the context length or the KV cache."
+    ),
+    "missing_api_key": ErrorCode(401, "No `Authorization: Bearer <key>` was sent."),
+    "invalid_api_key": ErrorCode(401, "The key is malformed, unknown, expired or revoked."),
+    "insufficient_scope": ErrorCode(403, "The key's scopes do not allow this."),
+    "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
+    "not_found": ErrorCode(404, "There is nothing at this path."),
+    "method_not_allowed": ErrorCode(405, "The path does not know this method."),
+    "body_too_large": ErrorCode(413, "The body exceeds the limit of its route."),
+    "unsupported_media_type": ErrorCode(
+        415, "The body has another content type or encoding than the route reads."
+    ),
+}
+
+MODEL_CODES: Mapping[str, ErrorCode] = {
+    "model_not_found": ErrorCode(
+        404, "No such model, adapter, version or alias for this key; another tenant's neither."
+    ),
+    "adapter_not_ready": ErrorCode(
+        409, "The version is still being checked, or was rejected; its `state` says which."
+    ),
+    "adapter_loading": ErrorCode(503, "The adapter is still on its way to the device.", True),
+    "adapter_load_failed": ErrorCode(
+        503, "The adapter's weights could not be brought to the device.", True
+    ),
+    "adapter_too_large": ErrorCode(422, "The adapter is larger than the memory for all adapters."),
+    "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
+    "chat_template_missing": ErrorCode(
+        400, "The base model has no chat template; use `/v1/completions`."
+    ),
+    "numerical_error": ErrorCode(422, "The model's output under this adapter is not finite."),
+}
+
+RESOURCE_CODES: Mapping[str, ErrorCode] = {
+    "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
+    "version_not_found": ErrorCode(404, "The adapter has no such version."),
+    "alias_not_found": ErrorCode(404, "The adapter has no such alias."),
+    "version_aliased": ErrorCode(409, "An alias points at the version; move or remove it first."),
+    "adapter_being_deleted": ErrorCode(
+        409, "The same content is being deleted right now; push it again when that is done.", True
+    ),
+    "state_conflict": ErrorCode(409, "The version or upload is not in a state that allows this."),
+    "upload_not_found": ErrorCode(404, "No such upload for this key."),
+    "upload_conflict": ErrorCode(
+        409, "The offset is not where the upload stands, or bytes are missing or too many."
+    ),
+    "digest_mismatch": ErrorCode(422, "The received bytes do not have the declared SHA-256."),
+}
+
+SERVER_CODES: Mapping[str, ErrorCode] = {
+    "internal_error": ErrorCode(500, "Something failed that should not have.", True),
+    "engine_error": ErrorCode(500, "The engine failed on this request.", True),
+    "engine_restarted": ErrorCode(
+        503, "The engine stopped while this request ran; send it again.", True
+    ),
+    "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),
+    "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
+    "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),
+    "store_unavailable": ErrorCode(503, "The adapter store did not answer in time.", True),
+    "shutting_down": ErrorCode(503, "This server is stopping.", True),
+}
+
+REJECTION_CODES: Mapping[str, ErrorCode] = {
+    reason: ErrorCode(422, f"{rejection.meaning} {rejection.way_out}")
+    for reason, rejection in REJECTIONS.items()
+}
+
+ERROR_CODES: Mapping[str, ErrorCode] = {
+    **REQUEST_CODES,
+    **MODEL_CODES,
+    **RESOURCE_CODES,
+    **SERVER_CODES,
+    **REJECTION_CODES,
+}
+
+_SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
+    "The request": REQUEST_CODES,
+    "The model it names": MODEL_CODES,
+    "Adapters, versions and uploads": RESOURCE_CODES,
+    "The server": SERVER_CODES,
+    "Why an adapter is rejected": REJECTION_CODES,
+}
+
+_INTRODUCTION = """\
+# Error codes
+
+Every error answer, and the last event of a stream that failed, is one object:
+
+```json
+{"error": {"message": "...", "type": "...", "param": null, "code": "...", "retryable": false,
+           "request_id": "req-..."}}
+```
+
+`code` is one of the codes below, `param` the field or tensor at fault. `retryable` says whether
+the same request may succeed later; the header `x-should-retry` says it to the official clients and
+`retry-after-ms` when. A stream ends in `data: [DONE]` only if it succeeded.
+
+This page is printed by `python -m loraplex.api.error_codes`.
+"""
+
+
+def error_reference() -> str:
+    """The text of `docs/errors.md`."""
+    return _INTRODUCTION + "".join(
+        f"\n## {title}\n\n| code | status | retry | meaning |\n|---|---|---|---|\n"
+        + "".join(_table_rows(codes))
+        for title, codes in _SECTIONS.items()
+    )
+
+
+def _table_rows(codes: Mapping[str, ErrorCode]) -> Iterator[str]:
+    for code, published in codes.items():
+        retry = "yes" if published.retryable else "no"
+        yield f"| `{code}` | {published.status} | {retry} | {published.meaning} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(error_reference())

@@ -1,0 +1,185 @@
+"""The one place that knows how an error looks over HTTP.
+
+Every error answer is `{"error": {message, type, param, code, retryable, request_id}}`; `code` is
+one of the published `ERROR_CODES`, and `x-should-retry` tells the official clients what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..adapters.errors import AdapterError, AdapterRejected
+from ..engine.errors import EngineError
+from ..engine.messages import ErrorInfo
+from ..platform.errors import PlatformError
+from .error_codes import ERROR_CODES, ErrorCode
+
+DEFAULT_RETRY_SECONDS = 1.0
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_UNION_BRANCHES = frozenset({"str", "constrained-str"})
+
+
+class ApiError(Exception):
+    """An answer that is an error: a published code, and what the caller should know."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        self.code = code
+        self.message = message or ERROR_CODES[code].meaning
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(self.message)
+
+    @property
+    def published(self) -> ErrorCode:
+        return ERROR_CODES[self.code]
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What a caller reads about an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    retryable: bool
+    request_id: str
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+def encode_error(error: ApiError, request_id: str) -> bytes:
+    """The envelope as JSON: a whole body, or the data of the last event of a failed stream."""
+    body = ErrorBody(
+        message=error.message,
+        type=error.published.type,
+        param=error.param,
+        code=error.code,
+        retryable=error.published.retryable,
+        request_id=request_id,
+    )
+    return msgspec.json.encode(ErrorEnvelope(body))
+
+
+def error_response(request: Request, error: ApiError) -> Response:
+    """The answer for `error`; the code is also left for the request log and the metrics."""
+    request.state.error_code = error.code
+    headers = {"x-should-retry": "true" if error.published.retryable else "false"}
+    if error.published.retryable:
+        seconds = error.retry_after_seconds or DEFAULT_RETRY_SECONDS
+        headers["retry-after-ms"] = str(round(seconds * 1000))
+        headers["retry-after"] = str(math.ceil(seconds))
+    if error.published.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        encode_error(error, request.state.request_id),
+        status_code=error.published.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The published form of any layer's error; what is not published becomes `internal_error`."""
+    match error:
+        case ApiError():
+            return error
+        case ValidationError():
+            return _from_validation(error.errors(include_url=False))
+        case RequestValidationError():
+            return _from_validation(error.errors(), num_skipped=1)
+        case AdapterRejected():
+            return _published(error.reason, str(error), error.pointer)
+        case AdapterError():
+            return _published(error.code, str(error), error.pointer)
+        case EngineError() | PlatformError():
+            return _published(error.code, str(error), getattr(error, "param", None))
+        case HTTPException() if error.status_code in _HTTP_CODES:
+            return ApiError(_HTTP_CODES[error.status_code])
+        case _:
+            return ApiError("internal_error")
+
+
+def from_error_info(info: ErrorInfo) -> ApiError:
+    """The published form of an error that crossed the engine's border as data."""
+    return _published(info.code, info.message, None)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every expected error with the envelope; the unexpected is the middleware's."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return error_response(request, as_api_error(error))
+
+    async def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        published = as_api_error(error)
+        if published.code == "not_found":
+            published = _explain_missing_path(request, published)
+        response = error_response(request, published)
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(HTTPException, answer_http)
+    for expected in (
+        ApiError,
+        ValidationError,
+        RequestValidationError,
+        EngineError,
+        AdapterError,
+        PlatformError,
+    ):
+        app.add_exception_handler(expected, answer)
+
+
+def _published(code: str, message: str, param: str | None) -> ApiError:
+    if code not in ERROR_CODES:
+        return ApiError("internal_error")
+    return ApiError(code, message, param=param)
+
+
+def _from_validation(errors: Sequence[Mapping[str, object]], num_skipped: int = 0) -> ApiError:
+    """`num_skipped` parts of the location say where the field is: query or path."""
+    first = errors[0]
+    kind, message = str(first["type"]), str(first["msg"])
+    if kind == "json_invalid":
+        return ApiError("invalid_json", message)
+    context = first.get("ctx")
+    field = context.get("field") if isinstance(context, dict) else None
+    location = first["loc"]
+    assert isinstance(location, tuple)
+    param = (
+        ".".join(str(part) for part in (*location[num_skipped:], field) if _names_a_field(part))
+        or None
+    )
+    code = "unsupported_parameter" if kind == "unsupported_parameter" else "invalid_parameter"
+    return ApiError(code, f"{param}: {message}" if param else message, param=param)
+
+
+def _names_a_field(part: object) -> bool:
+    """False for what pydantic adds to a location: branches of unions and `[key]`."""
+    return part is not None and part not in _UNION_BRANCHES and "[" not in str(part)
+
+
+def _explain_missing_path(request: Request, error: ApiError) -> ApiError:
+    path: str = request.scope["path"]
+    if path.startswith("/v1/") or not path.startswith(("/chat/", "/completions", "/models")):
+        return error
+    return ApiError(error.code, f"The API begins at /v1: did you mean /v1{path}?")

@@ -1,0 +1,99 @@
+"""The outermost layer of every request: its id, its log line, its counters, its last safety net.
+
+Plain ASGI: a middleware that wraps the response body would swallow an error in a stream and let a
+truncated answer pass for a whole one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .disconnects import ClientDisconnected
+from .errors import ApiError, error_response
+from .metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+_SECURITY_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+class RequestContext:
+    """Gives each request an id of ours, never the caller's, and answers what nobody caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        await _ObservedRequest(self.app, scope, receive, send).run()
+
+
+class _ObservedRequest:
+    def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        self.app = app
+        self.scope = scope
+        self.receive = receive
+        self.metrics: Metrics = scope["app"].state.runtime.metrics
+        self.downstream_send = send
+        self.started_at = time.monotonic()
+        self.status = 0
+        self.state = scope.setdefault("state", {})
+        self.state["request_id"] = f"req-{secrets.token_hex(12)}"
+        self.state["started_at"] = self.started_at
+
+    async def run(self) -> None:
+        try:
+            await self.app(self.scope, self.receive, self.send)
+        except (ClientDisconnect, ClientDisconnected):
+            self.state["error_code"] = "client_disconnected"  # nobody is left to answer
+        except Exception:
+            log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
+            if self.status:
+                raise  # Bytes are out: only a broken connection says that the answer is not whole.
+            request = Request(self.scope, self.receive)
+            await error_response(request, ApiError("internal_error"))(
+                self.scope, self.receive, self.send
+            )
+        finally:
+            self.observe()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message.get("headers", []))
+            headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
+            if not any(name == b"cache-control" for name, _ in headers):
+                headers.append(_NO_STORE)
+            message = {**message, "headers": headers}
+        await self.downstream_send(message)
+
+    def observe(self) -> None:
+        route = getattr(self.scope.get("route"), "path", "unmatched")
+        method = self.scope["method"] if route != "unmatched" else "any"
+        code = self.state.get("error_code", "")
+        seconds = time.monotonic() - self.started_at
+        self.metrics.observe_request(
+            method=method, route=route, status=self.status, code=code, seconds=seconds
+        )
+        log.info(
+            "request_finished",
+            request_id=self.state["request_id"],
+            tenant_id=self.state.get("tenant_id"),
+            method=method,
+            route=route,
+            status=self.status,
+            code=code or None,
+            seconds=round(seconds, 6),
+        )

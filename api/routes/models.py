@@ -1,0 +1,66 @@
+"""`/v1/models`: the base model and the caller's ready adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...platform.adapters import service
+from ...platform.adapters.models import Adapter
+from ...platform.adapters.states import VersionState
+from ...platform.keys.principal import Principal, Scope
+from ..auth import require
+from ..json_response import json_response
+from ..runtime import CurrentRuntime, Runtime
+from ..schemas.answers import ModelCard, ModelList
+
+router = APIRouter()
+
+Caller = Annotated[Principal, Depends(require(Scope.INFER))]
+
+
+@router.get("/models")
+async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
+    adapters = await runtime.control_plane.read(principal.tenant_id, service.list_adapters)
+    base = _base_card(runtime)
+    cards = [
+        _adapter_card(adapter, principal, parent=base.id)
+        for adapter in adapters
+        if _has_ready_version(adapter, runtime.engine.info.base_id)
+    ]
+    return json_response(ModelList([base, *cards]))
+
+
+@router.get("/models/{model:path}")
+async def get_model(model: str, runtime: CurrentRuntime, principal: Caller) -> Response:
+    """The card of what a request for `model` would be answered by."""
+    served = await runtime.inference.resolve(principal, model)
+    base = _base_card(runtime)
+    if served.adapter is None:
+        return json_response(base)
+    name = served.adapter.name
+    adapter = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.get_adapter(session, name)
+    )
+    created = int(adapter.created_at.timestamp())
+    return json_response(ModelCard(model, created, principal.tenant_slug, served.name, base.id))
+
+
+def _base_card(runtime: Runtime) -> ModelCard:
+    name = runtime.inference.served_model_name
+    return ModelCard(name, runtime.started_at, "loraplex", name, None)
+
+
+def _adapter_card(adapter: Adapter, principal: Principal, *, parent: str) -> ModelCard:
+    created = int(adapter.created_at.timestamp())
+    full_name = f"{principal.tenant_slug}/{adapter.name}"
+    return ModelCard(adapter.name, created, principal.tenant_slug, full_name, parent)
+
+
+def _has_ready_version(adapter: Adapter, base_id: str) -> bool:
+    return any(
+        version.state is VersionState.READY and version.base_id == base_id
+        for version in adapter.versions
+    )

@@ -1,0 +1,75 @@
+"""Pushing an adapter: declare it, send its weights in parts, commit.
+
+Bodies are raw bytes, never multipart. A sender that lost its place declares the same again, or
+asks where the upload stands, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.adapters.uploads import NewUpload
+from ..bodies import body_chunks, check_encoding, json_body
+from ..json_response import json_response
+from ..runtime import CurrentRuntime
+from ..schemas.adapters import UploadBody
+from .adapter_views import upload_view
+from .adapters import Writer, version_view
+
+router = APIRouter()
+
+
+@router.post("/adapters/{name}/uploads")
+async def open_upload(
+    runtime: CurrentRuntime,
+    principal: Writer,
+    name: str,
+    body: Annotated[UploadBody, Depends(json_body(UploadBody))],
+) -> Response:
+    declared = NewUpload(
+        adapter_name=name,
+        config_json=json.dumps(body.config),
+        size_bytes=body.size_bytes,
+        sha256=body.sha256,
+        aliases=tuple(body.aliases),
+        created_by=principal.key_id,
+    )
+    upload = await runtime.pushes.open(principal, declared, declared_base_id=body.base_id)
+    return json_response(upload_view(upload), status_code=201)
+
+
+@router.get("/uploads/{upload_id}")
+async def get_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
+    """`received_bytes` is where to go on."""
+    return json_response(upload_view(await runtime.pushes.get(principal.tenant_id, upload_id)))
+
+
+@router.put("/uploads/{upload_id}/content")
+async def put_content(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Writer,
+    upload_id: str,
+    offset: Annotated[int, Query(ge=0)],
+) -> Response:
+    """Append the body, which begins at `offset` of the weights file."""
+    check_encoding(request, "application/octet-stream")
+    upload = await runtime.pushes.receive(
+        principal.tenant_id,
+        upload_id,
+        offset=offset,
+        read=lambda max_bytes: body_chunks(request, max_bytes),
+    )
+    return json_response(upload_view(upload))
+
+
+@router.post("/uploads/{upload_id}/commit")
+async def commit_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
+    """Examine and store the adapter; the version it became, which is still to be attested."""
+    name, number = await runtime.pushes.commit(principal.tenant_id, upload_id)
+    return json_response(await version_view(runtime, principal, name, number))

@@ -1,0 +1,166 @@
+"""Everything that one serving process holds, wired together: the only place that knows both planes.
+
+Opened before the first request and closed after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from ..adapters.disk_cache import DiskCache
+from ..adapters.errors import ObjectNotFound
+from ..adapters.fetcher import FetchedBlock, Fetcher
+from ..adapters.identity import AdapterKey
+from ..adapters.layout import BaseLayout, layout_to_json
+from ..adapters.store import open_store
+from ..engine.checkpoint import locate_model
+from ..engine.client import EngineClient
+from ..engine.config import EngineConfig
+from ..engine.tokenizer import Tokenizer
+from ..platform.adapters import repository
+from ..platform.database import Database
+from ..platform.keys.service import ApiKeyService
+from ..platform.secrets import API_KEY_PEPPER, derive_key
+from .control_plane import ControlPlane
+from .metrics import Metrics
+from .services.attestation import Attestations
+from .services.deletions import Deletions
+from .services.inference import Inference
+from .services.probes import PROBE_TEXT, probe_prompts
+from .services.pushes import Pushes
+from .services.staging import Staging
+from .settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The services that routes use."""
+
+    settings: Settings
+    engine: EngineClient
+    control_plane: ControlPlane
+    inference: Inference
+    pushes: Pushes
+    deletions: Deletions
+    metrics: Metrics
+    started_at: int
+    """Seconds since 1970."""
+
+
+def current_runtime(request: Request) -> Runtime:
+    """The runtime of the app that this request came to."""
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+CurrentRuntime = Annotated[Runtime, Depends(current_runtime)]
+
+
+@asynccontextmanager
+async def open_runtime(settings: Settings, engine_config: EngineConfig) -> AsyncIterator[Runtime]:
+    """Start everything; what an earlier run left unfinished is taken up.
+
+    Raises a PlatformError, EngineError or AdapterError if a part cannot start.
+    """
+    async with AsyncExitStack() as stack:
+        control_plane = _open_control_plane(settings)
+        stack.callback(control_plane.close)
+        store = open_store(settings.store_url)
+        disk_cache = DiskCache(settings.data_dir / "cache", settings.disk_cache_bytes)
+        fetcher = Fetcher(store, disk_cache)
+        stack.callback(fetcher.close)
+        model_dir = await asyncio.to_thread(locate_model, engine_config.model)
+        tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
+        engine = EngineClient(
+            replace(engine_config, model=str(model_dir)),
+            on_adapter_wanted=_BlockSource(control_plane, fetcher).fetch,
+        )
+        stack.push_async_callback(engine.stop)
+        await engine.start()
+
+        name = settings.served_model_name or _public_name(engine_config.model, model_dir)
+        metrics = Metrics(lambda: engine.stats)
+        inference = Inference(
+            engine=engine,
+            tokenizer=tokenizer,
+            control_plane=control_plane,
+            metrics=metrics,
+            served_model_name=name,
+            adapter_wait_seconds=settings.adapter_wait_seconds,
+        )
+        stack.callback(inference.close)
+        prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
+        attestations = Attestations(engine=engine, control_plane=control_plane, prompts=prompts)
+        stack.push_async_callback(attestations.close)
+        pushes = Pushes(
+            info=engine.info,
+            layout_path=_write_layout(settings.data_dir, engine.info.layout),
+            staging=Staging(settings.data_dir / "uploads"),
+            store=store,
+            control_plane=control_plane,
+            attestations=attestations,
+            served_model_name=name,
+        )
+        stack.push_async_callback(pushes.close)
+        deletions = Deletions(
+            engine=engine, fetcher=fetcher, store=store, control_plane=control_plane
+        )
+        stack.push_async_callback(deletions.close)
+
+        started_at = int(time.time())
+        attestations.start()
+        for service in (pushes, attestations, deletions):
+            await service.recover()
+        yield Runtime(
+            settings, engine, control_plane, inference, pushes, deletions, metrics, started_at
+        )
+
+
+class _BlockSource:
+    """Brings the adapters that the engine wants to this machine's disk."""
+
+    def __init__(self, control_plane: ControlPlane, fetcher: Fetcher) -> None:
+        self._control_plane = control_plane
+        self._fetcher = fetcher
+
+    async def fetch(self, key: AdapterKey) -> FetchedBlock:
+        """The verified block. Raises an AdapterError or PlatformError."""
+        version = await self._control_plane.read(
+            key.tenant_id, lambda session: repository.find_content(session, key.digest)
+        )
+        if version is None:
+            raise ObjectNotFound("no version has this content any more")
+        return await asyncio.wrap_future(
+            self._fetcher.fetch(key, sha256=version.object_sha256, size_bytes=version.size_bytes)
+        )
+
+
+def _public_name(model: str, model_dir: Path) -> str:
+    """A folder's name, or the hub id as it was given."""
+    return model_dir.name if Path(model).expanduser().is_dir() else model
+
+
+def _write_layout(data_dir: Path, layout: BaseLayout) -> Path:
+    """The base's layout as a file, for the intake processes."""
+    path = data_dir / "layout.json"
+    path.write_text(layout_to_json(layout))
+    return path
+
+
+def _open_control_plane(settings: Settings) -> ControlPlane:
+    settings.prepare_data_dir()
+    database = Database(settings.database_url)
+    if settings.is_database_embedded:
+        database.upgrade()
+    database.check_revision()
+    pepper = derive_key(settings.load_secret(), API_KEY_PEPPER)
+    return ControlPlane(database, ApiKeyService(pepper))

@@ -1,0 +1,1 @@
+"""The bodies that callers send and the answers they get."""

@@ -1,0 +1,128 @@
+"""The bodies of `/v1/adapters` and `/v1/uploads`, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, StringConstraints
+
+from .request_model import RequestModel
+
+MAX_ALIASES = 16
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class UploadBody(RequestModel):
+    """An adapter that is about to be sent: `config` is its adapter_config.json."""
+
+    config: dict[str, Any]
+    size_bytes: Annotated[int, Field(ge=1, le=1 << 40)]
+    sha256: Annotated[str, StringConstraints(min_length=64, max_length=64)]
+    """Of the weights file, hexadecimal."""
+    aliases: Annotated[list[Name], Field(max_length=MAX_ALIASES, default_factory=list)]
+    base_id: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """The base that the adapter was trained on, if the sender knows."""
+
+
+class AliasBody(RequestModel):
+    version: Annotated[int, Field(ge=1, le=999_999_999)]
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why something was rejected."""
+
+    code: str
+    message: str
+
+
+class UploadView(msgspec.Struct, frozen=True):
+    id: str
+    adapter: str
+    state: str
+    received_bytes: int
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+    reason: Reason | None
+    object: Literal["upload"] = "upload"
+
+
+class VersionView(msgspec.Struct, frozen=True):
+    """One immutable version; `id` is the name to call it by."""
+
+    id: str
+    adapter: str
+    version: int
+    digest: str
+    state: str
+    reason: Reason | None
+    base_id: str
+    size_bytes: int
+    aliases: list[str]
+    tier: str
+    """Where its weights are now: `device`, `host`, or `store` for both further away."""
+    created_at: datetime
+    report: Mapping[str, Any]
+    """What intake found."""
+    attestation: Mapping[str, Any] | None
+    """Its measured effect on the base's logits."""
+    object: Literal["adapter.version"] = "adapter.version"
+
+
+class AdapterView(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    created_at: datetime
+    aliases: Mapping[str, int]
+    versions: list[VersionView]
+    object: Literal["adapter"] = "adapter"
+
+
+class ListView(msgspec.Struct, frozen=True):
+    data: list[Any]
+    object: Literal["list"] = "list"
+
+
+class AliasView(msgspec.Struct, frozen=True):
+    adapter: str
+    alias: str
+    version: int
+    object: Literal["adapter.alias"] = "adapter.alias"
+
+
+class DeletedVersion(msgspec.Struct, frozen=True):
+    version: int
+    digest: str
+    is_content_shared: bool
+    """Another version of yours has the same content, so the weights stay."""
+
+
+class DeletionReceipt(msgspec.Struct, frozen=True):
+    """Nothing of these versions is left on the device, in memory, on disk or in the store."""
+
+    adapter: str
+    versions: list[DeletedVersion]
+    deleted_at: datetime
+    object: Literal["adapter.deletion"] = "adapter.deletion"
+
+
+class BaseView(msgspec.Struct, frozen=True):
+    """The base model that adapters must fit."""
+
+    id: str
+    base_id: str
+    model_type: str
+    num_parameters: int
+    dtype: str
+    quantization: str
+    max_model_len: int
+    num_modules: int
+    targets: list[str]
+    """Last parts of the names of the modules that LoRA may target."""
+    refused: Mapping[str, str]
+    """Modules that LoRA may not target here, and why."""
+    object: Literal["base_model"] = "base_model"

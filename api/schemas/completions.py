@@ -1,0 +1,50 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .generation import GenerationBody, NumLogprobs, TokenId
+from .request_model import invalid
+
+MAX_SEQUENCES = 64
+"""Prompts times choices of one request."""
+DEFAULT_MAX_TOKENS = 16
+
+
+def _as_prompts(value: object) -> object:
+    """One prompt, text or token ids, becomes a list of one."""
+    is_token_ids = isinstance(value, list) and value and all(type(part) is int for part in value)
+    return [value] if isinstance(value, str) or is_token_ids else value
+
+
+Prompt = str | Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionBody(GenerationBody):
+    prompt: Annotated[
+        list[Prompt], Field(min_length=1, max_length=MAX_SEQUENCES), BeforeValidator(_as_prompts)
+    ]
+    logprobs: NumLogprobs | None = None
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationBody.neutral,
+        "add_special_tokens": (True,),
+        "best_of": (1,),
+        "echo": (False,),
+        "response_format": ({"type": "text"},),
+        "suffix": ("",),
+    }
+
+    @model_validator(mode="after")
+    def check_num_sequences(self) -> Self:
+        if len(self.prompt) * self.num_choices > MAX_SEQUENCES:
+            raise invalid("n", f"asks for more than {MAX_SEQUENCES} sequences")
+        return self
+
+    @property
+    def output_limit(self) -> int:
+        return self.max_tokens or DEFAULT_MAX_TOKENS

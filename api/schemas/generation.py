@@ -1,0 +1,121 @@
+"""What chat and plain completions have in common: sampling, stopping, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+
+from ...engine.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from .request_model import RequestModel
+
+MAX_CHOICES = 8
+MAX_OUTPUT_TOKENS = 1 << 20
+MAX_STOP_TOKEN_IDS = 64
+MAX_TOKEN_ID = (1 << 31) - 1
+DEFAULT_TEMPERATURE = 1.0
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _is_short(text: str) -> str:
+    if len(text.encode()) > MAX_STOP_BYTES:
+        raise ValueError(f"is longer than {MAX_STOP_BYTES} bytes")
+    return text
+
+
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+StopString = Annotated[str, StringConstraints(min_length=1), AfterValidator(_is_short)]
+StopStrings = Annotated[
+    list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
+]
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = False
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "continuous_usage_stats": (False,),
+        "include_obfuscation": (False, True),
+    }
+
+
+class GenerationBody(RequestModel):
+    """Fields shared by `/v1/chat/completions` and `/v1/completions`."""
+
+    model: ModelName
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: OutputTokens | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+
+    tolerated: ClassVar[frozenset[str]] = frozenset(
+        {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
+    )
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "bad_words": ([],),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1.0, 1),
+        "min_tokens": (0,),
+        "priority": (0,),
+        "return_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+    }
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, *, max_tokens: int, num_logprobs: int | None) -> SamplingParams:
+        """The engine's parameters of the first choice."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, DEFAULT_TEMPERATURE),
+            top_k=max(0, self.top_k or 0),
+            top_p=_or(self.top_p, 1.0),
+            min_p=_or(self.min_p, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            seed=self.seed,
+            logit_bias=self.logit_bias or {},
+            num_logprobs=num_logprobs,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,53 @@
+"""The base of every request body: strict types, finite numbers, no field silently ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+
+class RequestModel(BaseModel):
+    """A body whose unknown fields are refused by name.
+
+    `tolerated` are fields that do not touch the answer; `neutral` maps fields that are not served
+    to the values that ask for nothing, such as `tools: []`.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True, frozen=True
+    )
+
+    tolerated: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    @model_validator(mode="after")
+    def refuse_unsupported_fields(self) -> Self:
+        extra: dict[str, Any] = self.model_extra or {}
+        for name, value in extra.items():
+            if value is None or name in self.tolerated:
+                continue
+            if not any(_is_same(value, neutral) for neutral in self.neutral.get(name, ())):
+                raise unsupported(name)
+        return self
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """Equality that tells False from 0, and True from 1."""
+    return type(value) is type(neutral) and value == neutral
+
+
+def unsupported(field: str) -> PydanticCustomError:
+    """The error for a field, or a value of it, that would change what the answer means."""
+    return PydanticCustomError(
+        "unsupported_parameter", "is not supported, or not with this value", {"field": field}
+    )
+
+
+def invalid(field: str, message: str) -> PydanticCustomError:
+    """The error for a field whose value does not fit the other fields."""
+    return PydanticCustomError(
+        "invalid_parameter", "{message}", {"field": field, "message": message}
+    )

@@ -1,0 +1,189 @@
+"""Attestation: before a version may be used, probe requests measure what it does to the base.
+
+The probes are ordinary requests of the engine's mixed batch, in a prefix cache of their own. What
+was not attested when the server stopped is attested after the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from ...adapters.identity import AdapterKey
+from ...engine.client import EngineClient
+from ...engine.errors import EngineError
+from ...engine.messages import GenerationRequest, RequestFinished, TokensGenerated
+from ...engine.sampling_params import SamplingParams
+from ...platform.adapters import repository, service, uploads
+from ...platform.adapters.models import AdapterVersion
+from ...platform.adapters.states import VersionState
+from ...platform.base import new_id
+from ...platform.errors import InvalidTransition
+from ...platform.sessions import TenantSession
+from ..control_plane import ControlPlane
+from ..errors import ApiError, as_api_error, from_error_info
+from .probes import Effect, Logits, compare, summarize
+
+log = structlog.get_logger(__name__)
+
+NUM_WORKERS = 2
+CACHE_NAMESPACE = "attestation"
+MAX_ATTEMPTS = 8
+FIRST_PAUSE_SECONDS = 0.5
+_PROBE_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+class Verdict(NamedTuple):
+    """How an attestation ended."""
+
+    effect: Effect | None
+    """None: the probes failed."""
+    reason: str | None
+    """The published code of a rejection; None for a version that is ready."""
+    message: str = ""
+
+
+class Attestations:
+    """The queue of versions to attest, and the workers that do it; one for the server."""
+
+    def __init__(
+        self, *, engine: EngineClient, control_plane: ControlPlane, prompts: list[list[int]]
+    ) -> None:
+        self._engine = engine
+        self._control_plane = control_plane
+        self._prompts = prompts
+        self._queue: asyncio.Queue[AdapterVersion] = asyncio.Queue()
+        self._workers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._workers = [asyncio.create_task(self._work()) for _ in range(NUM_WORKERS)]
+
+    async def recover(self) -> None:
+        """Queue what an earlier run accepted and did not attest."""
+        unfinished = await self._control_plane.read_all_tenants(
+            repository.list_unfinished_versions_of_all_tenants
+        )
+        for version in unfinished:
+            if version.state in (VersionState.VALIDATED, VersionState.ATTESTING):
+                self.add(version)
+
+    def add(self, version: AdapterVersion) -> None:
+        """Attest this version when its turn comes; of another base's, when that base is served."""
+        if version.base_id == self._engine.info.base_id:
+            self._queue.put_nowait(version)
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            version = await self._queue.get()
+            try:
+                await self._attest(version)
+            except InvalidTransition:
+                log.info("attestation_overtaken", version_id=version.id)  # it was deleted
+            except Exception:
+                log.exception("attestation_failed", version_id=version.id)
+
+    async def _attest(self, version: AdapterVersion) -> None:
+        if version.state is VersionState.VALIDATED:
+            await self._control_plane.write(
+                version.tenant_id, lambda session: service.begin_attestation(session, version.id)
+            )
+        verdict = await self._measure(AdapterKey(version.tenant_id, version.digest))
+        await self._control_plane.write(
+            version.tenant_id, lambda session: _settle(session, version.id, verdict)
+        )
+        log.info(
+            "adapter_attested",
+            tenant_id=version.tenant_id,
+            adapter_digest=version.digest,
+            reason=verdict.reason,
+        )
+
+    async def _measure(self, key: AdapterKey) -> Verdict:
+        """The verdict; outages are waited out, a while longer each time."""
+        pause = FIRST_PAUSE_SECONDS
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return _judge(await self._probe(key))
+            except (ApiError, EngineError) as exc:
+                error = as_api_error(exc)
+            if not error.published.retryable or attempt == MAX_ATTEMPTS:
+                break
+            await asyncio.sleep(pause)
+            pause *= 2
+        return Verdict(None, error.code, error.message)
+
+    async def _probe(self, key: AdapterKey) -> Effect:
+        """All probes at once, as one mixed batch. Raises ApiError or EngineError."""
+        sources = (None, None, key)
+        answers: list[Awaitable[Logits]] = [
+            self._first_logits(key.tenant_id, prompt, source)
+            for prompt in self._prompts
+            for source in sources
+        ]
+        logits = await asyncio.gather(*answers)
+        return summarize(
+            [
+                compare(len(prompt), *logits[start : start + len(sources)])
+                for start, prompt in zip(
+                    range(0, len(logits), len(sources)), self._prompts, strict=True
+                )
+            ]
+        )
+
+    async def _first_logits(
+        self, tenant_id: str, prompt: list[int], adapter: AdapterKey | None
+    ) -> Logits:
+        request = GenerationRequest(
+            request_id=f"probe-{new_id()}",
+            tenant_id=tenant_id,
+            prompt_token_ids=prompt,
+            sampling=_PROBE_SAMPLING,
+            adapter=adapter,
+            cache_namespace=CACHE_NAMESPACE,
+            return_logits=True,
+        )
+        async with aclosing(self._engine.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, TokensGenerated) and event.logits is not None:
+                    return np.frombuffer(event.logits, np.float32)
+                if isinstance(event, RequestFinished) and event.error is not None:
+                    raise from_error_info(event.error)
+        raise ApiError("engine_restarted")
+
+
+def _judge(effect: Effect) -> Verdict:
+    if effect.is_noticeable:
+        return Verdict(effect, None)
+    return Verdict(
+        effect,
+        "no_effect",
+        f"The adapter moves no logit by more than {effect.max_logit_delta:.3g}; the base model "
+        f"itself varies by {effect.noise_floor:.3g}.",
+    )
+
+
+def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> None:
+    """Write the verdict down; a version that is ready gets the aliases its pushes asked for."""
+    report = verdict.effect.as_report() if verdict.effect else None
+    if verdict.reason is not None:
+        service.mark_rejected(
+            session,
+            version_id,
+            reason=verdict.reason,
+            message=verdict.message,
+            attestation_report=report,
+        )
+        return
+    version = service.mark_ready(session, version_id, attestation_report=report or {})
+    for name, alias in uploads.list_wanted_aliases(session, version_id):
+        service.set_alias(session, name, alias, version.number)

@@ -1,0 +1,183 @@
+"""One caller's generation: several sequences of the engine as one stream of text.
+
+A sequence is one choice for one prompt. `Generation` owns the engine requests behind them: whoever
+starts it must `aclose` it, which ends what still runs and meters what was generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...adapters.residency import Tier
+from ...engine.client import EngineClient
+from ...engine.messages import GenerationRequest, RequestFinished, RequestStarted, TokensGenerated
+from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError
+from ..metrics import Metrics
+from .sequence_text import Delta, SequenceText
+
+ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """One sequence to generate, and how its tokens become text."""
+
+    index: int
+    """The `index` of its choice."""
+    request: GenerationRequest
+    is_first_choice: bool
+    """It accounts for its prompt; the further choices of the same prompt do not."""
+    stop: tuple[str, ...]
+    continues_prompt: bool
+    """A plain completion, whose text goes on where the prompt's ends."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """What a generation has cost so far."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+
+
+class Outcome(NamedTuple):
+    """What is metered at the end of a generation."""
+
+    counts: TokenCounts
+    tier: Tier | None
+    """Where the adapter was when the request came."""
+    finish_reason: str
+    """Of the sequence that ended last; `aborted` if the answer is not whole."""
+
+
+class Generation:
+    """Runs the sequences of one HTTP request."""
+
+    def __init__(
+        self,
+        sequences: Sequence[SequenceSpec],
+        *,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        arrived_at: float,
+        meter: Callable[[Outcome], Awaitable[None]],
+    ) -> None:
+        self.counts = TokenCounts()
+        self._sequences = sequences
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._arrived_at = arrived_at
+        self._meter = meter
+        self._is_metered = False
+        self._tier: Tier | None = None
+        self._events: asyncio.Queue[RequestStarted | Delta | Exception] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(
+        self, *, is_loading: Callable[[], bool], patience_seconds: float
+    ) -> RequestStarted:
+        """Submit everything; return once the first sequence is scheduled.
+
+        Raises ApiError: the engine's refusal, or `adapter_loading` if the patience is over and
+        `is_loading` says that it is the adapter that is missing.
+        """
+        self._tasks = [asyncio.create_task(self._run(spec)) for spec in self._sequences]
+        while True:
+            try:
+                async with asyncio.timeout(patience_seconds):
+                    event = await self._events.get()
+            except TimeoutError:
+                if is_loading():
+                    raise ApiError("adapter_loading") from None
+                continue
+            if isinstance(event, Exception):
+                raise event
+            assert isinstance(event, RequestStarted), "a sequence starts before it gives text"
+            self._metrics.observe_start(event)
+            self._tier = event.adapter_tier
+            return event
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """All text, as it comes; metered before the last delta is given. Raises ApiError."""
+        num_unfinished = len(self._sequences)
+        while num_unfinished:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, RequestStarted):
+                continue
+            num_unfinished -= event.finish_reason is not None
+            if not num_unfinished:
+                await self._meter_once(event.finish_reason or ABORTED)
+            yield event
+
+    async def aclose(self) -> None:
+        """End what still runs and meter it. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.counts.num_prompt_tokens:
+            with suppress(ApiError):
+                await asyncio.shield(self._meter_once(ABORTED))
+
+    async def _meter_once(self, finish_reason: str) -> None:
+        if not self._is_metered:
+            self._is_metered = True
+            await self._meter(Outcome(self.counts, self._tier, finish_reason))
+
+    async def _run(self, spec: SequenceSpec) -> None:
+        try:
+            async with aclosing(self._engine.submit(spec.request)) as events:
+                await self._follow(spec, events)
+        except Exception as exc:
+            self._events.put_nowait(exc)
+
+    async def _follow(
+        self,
+        spec: SequenceSpec,
+        events: AsyncIterator[RequestStarted | TokensGenerated | RequestFinished],
+    ) -> None:
+        text = SequenceText(
+            spec.index,
+            spec.request,
+            tokenizer=self._tokenizer,
+            stop=spec.stop,
+            continues_prompt=spec.continues_prompt,
+        )
+        last_at: float | None = None
+        async for event in events:
+            if isinstance(event, RequestStarted):
+                self._count_prompt(spec, event)
+                self._events.put_nowait(event)
+                continue
+            if isinstance(event, TokensGenerated):
+                last_at = self._observe_tokens(last_at)
+                delta, num_tokens = text.push(event)
+                self.counts.num_completion_tokens += num_tokens
+            else:
+                delta = text.finish(event)
+            self._events.put_nowait(delta)
+            if delta.finish_reason:
+                return
+
+    def _count_prompt(self, spec: SequenceSpec, started: RequestStarted) -> None:
+        if spec.is_first_choice:
+            self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
+            self.counts.num_cached_tokens += started.num_cached_tokens
+
+    def _observe_tokens(self, last_at: float | None) -> float:
+        now = time.monotonic()
+        if last_at is None:
+            self._metrics.first_token_seconds.observe(now - self._arrived_at)
+        else:
+            self._metrics.token_gap_seconds.observe(now - last_at)
+        return now

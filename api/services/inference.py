@@ -1,0 +1,226 @@
+"""From a parsed request to a running generation: which model, which tokens, who pays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...adapters.residency import Tier
+from ...engine.client import EngineClient
+from ...engine.messages import GenerationRequest, RequestStarted
+from ...engine.sampling_params import SamplingParams
+from ...engine.tokenizer import Tokenizer
+from ...platform.adapters import registry
+from ...platform.adapters.registry import AdapterRef
+from ...platform.keys.principal import Principal
+from ...platform.usage import service as ledger
+from ...platform.usage.service import Usage
+from ..control_plane import ControlPlane
+from ..errors import ApiError
+from ..metrics import Metrics
+from ..threads import WorkerThreads
+from .generation import Generation, Outcome, SequenceSpec
+
+NUM_TOKENIZERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the `model` of a request means, from its admission to its end."""
+
+    name: str
+    """The pinned name: `tenant/adapter@3`, or the base model's."""
+    adapter: AdapterRef | None
+    """None is the base model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything that determines one generation."""
+
+    request_id: str
+    arrived_at: float
+    principal: Principal
+    model: ServedModel
+    prompts: Sequence[list[int]]
+    num_choices: int
+    sampling: SamplingParams
+    """Of the first choice; the others differ in their seed."""
+    stop: tuple[str, ...]
+    continues_prompt: bool
+    """Plain completions: the text goes on where the prompt's ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A generation that has begun."""
+
+    order: Order
+    generation: Generation
+    started: RequestStarted
+
+
+class Inference:
+    """Starts generations; one for the server."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        control_plane: ControlPlane,
+        metrics: Metrics,
+        served_model_name: str,
+        adapter_wait_seconds: float,
+    ) -> None:
+        self.served_model_name = served_model_name
+        self.tokenizer = tokenizer
+        self._engine = engine
+        self._control_plane = control_plane
+        self._metrics = metrics
+        self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
+        self._adapter_wait_seconds = adapter_wait_seconds
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def resolve(self, principal: Principal, model: str) -> ServedModel:
+        """What `model` means now. The base's name is reserved; nothing falls back to the base.
+
+        Raises a PlatformError: unknown, foreign, not ready or of another base.
+        """
+        if model == self.served_model_name:
+            return ServedModel(model, None)
+        name = registry.parse_model_name(model)
+        adapter = await self._control_plane.read(
+            principal.tenant_id,
+            lambda session: registry.resolve(
+                session,
+                name,
+                tenant_slug=principal.tenant_slug,
+                base_id=self._engine.info.base_id,
+            ),
+        )
+        return ServedModel(adapter.pinned, adapter)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The prompt of a conversation. Raises an EngineError that says what does not fit."""
+        return await self._threads.run(self.tokenizer.encode_chat, messages)
+
+    async def encode(self, prompt: str | list[int]) -> list[int]:
+        """The prompt's token ids; those of the caller's are checked and taken as they are."""
+        if isinstance(prompt, str):
+            return await self._threads.run(self.tokenizer.encode, prompt)
+        return prompt
+
+    def room_for_output(self, prompt: Sequence[int]) -> int:
+        """How many tokens may follow the prompt. Raises ApiError if none."""
+        info = self._engine.info
+        capacity = min(info.max_model_len, info.num_kv_blocks * info.kv_block_size)
+        if len(prompt) >= capacity:
+            raise ApiError(
+                "context_length_exceeded",
+                f"The prompt has {len(prompt)} tokens; with the output it may have {capacity}.",
+            )
+        return capacity - len(prompt)
+
+    async def start(self, order: Order) -> Running:
+        """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        self._check_token_ids(order)
+        generation = self._prepare(order)
+        try:
+            started = await generation.start(
+                is_loading=lambda: self._is_loading(order.model),
+                patience_seconds=self._adapter_wait_seconds,
+            )
+        except BaseException:
+            await generation.aclose()
+            raise
+        return Running(order, generation, started)
+
+    def _prepare(self, order: Order) -> Generation:
+        specs = [
+            SequenceSpec(
+                index=position * order.num_choices + choice,
+                request=_sequence_request(order, position, choice),
+                is_first_choice=choice == 0,
+                stop=order.stop,
+                continues_prompt=order.continues_prompt,
+            )
+            for position in range(len(order.prompts))
+            for choice in range(order.num_choices)
+        ]
+
+        async def meter(outcome: Outcome) -> None:
+            await self._meter(order, outcome)
+
+        return Generation(
+            specs,
+            engine=self._engine,
+            tokenizer=self.tokenizer,
+            metrics=self._metrics,
+            arrived_at=order.arrived_at,
+            meter=meter,
+        )
+
+    async def _meter(self, order: Order, outcome: Outcome) -> None:
+        counts = outcome.counts
+        usage = Usage(
+            request_id=order.request_id,
+            adapter=order.model.adapter,
+            prompt_tokens=counts.num_prompt_tokens,
+            cached_tokens=counts.num_cached_tokens,
+            completion_tokens=counts.num_completion_tokens,
+            tier=outcome.tier,
+            finish_reason=outcome.finish_reason,
+        )
+        await self._control_plane.write(
+            order.principal.tenant_id, lambda session: ledger.record(session, usage)
+        )
+        self._metrics.observe_usage(
+            order.principal.tenant_slug,
+            prompt_tokens=counts.num_prompt_tokens,
+            completion_tokens=counts.num_completion_tokens,
+        )
+
+    def _check_token_ids(self, order: Order) -> None:
+        vocab_size = self._engine.info.vocab_size
+        for prompt in order.prompts:
+            if not prompt:
+                raise ApiError("invalid_parameter", "prompt: is empty", param="prompt")
+            if max(prompt) >= vocab_size:
+                raise _outside_vocabulary("prompt", vocab_size)
+        if max(order.sampling.logit_bias, default=0) >= vocab_size:
+            raise _outside_vocabulary("logit_bias", vocab_size)
+
+    def _is_loading(self, model: ServedModel) -> bool:
+        stats = self._engine.stats
+        if model.adapter is None or stats is None:
+            return False
+        tiers = {entry.key: entry.tier for entry in stats.adapters}
+        return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _sequence_request(order: Order, position: int, choice: int) -> GenerationRequest:
+    adapter = order.model.adapter
+    return GenerationRequest(
+        request_id=f"{order.request_id}-{position * order.num_choices + choice}",
+        tenant_id=order.principal.tenant_id,
+        prompt_token_ids=order.prompts[position],
+        sampling=replace(order.sampling, seed=_choice_seed(order.sampling.seed, choice)),
+        adapter=adapter.key if adapter else None,
+    )
+
+
+def _choice_seed(seed: int | None, choice: int) -> int | None:
+    """The first choice has the caller's seed, so that `n` does not change it."""
+    if seed is None or choice == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _outside_vocabulary(param: str, vocab_size: int) -> ApiError:
+    message = f"{param}: has token ids outside [0, {vocab_size})"
+    return ApiError("invalid_parameter", message, param=param)

@@ -1,0 +1,98 @@
+"""What attestation asks and how it compares: an adapter's measured effect on the base's logits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NOISE_MARGIN = 2.0
+"""An effect counts if it exceeds what the same base, asked twice, differs by, this many times."""
+PROBE_TEXT = "The quick brown fox jumps over the lazy dog. In the beginning"
+NUM_RANDOM_PROBES = 4
+RANDOM_PROBE_TOKENS = 24
+_SEED = 20_240_601
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEffect:
+    """One prompt's next-token distribution, base against adapter."""
+
+    num_tokens: int
+    max_logit_delta: float
+    noise_floor: float
+    """The base against itself."""
+    kl_divergence: float
+    """KL(base ‖ adapter), in nats."""
+    changes_top_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """All probes together: the largest of each."""
+
+    max_logit_delta: float
+    noise_floor: float
+    max_kl_divergence: float
+    num_top_tokens_changed: int
+    probes: tuple[ProbeEffect, ...]
+
+    @property
+    def is_noticeable(self) -> bool:
+        return self.max_logit_delta > NOISE_MARGIN * self.noise_floor
+
+    def as_report(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def probe_prompts(text_ids: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """The prompts: one text, and random tokens that are the same for every adapter and run."""
+    generator = random.Random(_SEED)
+    drawn = [
+        [generator.randrange(vocab_size) for _ in range(RANDOM_PROBE_TOKENS)]
+        for _ in range(NUM_RANDOM_PROBES)
+    ]
+    return [list(text_ids), *drawn] if text_ids else drawn
+
+
+def compare(num_tokens: int, base: Logits, base_again: Logits, adapter: Logits) -> ProbeEffect:
+    """The effect on one prompt; each argument is `[vocab_size]`."""
+    return ProbeEffect(
+        num_tokens=num_tokens,
+        max_logit_delta=_max_delta(base, adapter),
+        noise_floor=_max_delta(base, base_again),
+        kl_divergence=_kl_divergence(base, adapter),
+        changes_top_token=bool(base.argmax() != adapter.argmax()),
+    )
+
+
+def summarize(probes: Sequence[ProbeEffect]) -> Effect:
+    """The effect over all probes."""
+    return Effect(
+        max_logit_delta=max(probe.max_logit_delta for probe in probes),
+        noise_floor=max(probe.noise_floor for probe in probes),
+        max_kl_divergence=max(probe.kl_divergence for probe in probes),
+        num_top_tokens_changed=sum(probe.changes_top_token for probe in probes),
+        probes=tuple(probes),
+    )
+
+
+def _max_delta(left: Logits, right: Logits) -> float:
+    return float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
+
+
+def _kl_divergence(base: Logits, adapter: Logits) -> float:
+    log_base, log_adapter = _log_softmax(base), _log_softmax(adapter)
+    return max(0.0, float((np.exp(log_base) * (log_base - log_adapter)).sum()))
+
+
+def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - float(logits.max())
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return result

@@ -1,0 +1,273 @@
+"""Adapters on their way in: received, examined, stored, and made a version.
+
+An acknowledged byte is on the disk, an acknowledged version in the store and in the database.
+What a crash interrupts is taken up again by `recover`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from ...adapters.errors import AdapterRejected
+from ...adapters.examination import IntakeReport
+from ...adapters.identity import AdapterKey
+from ...adapters.intake import IntakeRequest, run_intake
+from ...adapters.store import ObjectStore, object_key
+from ...engine.messages import EngineInfo
+from ...platform.adapters import repository, service, uploads
+from ...platform.adapters.models import AdapterVersion, Upload
+from ...platform.adapters.service import NewVersion
+from ...platform.adapters.states import UploadState, VersionState
+from ...platform.adapters.uploads import NewUpload
+from ...platform.errors import UploadConflict
+from ...platform.keys.principal import Principal
+from ...platform.sessions import TenantSession
+from ..control_plane import ControlPlane
+from ..errors import ApiError
+from ..threads import WorkerThreads
+from .attestation import Attestations
+from .staging import Staging
+
+log = structlog.get_logger(__name__)
+
+NUM_EXAMINERS = 2
+"""Intake processes at a time."""
+
+
+class Pushed(NamedTuple):
+    """What an upload became."""
+
+    adapter_name: str
+    version: int
+
+
+class Pushes:
+    """Turns uploads into versions; one for the server."""
+
+    def __init__(
+        self,
+        *,
+        info: EngineInfo,
+        layout_path: Path,
+        staging: Staging,
+        store: ObjectStore,
+        control_plane: ControlPlane,
+        attestations: Attestations,
+        served_model_name: str,
+    ) -> None:
+        self._info = info
+        self._layout_path = layout_path
+        self._staging = staging
+        self._store = store
+        self._control_plane = control_plane
+        self._attestations = attestations
+        self._served_model_name = served_model_name
+        self._examiners = WorkerThreads("intake", NUM_EXAMINERS)
+        self._receiving: set[str] = set()
+        self._examinations: dict[str, asyncio.Task[Pushed]] = {}
+
+    async def open(
+        self, principal: Principal, new: NewUpload, *, declared_base_id: str | None
+    ) -> Upload:
+        """Expect an adapter; the same declaration again finds its unfinished upload.
+
+        Raises ApiError for another base or a reserved name, or InvalidValue.
+        """
+        if declared_base_id not in (None, self._info.base_id):
+            raise ApiError("base_mismatch", param="base_id")
+        full_name = f"{principal.tenant_slug}/{new.adapter_name}"
+        if self._served_model_name in (new.adapter_name, full_name):
+            raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
+        return await self._control_plane.write(
+            principal.tenant_id, lambda session: uploads.open_or_resume_upload(session, new)
+        )
+
+    async def get(self, tenant_id: str, upload_id: str) -> Upload:
+        """Where the upload stands. Raises UploadNotFound."""
+        return await self._control_plane.read(
+            tenant_id, lambda session: uploads.get_upload(session, upload_id)
+        )
+
+    async def receive(
+        self,
+        tenant_id: str,
+        upload_id: str,
+        *,
+        offset: int,
+        read: Callable[[int], AsyncIterator[bytes]],
+    ) -> Upload:
+        """Take the bytes that `read` yields, from `offset` on; `read` is told the most to expect.
+
+        All that arrived are acknowledged, even if the rest did not.
+
+        Raises UploadConflict if the upload stands elsewhere or another request writes to it.
+        """
+        upload = await self.get(tenant_id, upload_id)
+        is_next = upload.state is UploadState.RECEIVING and offset == upload.received_bytes
+        if not is_next or upload_id in self._receiving:
+            raise UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
+        self._receiving.add(upload_id)
+        try:
+            await self._staging.append(upload_id, offset, read(upload.size_bytes - offset))
+        finally:
+            try:
+                upload = await self._acknowledge(tenant_id, upload_id, offset)
+            finally:
+                self._receiving.discard(upload_id)
+        return upload
+
+    async def commit(self, tenant_id: str, upload_id: str) -> Pushed:
+        """Examine and store what was received; the version it became. Idempotent.
+
+        It goes on if the caller goes away. Raises ApiError with the reason if it is refused,
+        UploadConflict if bytes are missing.
+        """
+        upload = await self.get(tenant_id, upload_id)
+        if upload.state is UploadState.RECEIVING:
+            upload = await self._control_plane.write(
+                tenant_id, lambda session: uploads.begin_validation(session, upload_id)
+            )
+        if upload.state is UploadState.VALIDATING:
+            return await asyncio.shield(self._examination(upload))
+        return await self._outcome(upload)
+
+    async def recover(self) -> None:
+        """Examine again what was being examined when the server stopped."""
+        unfinished = await self._control_plane.read_all_tenants(
+            repository.list_unfinished_uploads_of_all_tenants
+        )
+        for upload in unfinished:
+            if upload.state is UploadState.VALIDATING:
+                self._examination(upload)
+
+    async def close(self) -> None:
+        """Let the examinations under way end."""
+        await asyncio.gather(*self._examinations.values(), return_exceptions=True)
+        self._examiners.close()
+        self._staging.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _acknowledge(self, tenant_id: str, upload_id: str, offset: int) -> Upload:
+        num_bytes = self._staging.num_bytes(upload_id) - offset
+        return await self._control_plane.write(
+            tenant_id,
+            lambda session: uploads.advance_upload(
+                session, upload_id, offset=offset, num_bytes=num_bytes
+            ),
+        )
+
+    def _examination(self, upload: Upload) -> asyncio.Task[Pushed]:
+        """The one examination of this upload, begun if it is not under way."""
+        task = self._examinations.get(upload.id)
+        if task is None:
+            task = asyncio.create_task(self._examine_and_store(upload))
+            self._examinations[upload.id] = task
+            task.add_done_callback(lambda done: self._examination_ended(upload, done))
+        return task
+
+    def _examination_ended(self, upload: Upload, task: asyncio.Task[Pushed]) -> None:
+        del self._examinations[upload.id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ApiError):
+            log.error("examination_failed", upload_id=upload.id, exc_info=error)
+
+    async def _examine_and_store(self, upload: Upload) -> Pushed:
+        try:
+            report = await self._examiners.run(self._examine, upload)
+        except AdapterRejected as exc:
+            reason, message, pointer = exc.reason, str(exc), exc.pointer
+            await self._control_plane.write(
+                upload.tenant_id,
+                lambda session: uploads.mark_refused(
+                    session, upload.id, reason=reason, message=message
+                ),
+            )
+            self._staging.discard(upload.id)
+            log.info("adapter_rejected", tenant_id=upload.tenant_id, reason=reason)
+            raise ApiError(reason, message, param=pointer) from exc
+        version = await self._accept(upload, report)
+        self._staging.discard(upload.id)
+        if version.state is VersionState.VALIDATED:
+            self._attestations.add(version)
+        return Pushed(upload.adapter_name, version.number)
+
+    def _examine(self, upload: Upload) -> IntakeReport:
+        """In a thread. Raises AdapterRejected."""
+        if self._staging.num_bytes(upload.id) != upload.size_bytes:
+            raise AdapterRejected("intake_failed", "The received bytes are gone; push again.")
+        if self._staging.sha256(upload.id) != upload.sha256:
+            raise AdapterRejected("digest_mismatch", "The bytes do not have the declared SHA-256.")
+        self._staging.config_path(upload.id).write_text(upload.config_json)
+        self._staging.block_path(upload.id).unlink(missing_ok=True)
+        return run_intake(
+            IntakeRequest(
+                config_path=str(self._staging.config_path(upload.id)),
+                weights_path=str(self._staging.weights_path(upload.id)),
+                output_path=str(self._staging.block_path(upload.id)),
+                layout_path=str(self._layout_path),
+                serving_dtype=self._info.dtype,
+            )
+        )
+
+    async def _accept(self, upload: Upload, report: IntakeReport) -> AdapterVersion:
+        key = AdapterKey(upload.tenant_id, report.digest)
+        await self._examiners.run(self._put, key, upload.id, report)
+        version = await self._control_plane.write(
+            upload.tenant_id, lambda session: _add_version(session, upload, report)
+        )
+        # A deletion of the same content may have ended in between; from here on none removes it.
+        await self._examiners.run(self._put_if_missing, key, upload.id, report)
+        log.info(
+            "adapter_accepted",
+            tenant_id=upload.tenant_id,
+            adapter_digest=report.digest,
+            version=version.number,
+        )
+        return version
+
+    def _put(self, key: AdapterKey, upload_id: str, report: IntakeReport) -> None:
+        block = self._staging.block_path(upload_id)
+        self._store.put_file(object_key(key), block, sha256=report.file_sha256)
+
+    def _put_if_missing(self, key: AdapterKey, upload_id: str, report: IntakeReport) -> None:
+        if not self._store.exists(object_key(key)):
+            self._put(key, upload_id, report)
+
+    async def _outcome(self, upload: Upload) -> Pushed:
+        if upload.version_id is None:
+            reason = upload.reason_code or "upload_not_found"
+            raise ApiError(reason, upload.reason_message)
+        version_id = upload.version_id
+        version = await self._control_plane.read(
+            upload.tenant_id, lambda session: repository.find_version(session, version_id)
+        )
+        assert version is not None, "versions' rows stay"
+        return Pushed(upload.adapter_name, version.number)
+
+
+def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -> AdapterVersion:
+    """The version of what was examined, with the upload's end in the same unit of work."""
+    version, _ = service.create_version(
+        session,
+        NewVersion(
+            adapter_name=upload.adapter_name,
+            digest=report.digest,
+            base_id=report.base_id,
+            object_sha256=report.file_sha256,
+            size_bytes=report.size_bytes,
+            intake_report=asdict(report),
+            created_by=upload.created_by,
+        ),
+    )
+    uploads.mark_accepted(session, upload.id, version.id)
+    if version.state is VersionState.READY:
+        for alias in upload.aliases:
+            service.set_alias(session, upload.adapter_name, alias, version.number)
+    return version

@@ -1,0 +1,71 @@
+"""One sequence's tokens as text: what belongs to the answer, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...engine.detokenizer import Detokenizer
+from ...engine.messages import (
+    FinishReason,
+    GenerationRequest,
+    RequestFinished,
+    TokenLogprobs,
+    TokensGenerated,
+)
+from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError, from_error_info
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next text of one choice."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprobs]
+    """Of the tokens added; their text may still be held back."""
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class SequenceText:
+    """Detokenizes one sequence; the token that ends it is no part of the text."""
+
+    def __init__(
+        self,
+        index: int,
+        request: GenerationRequest,
+        *,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        continues_prompt: bool,
+    ) -> None:
+        self._index = index
+        self._request = request
+        prompt = request.prompt_token_ids if continues_prompt else ()
+        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids=prompt, stop=stop)
+        ends = frozenset(request.sampling.stop_token_ids)
+        self._end_ids = ends if request.sampling.ignore_eos else ends | tokenizer.eos_token_ids
+
+    def push(self, event: TokensGenerated) -> tuple[Delta, int]:
+        """The delta of these tokens, and how many of them the caller pays for.
+
+        The delta finishes the sequence if it completed a stop string.
+        """
+        token_ids = event.token_ids
+        ends_here = bool(token_ids) and token_ids[-1] in self._end_ids
+        piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
+        logprobs = (event.logprobs or [])[: piece.num_tokens]
+        if piece.stop is not None:
+            return Delta(self._index, piece.text, logprobs, "stop"), piece.num_tokens
+        return Delta(self._index, piece.text, logprobs), len(token_ids)
+
+    def finish(self, event: RequestFinished) -> Delta:
+        """The rest of the text. Raises ApiError unless the sequence ended well."""
+        if event.error is not None:
+            raise from_error_info(event.error)
+        if event.reason is FinishReason.ABORTED:
+            raise ApiError("adapter_deleted" if self._request.adapter else "shutting_down")
+        piece = self._detokenizer.finish()
+        by_length = event.reason is FinishReason.LENGTH and piece.stop is None
+        return Delta(self._index, piece.text, [], "length" if by_length else "stop")

@@ -1,0 +1,86 @@
+"""Server-sent events as the official OpenAI clients read them.
+
+Only `data:` lines and comments are used: an `event:` line or a lone `id:` breaks the client. A
+stream that fails ends with an error object and without `[DONE]`, so it cannot pass for a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .disconnects import ClientDisconnected, unless_disconnected
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+PING_INTERVAL_SECONDS = 15.0
+SEND_TIMEOUT_SECONDS = 30.0
+"""A reader that takes nothing for this long counts as gone."""
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def sse_data(payload: bytes) -> bytes:
+    """One event; `payload` is JSON and so has no line breaks."""
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream(Response):
+    """A 200 whose body is `events`, with pings in between so that proxies keep it open.
+
+    `close` is awaited exactly once, whatever happens, even if no event was ever asked for: the
+    resources behind a stream must not depend on its generator having been entered.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        headers: Mapping[str, str],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.events = events
+        self.close = close
+        self.body = b""
+        self.init_headers({**headers, **_HEADERS})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnected):
+                await unless_disconnected(receive, self._send_all(send))
+        finally:
+            await self.close()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        pinging = asyncio.create_task(_ping(send))
+        try:
+            async for event in self.events:
+                await _send_body(send, event)
+        finally:
+            pinging.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _ping(send: Send) -> None:
+    while True:
+        await asyncio.sleep(PING_INTERVAL_SECONDS)
+        await _send_body(send, PING)
+
+
+async def _send_body(send: Send, body: bytes) -> None:
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+    except TimeoutError as exc:
+        raise ClientDisconnected from exc
