@@ -172,8 +172,8 @@ class _CudaCopies:
     """Copies on a stream of their own, ordered after the zeroing of the bytes they overwrite."""
 
     def __init__(self, device: torch.device) -> None:
-        self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._zeroed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copy_stream = torch.cuda.Stream(device)
+        self._zeroed = torch.cuda.Event()
         self.follow_current_stream()
 
     def follow_current_stream(self) -> None:
@@ -186,7 +186,7 @@ class _CudaCopies:
             for piece in _pieces(source.numel(), CUDA_PIECE_ELEMENTS):
                 target[piece].copy_(source[piece], non_blocking=True)
             # Blocking sleeps; a spinning wait would take a core.
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied = torch.cuda.Event(blocking=True)
             copied.record()
         copied.synchronize()
 

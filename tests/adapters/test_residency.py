@@ -1,0 +1,594 @@
+"""Adapters reach the device, stay while they are leased, and leave without a trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from loraplex.adapters.errors import ObjectCorrupt
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.record import MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS
+from loraplex.adapters.residency import MAX_BACKOFF_SECONDS, AdapterStatus, Failure, Tier
+from loraplex.adapters.room import PATIENCE_SECONDS
+from support.blocks import make_key
+from support.residency import ResidencyWorld
+
+A, B, C, D = (make_key(name) for name in "abcd")
+
+
+def resident(world: ResidencyWorld) -> set[AdapterKey]:
+    return {status.key for status in world.residency.snapshot() if status.tier is Tier.DEVICE}
+
+
+# --- the way to the device ------------------------------------------------------------------------
+
+
+def test_a_cold_adapter_is_fetched_read_and_copied_and_then_leased() -> None:
+    world = ResidencyWorld()
+    residency = world.residency
+    residency.request(A)
+    assert (world.wanted, residency.tier(A)) == ([A], Tier.STORE)
+    assert residency.acquire(A, "r") is None
+
+    world.fetch(A, 4, Tier.DISK)
+    assert residency.tier(A) is Tier.DISK
+    residency.poll()
+    world.executor.run()
+    assert residency.poll()
+    assert residency.tier(A) is Tier.HOST
+    assert residency.acquire(A, "r") is None
+
+    world.executor.run()
+    assert residency.poll()
+    assert residency.tier(A) is Tier.DEVICE
+    lease = residency.acquire(A, "r")
+    assert lease is not None
+    assert (lease.key, lease.request_id) == (A, "r")
+    assert world.arena.identity(lease.row) == (A, lease.generation)
+    assert residency.num_loads == 1
+    assert not residency.poll()
+
+
+def test_asking_again_fetches_once() -> None:
+    world = ResidencyWorld()
+    for request_id in ("r", "s", "r"):
+        world.residency.request(A)
+        assert world.residency.acquire(A, request_id) is None
+    assert world.wanted == [A]
+
+
+def test_asking_for_a_lease_begins_the_load() -> None:
+    world = ResidencyWorld()
+    assert world.residency.acquire(A, "r") is None
+    assert world.wanted == [A]
+
+
+def test_an_adapter_in_host_memory_is_not_fetched_again() -> None:
+    world = ResidencyWorld(arena=4)
+    world.use(A, 4)
+    world.now += 1
+    world.use(B, 4)
+    assert world.residency.tier(A) is Tier.HOST
+    world.now += 1
+    world.load(A, 4)
+    assert world.residency.tier(A) is Tier.DEVICE
+    assert world.residency.loaded_from(A) is Tier.HOST
+    assert world.wanted == []
+
+
+def test_load_time_counts_from_the_request_to_residency() -> None:
+    world = ResidencyWorld()
+    assert world.residency.load_seconds(A) == 0.0
+    world.residency.request(A)
+    world.now += 3
+    world.fetch(A, 4, Tier.DISK)
+    world.now += 2
+    world.settle()
+    world.now += 7
+    assert world.residency.load_seconds(A) == 5.0
+    assert world.residency.loaded_from(A) is Tier.DISK
+    assert world.residency.loaded_from(B) is None
+
+
+def test_loads_of_different_adapters_run_side_by_side_and_end_in_any_order() -> None:
+    world = ResidencyWorld()
+    for key in (A, B):
+        world.residency.request(key)
+        world.fetch(key, 4)
+    world.residency.poll()
+    assert len(world.executor) == 2
+    world.executor.run(1)
+    world.residency.poll()
+    world.executor.run(1)
+    world.residency.poll()
+    assert resident(world) == {B}
+    world.settle()
+    assert resident(world) == {A, B}
+
+
+def test_tells_whether_polling_may_yield_something() -> None:
+    world = ResidencyWorld(arena=4)
+    residency = world.residency
+    assert not residency.has_pending_work
+    residency.request(A)
+    assert not residency.has_pending_work  # the fetcher's answer will be a call
+    world.fetch(A, 4)
+    assert residency.has_pending_work
+    world.settle()
+    assert not residency.has_pending_work
+    world.load(B, 4)  # waits for A's stay to end
+    assert residency.has_pending_work
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.settle()
+    assert not residency.has_pending_work
+    residency.evict(B)
+    assert residency.has_pending_work
+    residency.take_evicted()
+    assert not residency.has_pending_work
+
+
+def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
+    world = ResidencyWorld(arena=4)
+    world.use(A, 4)
+    world.now += 1
+    world.load(B, 3)
+    world.residency.acquire(B, "r")
+    world.residency.acquire(B, "s")
+    world.residency.request(C)
+    assert sorted(world.residency.snapshot()) == [
+        AdapterStatus(A, Tier.HOST, 0, 0),
+        AdapterStatus(B, Tier.DEVICE, 6, 2),
+        AdapterStatus(C, Tier.STORE, 0, 0),
+    ]
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_request_gets_the_same_lease_again_and_releases_it_once() -> None:
+    world = ResidencyWorld()
+    residency = world.residency
+    world.load(A, 4)
+    lease = residency.acquire(A, "r")
+    assert residency.acquire(A, "r") == lease
+    assert residency.acquire(A, "s") != lease
+    residency.release("r")
+    residency.release("r")
+    residency.release("unknown")
+    assert [status.num_leases for status in residency.snapshot()] == [1]
+
+
+def test_a_request_cannot_lease_two_adapters() -> None:
+    world = ResidencyWorld()
+    world.load(A, 4)
+    world.load(B, 4)
+    world.residency.acquire(A, "r")
+    with pytest.raises(AssertionError, match="another adapter"):
+        world.residency.acquire(B, "r")
+
+
+def test_a_leased_adapter_is_never_displaced() -> None:
+    world = ResidencyWorld(arena=4)
+    world.load(A, 4)
+    lease = world.residency.acquire(A, "r")
+    assert lease is not None
+    for _ in range(20):
+        world.now += PATIENCE_SECONDS
+        world.load(B, 4)
+        assert world.arena.identity(lease.row) == (A, lease.generation)
+    world.residency.release("r")
+    world.settle()
+    assert resident(world) == {B}
+
+
+# --- making room ----------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_idle_adapter_makes_room() -> None:
+    world = ResidencyWorld(arena=9)
+    for key in (A, B, C):
+        world.use(key, 3)
+        world.now += 1
+    world.residency.acquire(A, "r")
+    world.residency.release("r")
+    world.now += 1
+    world.load(D, 3)
+    assert resident(world) == {A, C, D}
+    assert world.residency.num_evictions == 1
+
+
+def test_no_more_adapters_are_displaced_than_needed() -> None:
+    world = ResidencyWorld(arena=9)
+    for key in (A, B):
+        world.use(key, 3)
+        world.now += 1
+    world.load(C, 3)
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.load(D, 2)
+    assert world.residency.num_evictions == 1
+
+
+@pytest.mark.parametrize(
+    ("is_claimed", "stay"), [(True, MIN_STAY_SECONDS), (False, UNCLAIMED_STAY_SECONDS)]
+)
+def test_an_adapter_stays_a_while_after_it_came(is_claimed: bool, stay: float) -> None:
+    world = ResidencyWorld(arena=4)
+    world.load(A, 4)
+    if is_claimed:
+        world.residency.acquire(A, "r")
+        world.residency.release("r")
+    world.now += stay * 0.99
+    world.load(B, 4)
+    assert resident(world) == {A}
+    world.now += stay * 0.02
+    world.settle()
+    assert resident(world) == {B}
+
+
+def test_waiting_adapters_are_placed_in_the_order_of_their_requests() -> None:
+    world = ResidencyWorld(arena=4)
+    world.load(A, 4)
+    world.residency.acquire(A, "r")
+    for key in (B, C, D):
+        world.residency.request(key)
+    for key in (D, C, B):
+        world.fetch(key, 4)
+    world.settle()
+    world.residency.release("r")
+    order: list[AdapterKey] = []
+    for _ in range(3):
+        world.now += UNCLAIMED_STAY_SECONDS
+        world.settle()
+        order += resident(world)
+    assert order == [B, C, D]
+
+
+def test_a_small_adapter_overtakes_a_large_one_that_does_not_fit() -> None:
+    world = ResidencyWorld(arena=10)
+    world.load(A, 6)
+    world.residency.acquire(A, "r")
+    world.load(B, 8)
+    world.load(C, 4)
+    assert resident(world) == {A, C}
+
+
+def test_a_large_adapter_is_not_starved_by_small_ones_that_are_always_in_use() -> None:
+    world = ResidencyWorld(arena=10)
+    for key in (A, B):
+        world.load(key, 5)
+        assert world.residency.acquire(key, f"{key.digest} 0")
+    world.load(D, 10)
+    started = world.now
+    for turn in range(100):  # leases overlap: A and B are never idle by themselves
+        for key in (A, B):
+            world.residency.acquire(key, f"{key.digest} {turn + 1}")
+            world.residency.release(f"{key.digest} {turn}")
+        world.now += 0.5
+        world.settle()
+        if world.residency.acquire(D, "large"):
+            break
+    assert resident(world) == {D}
+    assert world.now - started <= PATIENCE_SECONDS + 1.5
+
+
+def test_displaced_adapters_come_back_when_the_large_one_was_served() -> None:
+    world = ResidencyWorld(arena=10)
+    world.use(A, 5)
+    world.now += 1
+    world.use(D, 10)
+    assert world.residency.acquire(A, "r") is None
+    world.now += 1
+    world.settle()
+    assert world.residency.acquire(A, "r") is not None
+
+
+def test_beside_a_reserved_window_others_come_and_go() -> None:
+    world = ResidencyWorld(arena=10)
+    world.load(A, 6)
+    world.residency.acquire(A, "long")
+    world.load(B, 4)
+    world.residency.acquire(B, "short")
+    world.load(D, 6)  # A's place will be reserved for it
+    world.now += PATIENCE_SECONDS
+    world.settle()
+    world.residency.release("short")
+    world.now += 1
+    world.load(C, 4)
+    assert resident(world) >= {A, C}
+    assert world.residency.acquire(C, "c") is not None
+    world.residency.release("long")
+    world.settle()
+    assert world.residency.acquire(D, "large") is not None
+
+
+def test_an_adapter_that_makes_room_gets_no_new_lease() -> None:
+    world = ResidencyWorld(arena=4)
+    world.load(A, 4)
+    lease = world.residency.acquire(A, "r")
+    world.load(B, 4)
+    world.now += PATIENCE_SECONDS
+    world.settle()
+    assert world.residency.acquire(A, "s") is None
+    assert world.residency.acquire(A, "r") == lease
+    world.residency.release("r")
+    world.settle()
+    assert resident(world) == {B}
+
+
+def test_deleting_the_adapter_that_room_is_made_for_ends_the_reservation() -> None:
+    world = ResidencyWorld(arena=4)
+    world.load(A, 4)
+    world.residency.acquire(A, "r")
+    world.load(B, 4)
+    world.now += PATIENCE_SECONDS
+    world.settle()
+    assert world.residency.evict(B)
+    assert world.residency.acquire(A, "s") is not None
+
+
+# --- host memory ----------------------------------------------------------------------------------
+
+
+def test_a_read_that_found_host_memory_full_is_not_overtaken() -> None:
+    world = ResidencyWorld(arena=4, host=10)
+    world.load(A, 4)
+    world.residency.acquire(A, "r")
+    world.load(B, 4)  # waits in host memory for A's place
+    for key in (C, D):
+        world.residency.request(key)
+    world.fetch(C, 4)
+    world.settle()
+    assert set(world.host.blocks) == {B, C}
+    large, small = make_key("large"), make_key("small")
+    world.load(large, 4)
+    world.load(small, 2)
+    assert not world.host.holds(small), "it fits, but it came later"
+    world.residency.release("r")
+    for _ in range(5):
+        world.now += UNCLAIMED_STAY_SECONDS
+        world.settle()
+    assert world.residency.num_loads == 5
+    assert resident(world) == {small}
+
+
+def test_host_memory_that_comes_free_during_a_refused_read_is_not_missed() -> None:
+    world = ResidencyWorld(arena=4, host=4)
+    world.load(A, 4)
+    world.residency.request(B)
+    world.residency.request(C)
+    world.fetch(B, 4)
+    world.residency.poll()
+    world.executor.run()
+    world.residency.poll()  # B is in host memory and waits for A's stay to end
+    world.fetch(C, 4)
+    world.residency.poll()
+    world.executor.run()  # refused, but that is not taken up yet
+    world.residency.evict(B)
+    world.settle()
+    assert world.host.holds(C)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_failed_fetch_is_reported_and_tried_again_after_a_growing_back_off() -> None:
+    world = ResidencyWorld()
+    residency = world.residency
+    failure = Failure("store_unavailable", "no answer")
+    waits = []
+    residency.request(A)
+    for _ in range(9):
+        assert residency.failure(A) is None
+        world.wanted.clear()
+        residency.fetch_failed(A, *failure)
+        failed_at = world.now
+        while A not in world.wanted:
+            assert residency.failure(A) == failure
+            assert residency.acquire(A, "r") is None
+            world.now += 0.25
+            residency.request(A)
+        waits.append(world.now - failed_at)
+    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_success_ends_the_back_off() -> None:
+    world = ResidencyWorld()
+    for _ in range(4):
+        world.residency.request(A)
+        world.residency.fetch_failed(A, "store_unavailable", "no answer")
+        world.wanted.clear()
+        world.now += MAX_BACKOFF_SECONDS
+    world.load(A, 4)
+    assert resident(world) == {A}
+    assert world.residency.failure(A) is None
+
+
+def test_one_adapters_failure_leaves_the_others_alone() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.residency.fetch_failed(A, "object_not_found", "gone")
+    world.load(B, 4)
+    assert resident(world) == {B}
+    assert world.residency.failure(B) is None
+
+
+def test_a_corrupt_file_fails_with_its_code() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.fetch(A, ObjectCorrupt("not this adapter's block"))
+    world.settle()
+    assert world.residency.failure(A) == Failure("object_corrupt", "not this adapter's block")
+
+
+def test_an_unforeseen_error_is_told_without_its_details() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.fetch(A, OSError("/secret/path: input/output error"))
+    world.settle()
+    failure = world.residency.failure(A)
+    assert failure is not None
+    assert failure.code == "adapter_load_failed"
+    assert "secret" not in failure.message
+
+
+def test_a_failed_copy_gives_back_its_extent_and_its_use_of_host_memory() -> None:
+    world = ResidencyWorld(arena=4)
+    world.residency.request(A)
+    world.fetch(A, 4)
+    world.residency.poll()
+    world.executor.run()
+    world.residency.poll()
+    world.executor.run(error=RuntimeError("device lost"))
+    world.residency.poll()
+    assert world.residency.failure(A) is not None
+    assert world.arena.used == 0
+    assert not world.host.in_use
+    world.load(B, 4)
+    assert resident(world) == {B}
+
+
+def test_a_file_that_vanished_before_it_was_read_is_fetched_again_once() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.fetch(A, FileNotFoundError())
+    world.settle()
+    assert world.wanted == [A]
+    assert world.residency.failure(A) is None
+    world.fetch(A, FileNotFoundError())
+    world.settle()
+    assert world.wanted == []
+    assert world.residency.failure(A) is not None
+
+
+@pytest.mark.parametrize(("arena", "host"), [(4, 100), (100, 4)])
+def test_an_adapter_larger_than_the_arena_or_host_memory_fails(arena: int, host: int) -> None:
+    world = ResidencyWorld(arena=arena, host=host)
+    world.load(A, 5)
+    failure = world.residency.failure(A)
+    assert failure is not None
+    assert failure.code == "adapter_too_large"
+    assert not world.host.in_use
+    world.load(B, 4)
+    assert resident(world) == {B}
+
+
+def test_long_past_failures_are_forgotten() -> None:
+    world = ResidencyWorld()
+    for index in range(50):
+        key = make_key(str(index))
+        world.residency.request(key)
+        world.residency.fetch_failed(key, "object_not_found", "gone")
+        world.now += MAX_BACKOFF_SECONDS
+    assert len(world.residency.snapshot()) <= 3
+
+
+# --- deletion -------------------------------------------------------------------------------------
+
+
+def test_deleting_an_idle_adapter_clears_every_tier_at_once() -> None:
+    world = ResidencyWorld()
+    world.load(A, 4)
+    assert world.residency.evict(A)
+    assert world.residency.take_evicted() == [A]
+    assert world.residency.take_evicted() == []
+    assert not any(world.arena.cells)
+    assert world.arena.used == world.host.used == 0
+    assert world.residency.tier(A) is Tier.STORE
+    assert world.residency.num_evictions == 0, "counts adapters displaced for another"
+
+
+def test_deleting_an_adapter_that_is_nowhere_or_only_in_host_memory_is_answered() -> None:
+    world = ResidencyWorld(arena=4)
+    world.use(A, 4)
+    world.now += 1
+    world.load(B, 4)
+    assert world.residency.evict(A)
+    assert world.residency.evict(C)
+    assert world.residency.take_evicted() == [A, C]
+    assert set(world.host.blocks) == {B}
+
+
+def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones() -> None:
+    world = ResidencyWorld()
+    residency = world.residency
+    world.load(A, 4)
+    lease = residency.acquire(A, "r")
+    assert lease is not None
+    assert not residency.evict(A)
+    assert not residency.evict(A)
+    assert residency.acquire(A, "s") is None
+    failure = residency.failure(A)
+    assert failure is not None
+    assert failure.code == "adapter_deleted"
+    world.settle()
+    assert world.arena.identity(lease.row) == (A, lease.generation)
+    assert residency.take_evicted() == []
+    residency.release("r")
+    assert residency.take_evicted() == [A]
+    assert not any(world.arena.cells)
+    assert residency.failure(A) is None
+
+
+@pytest.mark.parametrize("num_jobs_before", [0, 1])
+@pytest.mark.parametrize("error", [None, RuntimeError("failed meanwhile")])
+def test_deleting_during_a_read_or_copy_waits_for_its_end(
+    num_jobs_before: int, error: Exception | None
+) -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.fetch(A, 4)
+    world.residency.poll()
+    for _ in range(num_jobs_before):
+        world.executor.run()
+        world.residency.poll()
+    assert not world.residency.evict(A)
+    world.residency.poll()
+    assert world.residency.take_evicted() == []
+    world.executor.run(error=error)
+    world.settle()
+    assert world.residency.take_evicted() == [A]
+    assert world.arena.used == world.host.used == 0
+    assert not world.residency.has_pending_work
+
+
+def test_deleting_during_a_read_that_is_refused_ends() -> None:
+    world = ResidencyWorld(arena=4, host=4)
+    world.load(A, 4)
+    world.load(B, 4)
+    world.residency.request(C)
+    world.fetch(C, 4)
+    world.residency.poll()
+    assert not world.residency.evict(C)
+    world.executor.run()  # host memory is full of B
+    world.residency.poll()
+    assert world.residency.take_evicted() == [C]
+
+
+def test_a_late_answer_of_the_fetcher_to_a_deleted_adapter_is_ignored() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    assert world.residency.evict(A)
+    world.fetch(A, 4)
+    world.residency.fetch_failed(A, "store_unavailable", "no answer")
+    world.settle()
+    assert world.residency.failure(A) is None
+    assert world.host.used == world.arena.used == 0
+
+
+def test_an_adapter_that_was_pushed_again_after_its_deletion_is_loaded_again() -> None:
+    world = ResidencyWorld()
+    world.load(A, 4)
+    world.residency.evict(A)
+    world.load(A, 4)
+    assert world.residency.acquire(A, "r") is not None
+
+
+def test_the_same_content_of_another_tenant_outlives_a_deletion() -> None:
+    world = ResidencyWorld()
+    mine, theirs = make_key("same", "mine"), make_key("same", "theirs")
+    world.load(mine, 4)
+    world.load(theirs, 4)
+    lease = world.residency.acquire(theirs, "r")
+    assert lease is not None
+    world.residency.evict(mine)
+    assert world.arena.identity(lease.row) == (theirs, lease.generation)
+    assert world.host.holds(theirs)

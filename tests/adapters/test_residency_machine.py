@@ -1,0 +1,173 @@
+"""Residency under arbitrary orders of requests, failures, deletions and the passing of time."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from loraplex.adapters.errors import ObjectCorrupt
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import MAX_BACKOFF_SECONDS, Lease, Tier
+from support.blocks import make_key
+from support.residency import ResidencyWorld
+
+ARENA, HOST = 12, 14
+SIZES = {make_key(str(size), tenant): size for size in (2, 3, 5, 7, 12, 13) for tenant in "xy"}
+"""Two tenants push the same contents; 13 fits into host memory but not into the arena."""
+FITTING = [key for key, size in SIZES.items() if size <= ARENA]
+keys = st.sampled_from(sorted(SIZES))
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """The model: who holds which lease, and whose deletion has not been answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = ResidencyWorld(arena=ARENA, host=HOST)
+        self.leases: dict[str, Lease] = {}
+        self.deleting: set[AdapterKey] = set()
+        self.num_requests = 0
+
+    @rule(key=keys)
+    def request(self, key: AdapterKey) -> None:
+        self.world.residency.request(key)
+
+    @rule(key=keys)
+    def acquire(self, key: AdapterKey) -> None:
+        request_id = f"r{self.num_requests}"
+        self.num_requests += 1
+        was_resident = self.world.residency.tier(key) is Tier.DEVICE
+        lease = self.world.residency.acquire(key, request_id)
+        if lease is None:
+            return
+        assert was_resident
+        assert key not in self.deleting
+        assert (lease.key, lease.request_id) == (key, request_id)
+        self.leases[request_id] = lease
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), is_repeated=st.booleans())
+    def release(self, data: st.DataObject, is_repeated: bool) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[request_id]
+        self.world.residency.release(request_id)
+        if is_repeated:
+            self.world.residency.release(request_id)
+        self.take_evicted()
+
+    @precondition(lambda self: self.world.wanted)
+    @rule(data=st.data(), outcome=st.sampled_from(["good", "good", "corrupt", "gone", "failed"]))
+    def answer(self, data: st.DataObject, outcome: str) -> None:
+        key = data.draw(st.sampled_from(sorted(set(self.world.wanted))))
+        match outcome:
+            case "failed":
+                self.world.wanted.remove(key)
+                self.world.residency.fetch_failed(key, "store_unavailable", "no answer")
+            case "corrupt":
+                self.world.fetch(key, ObjectCorrupt())
+            case "gone":
+                self.world.fetch(key, FileNotFoundError())
+            case _:
+                self.world.fetch(key, SIZES[key], Tier.DISK)
+
+    @precondition(lambda self: len(self.world.executor) > 0)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
+    def run_job(self, data: st.DataObject, fails: bool) -> None:
+        index = data.draw(st.integers(0, len(self.world.executor) - 1))
+        self.world.executor.run(index, error=RuntimeError("planted") if fails else None)
+
+    @rule(count=st.integers(1, 3))
+    def poll(self, count: int) -> None:
+        for _ in range(count):
+            self.world.residency.poll()
+        self.take_evicted()
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 1.0, 5.0, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule(key=keys)
+    def evict(self, key: AdapterKey) -> None:
+        self.deleting.add(key)
+        is_gone = self.world.residency.evict(key)
+        self.take_evicted()
+        assert is_gone == (key not in self.deleting)
+
+    def take_evicted(self) -> None:
+        for key in self.world.residency.take_evicted():
+            self.deleting.remove(key)  # each deletion is answered once
+            assert key not in self.world.arena.cells
+            assert not self.world.host.holds(key)
+
+    @invariant()
+    def leases_are_valid_while_they_are_held(self) -> None:
+        for lease in self.leases.values():
+            assert self.world.arena.identity(lease.row) == (lease.key, lease.generation)
+
+    @invariant()
+    def extents_tile_the_arena_and_free_ones_hold_zeros(self) -> None:
+        self.world.arena.extents.check()
+        placed = {placement.extent for _, placement in self.world.arena.placements.values()}
+        covered = {cell for extent in placed for cell in range(extent.offset, extent.end)}
+        dirty = {index for index, cell in enumerate(self.world.arena.cells) if cell is not None}
+        assert dirty <= covered
+        assert self.world.arena.used == len(covered)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        snapshot = {status.key: status for status in self.world.residency.snapshot()}
+        held = [lease.key for lease in self.leases.values()]
+        for key, status in snapshot.items():
+            assert status.num_leases == held.count(key)
+        device_bytes = sum(status.device_bytes for status in snapshot.values())
+        assert device_bytes == self.world.arena.used * self.world.arena.element_bytes
+        assert self.world.host.used <= HOST
+
+    def teardown(self) -> None:
+        """When faults end and leases are given back, everyone is served, and nothing is left."""
+        self.release_all()
+        self.world.settle()
+        self.take_evicted()
+        assert not self.deleting
+        self.world.now += MAX_BACKOFF_SECONDS
+        self.everyone_who_fits_is_served()
+        self.release_all()
+        self.world.now += MAX_BACKOFF_SECONDS
+        self.world.settle()
+        for key in SIZES:
+            self.deleting.add(key)
+            assert self.world.residency.evict(key)
+        self.take_evicted()
+        assert self.world.residency.snapshot() == []
+        assert self.world.arena.used == self.world.host.used == 0
+        assert not self.world.host.in_use
+        assert not self.world.residency.has_pending_work
+
+    def everyone_who_fits_is_served(self) -> None:
+        """All ask at once, and each holds its lease for up to three turns."""
+        waiting = set(FITTING)
+        for turn in range(200):
+            for key in sorted(waiting):
+                lease = self.world.residency.acquire(key, f"last {key}")
+                if lease is not None:
+                    waiting.remove(key)
+                    self.leases[lease.request_id] = lease
+            if not waiting:
+                return
+            for key in sorted(set(self.world.wanted)):
+                self.world.fetch(key, SIZES[key])
+            self.world.settle()
+            self.world.now += 0.5
+            if turn % 3 == 0:
+                self.release_all()
+        raise AssertionError(f"{waiting} starve")
+
+    def release_all(self) -> None:
+        for request_id in self.leases:
+            self.world.residency.release(request_id)
+        self.leases.clear()
+
+
+TestResidencyMachine = ResidencyMachine.TestCase
+TestResidencyMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
