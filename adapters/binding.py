@@ -111,14 +111,14 @@ def _bind_slice(
     rank = a.shape[0] if a.shape else 0
     if rank > MAX_RANK:
         raise AdapterRejected(
-            "rank_too_large", f"{module} has rank {rank}; the most is {MAX_RANK}", pointer=a.name
+            "rank_too_large", f"{a.name} has rank {rank}; the most is {MAX_RANK}", pointer=a.name
         )
     _check_shape(a, (rank, part.in_features))
     _check_shape(b, (part.out_features, rank))
     if rank != config.rank_of(module):
         raise AdapterRejected(
             "rank_mismatch",
-            f"{module} has rank {rank}, its configuration says {config.rank_of(module)}",
+            f"{a.name} has rank {rank}, its configuration says {config.rank_of(module)}",
             pointer=a.name,
         )
     return BoundSlice(index, module, a, b, rank, config.scale_of(module))

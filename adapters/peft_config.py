@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from .errors import AdapterRejected
 from .safetensors_header import NAME_CHARACTERS
-from .strict_json import DuplicateKey, MalformedJson, parse_json_object, shown
+from .strict_json import DuplicateKey, MalformedJson, escaped, parse_json_object, shown
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 4096
@@ -314,8 +314,8 @@ def _wrong_type(name: str, expected: str) -> AdapterRejected:
 
 
 def _pointer(*parts: str) -> str:
-    return "".join(f"/{shown(part)[1:-1]}" for part in parts)
+    return "".join(f"/{escaped(part)}" for part in parts)
 
 
 def _shown(value: object) -> str:
-    return shown(value) if isinstance(value, str) else shown(str(value))[1:-1]
+    return shown(value) if isinstance(value, str) else escaped(str(value))

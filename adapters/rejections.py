@@ -89,7 +89,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Save the adapter after training; sharded training must gather the weights first.",
     ),
     "invalid_tensor_name": Rejection(
-        "A tensor's name is longer than 256 bytes or has characters outside A-Z a-z 0-9 _ . -",
+        "A tensor's name exceeds 256 bytes or has other characters than A-Z a-z 0-9 . _ and -.",
         "Save the adapter again with PEFT.",
     ),
     "unsupported_dtype": Rejection(

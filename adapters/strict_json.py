@@ -10,7 +10,7 @@ import json
 import math
 from typing import NoReturn
 
-SHOWN_CHARACTERS = 80
+SHOWN_CHARACTERS = 200
 
 
 class MalformedJson(ValueError):
@@ -47,9 +47,15 @@ def parse_json_object(data: bytes) -> dict[str, object]:
 
 
 def shown(text: str) -> str:
-    """Text of unknown origin in a form that is safe in messages and logs: quoted ASCII, short."""
-    kept = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
-    return ascii(kept)
+    """Text of unknown origin as it may stand in messages and logs: quoted, ASCII, short."""
+    return f"'{escaped(text)}'"
+
+
+def escaped(text: str) -> str:
+    """`shown` without the quotes."""
+    printable = ascii(text[:SHOWN_CHARACTERS])[1:-1]
+    is_short = len(text) <= SHOWN_CHARACTERS and len(printable) <= SHOWN_CHARACTERS
+    return printable if is_short else printable[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:

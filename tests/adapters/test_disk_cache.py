@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.disk_cache import DiskCache
+from loraplex.adapters.identity import AdapterKey
+
+SIZE = 1000
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_cache(tmp_path: Path, clock: Clock) -> Callable[..., DiskCache]:
+    """Opens the same directory each time, as a restart does."""
+
+    def make(capacity_bytes: int = 3 * SIZE) -> DiskCache:
+        return DiskCache(tmp_path / "cache", capacity_bytes, min_stay_seconds=60.0, clock=clock)
+
+    return make
+
+
+def make_key(index: int, tenant: str = "tenant") -> AdapterKey:
+    return AdapterKey(tenant, f"sha256:{index:064x}")
+
+
+def content(index: int) -> bytes:
+    return bytes([index]) * SIZE
+
+
+def add(cache: DiskCache, index: int) -> Path:
+    return cache.add(make_key(index), SIZE, lambda path: write(path, content(index)))
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def get(cache: DiskCache, index: int) -> Path | None:
+    sha256 = hashlib.sha256(content(index)).hexdigest()
+    return cache.get(make_key(index), sha256=sha256, size_bytes=SIZE)
+
+
+def present(cache: DiskCache, indices: range) -> list[int]:
+    return [index for index in indices if get(cache, index) is not None]
+
+
+def test_finds_what_was_added(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache()
+    path = add(cache, 1)
+    assert get(cache, 1) == path
+    assert path.read_bytes() == content(1)
+    assert get(cache, 2) is None
+    assert cache.used_bytes == SIZE
+
+
+def test_evicts_the_least_recently_used(make_cache: Callable[..., DiskCache], clock: Clock) -> None:
+    cache = make_cache()
+    for index in range(3):
+        add(cache, index)
+    clock.now = 100.0
+    assert get(cache, 0)
+    clock.now = 200.0
+    add(cache, 3)
+    assert present(cache, range(4)) == [0, 2, 3]
+    assert cache.used_bytes == 3 * SIZE
+
+
+def test_what_was_just_handed_out_stays_even_beyond_the_capacity(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache()
+    paths = [add(cache, index) for index in range(5)]
+    assert all(path.exists() for path in paths)
+    clock.now = 61.0
+    add(cache, 5)
+    assert present(cache, range(6)) == [3, 4, 5]
+    assert cache.used_bytes == 3 * SIZE
+
+
+def test_same_digest_of_two_tenants_is_two_entries(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache()
+    mine = cache.add(make_key(1), SIZE, lambda path: write(path, content(1)))
+    theirs = cache.add(make_key(1, "other"), SIZE, lambda path: write(path, content(1)))
+    assert mine != theirs
+    cache.remove(make_key(1, "other"))
+    assert mine.exists()
+    assert not theirs.exists()
+
+
+def test_removed_entry_is_gone_from_the_disk(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache()
+    path = add(cache, 1)
+    cache.remove(make_key(1))
+    cache.remove(make_key(1))
+    assert not path.exists()
+    assert get(cache, 1) is None
+    assert cache.used_bytes == 0
+
+
+def test_failed_download_leaves_nothing(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    cache = make_cache()
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("connection lost")
+
+    with pytest.raises(RuntimeError, match="connection lost"):
+        cache.add(make_key(1), SIZE, fail)
+    assert cache.used_bytes == 0
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_keeps_its_entries_and_their_order_over_a_restart(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache()
+    for index in range(3):
+        os.utime(add(cache, index), (1000.0 + index,) * 2)
+    get(cache, 0)  # now the youngest
+    restarted = make_cache()
+    assert restarted.used_bytes == 3 * SIZE
+    add(restarted, 3)
+    assert present(restarted, range(4)) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("damage", [b"", content(1)[:-1], content(1)[:-1] + b"\0", content(2)])
+def test_file_damaged_between_two_runs_is_dropped(
+    damage: bytes, make_cache: Callable[..., DiskCache]
+) -> None:
+    path = add(make_cache(), 1)
+    path.write_bytes(damage)
+    restarted = make_cache()
+    assert get(restarted, 1) is None
+    assert not path.exists()
+    assert restarted.used_bytes == 0
+
+
+def test_directory_cleared_by_someone_is_a_miss(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache()
+    add(cache, 1).unlink()
+    assert get(cache, 1) is None
+    assert cache.used_bytes == 0
+
+
+def test_process_killed_before_the_rename_leaves_no_entry(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    script = (
+        "import os, pathlib, sys\n"
+        "from loraplex.adapters.disk_cache import DiskCache\n"
+        "from loraplex.adapters.identity import AdapterKey\n"
+        "pathlib.Path.replace = lambda *paths: os._exit(9)\n"
+        "cache = DiskCache(pathlib.Path(sys.argv[1]), 10_000)\n"
+        "cache.add(AdapterKey('t', 'd'), 1, lambda path: path.write_bytes(b'x'))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "cache")]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=environment, check=False).returncode == 9
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".partial"]
+    assert make_cache().used_bytes == 0
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_names_tell_nothing_and_only_the_owner_may_look(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    cache = make_cache()
+    path = cache.add(AdapterKey("../secret-tenant", "x"), 1, lambda path: write(path, b"x"))
+    assert path.parent == tmp_path / "cache"
+    assert "secret" not in path.name
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_refuses_a_directory_of_another_user(
+    make_cache: Callable[..., DiskCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(PermissionError, match="another user"):
+        make_cache()

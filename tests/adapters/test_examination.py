@@ -1,0 +1,303 @@
+"""Adapters written by PEFT itself, examined, and their blocks compared with PEFT's own merge."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
+from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.examination import IntakeReport, examine
+from loraplex.adapters.layout import BaseLayout, Projection, Slice
+from loraplex.adapters.weights import to_float32
+from support.layouts import BASE_ID, layout_of
+from support.models import ATTENTION_TARGETS, make_adapter, save_byte_tokenizer
+from support.safetensors_files import make_lora, write_adapter
+
+Matrix = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def layout(tiny_base: Path) -> BaseLayout:
+    return layout_of(tiny_base)
+
+
+def examine_folder(
+    adapter: Path, layout: BaseLayout, output: Path, **settings: Any
+) -> IntakeReport:
+    return examine(
+        adapter / "adapter_config.json",
+        adapter / "adapter_model.safetensors",
+        output,
+        layout=layout,
+        **{"serving_dtype": "float32", **settings},
+    )
+
+
+def refusal(adapter: Path, layout: BaseLayout, output: Path, **settings: Any) -> AdapterRejected:
+    with pytest.raises(AdapterRejected) as caught:
+        examine_folder(adapter, layout, output, **settings)
+    assert not output.exists()
+    return caught.value
+
+
+def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, Matrix]:
+    """scale·B·A `[out, in]` by module, read from a block."""
+    header = read_block_header(path)
+    assert header.base_id == layout.base_id
+    data = np.fromfile(path, NUMPY_DTYPES[header.dtype], offset=header.payload_offset)
+    payload = to_float32(data, header.dtype)
+    deltas = {}
+    for index, rank in header.ranks.items():
+        part = layout.slices[index]
+        a_offset, b_offset, _ = BlockPlan(layout, header.ranks).table[index]
+        a = payload[a_offset : a_offset + rank * part.in_features].reshape(rank, -1)
+        b = payload[b_offset : b_offset + rank * part.out_features].reshape(rank, -1)
+        deltas[part.name] = np.float32(header.scales[index]) * (b.T @ a)
+    return deltas
+
+
+def deltas_of_peft(base: Path, adapter: Path) -> dict[str, Matrix]:
+    """The change PEFT itself would merge `[out, in]`, by module."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    deltas = {}
+    for name, module in model.base_model.model.named_modules():
+        if isinstance(module, LoraLayer):
+            delta = module.get_delta_weight("default").detach().float().numpy()
+            deltas[name] = delta.T if getattr(module, "fan_in_fan_out", False) else delta
+    return deltas
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rank 1": {"r": 1},
+    "rslora": {"use_rslora": True, "r": 6, "lora_alpha": 12},
+    "rank pattern": {"rank_pattern": {"q_proj": 7, "0.mlp.up_proj": 2}},
+    "alpha pattern": {"alpha_pattern": {"v_proj": 32, "layers.1.mlp.down_proj": 3}},
+    "anchored pattern": {"alpha_pattern": {"^model.layers.0.self_attn.k_proj": 64}},
+    "overlapping patterns": {
+        "rank_pattern": {"1.self_attn.q_proj": 3, "q_proj": 5},
+        "alpha_pattern": {"q_proj": 5, "0.self_attn.q_proj": 50},
+        "use_rslora": True,
+    },
+    "one layer": {"layers_to_transform": [1]},
+    "q and v": {"target_modules": ["q_proj", "v_proj"]},
+    "pattern target": {"target_modules": r".*\.(q|down)_proj"},
+    "all-linear": {"target_modules": "all-linear"},
+    "causal task": {"task_type": "CAUSAL_LM"},
+}
+
+
+@pytest.mark.parametrize("lora", VARIANTS.values(), ids=VARIANTS.keys())
+def test_block_holds_the_change_that_peft_merges(
+    lora: dict[str, Any], tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=1, **lora)
+    report = examine_folder(adapter, layout, tmp_path / "block")
+    expected = deltas_of_peft(tiny_base, adapter)
+    actual = deltas_of_block(tmp_path / "block", layout)
+    assert actual.keys() == expected.keys()
+    for module, delta in expected.items():
+        np.testing.assert_allclose(actual[module], delta, atol=1e-6)
+    norms = {module: float(np.linalg.norm(delta)) for module, delta in expected.items()}
+    assert report.num_modules == len(expected)
+    assert report.delta_norm == pytest.approx(np.linalg.norm(list(norms.values())), rel=1e-5)
+    largest = report.largest_deltas[0]
+    assert largest.norm == pytest.approx(max(norms.values()), rel=1e-5)
+    assert norms[largest.module] == max(norms.values())
+    assert report.warnings == ()
+
+
+def test_conv1d_layers_bind_like_linear_ones(tmp_path: Path) -> None:
+    base = tmp_path / "gpt2"
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=save_byte_tokenizer(base), n_embd=32, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(base)
+    adapter = make_adapter(
+        base,
+        tmp_path / "adapter",
+        seed=3,
+        target_modules=["c_attn", "c_fc", "c_proj"],
+        fan_in_fan_out=True,
+    )
+    layout = layout_of(base)
+    report = examine_folder(adapter, layout, tmp_path / "block")
+    assert report.targets == ("c_attn", "c_fc", "c_proj")
+    actual = deltas_of_block(tmp_path / "block", layout)
+    expected = deltas_of_peft(base, adapter)
+    assert actual.keys() == expected.keys()
+    for module, delta in expected.items():
+        np.testing.assert_allclose(actual[module], delta, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float32, "F32"), (torch.float16, "F16"), (torch.bfloat16, "BF16")],
+)
+def test_block_keeps_the_tenants_own_values_in_their_own_type(
+    dtype: torch.dtype, name: str, tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=2)
+    path = adapter / "adapter_model.safetensors"
+    tensors = {key: value.to(dtype) for key, value in load_file(path).items()}
+    save_file(tensors, path)
+    report = examine_folder(adapter, layout, tmp_path / "block")
+    assert report.dtype == name
+    assert report.size_bytes == (tmp_path / "block").stat().st_size
+    for module, delta in deltas_of_block(tmp_path / "block", layout).items():
+        prefix = f"base_model.model.{module}.lora_"
+        a, b = tensors[f"{prefix}A.weight"].float(), tensors[f"{prefix}B.weight"].float()
+        np.testing.assert_allclose(delta, 2.0 * (b @ a).numpy(), atol=1e-6)
+
+
+def test_mixed_types_become_float32_without_loss(
+    tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=2)
+    path = adapter / "adapter_model.safetensors"
+    dtypes = itertools.cycle([torch.float32, torch.bfloat16, torch.float16])
+    tensors = {key: value.to(next(dtypes)) for key, value in load_file(path).items()}
+    save_file(tensors, path)
+    assert examine_folder(adapter, layout, tmp_path / "block").dtype == "F32"
+    expected = deltas_of_peft(tiny_base, adapter)
+    for module, delta in deltas_of_block(tmp_path / "block", layout).items():
+        np.testing.assert_allclose(delta, expected[module], atol=1e-6)
+
+
+def test_digest_is_of_the_content_not_of_the_files_layout(
+    tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=4)
+    first = examine_folder(adapter, layout, tmp_path / "first")
+    path = adapter / "adapter_model.safetensors"
+    save_file(dict(reversed(load_file(path).items())), path, metadata={"other": "metadata"})
+    second = examine_folder(adapter, layout, tmp_path / "second")
+    assert first == second
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_digest_differs_with_weights_scale_and_base(
+    tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapters = [
+        make_adapter(tiny_base, tmp_path / "one", seed=4),
+        make_adapter(tiny_base, tmp_path / "two", seed=5),
+        make_adapter(tiny_base, tmp_path / "three", seed=4, lora_alpha=9),
+    ]
+    digests = {examine_folder(path, layout, path / "block").digest for path in adapters}
+    other_base = BaseLayout("sha256:other", layout.projections)
+    digests.add(examine_folder(adapters[0], other_base, tmp_path / "block").digest)
+    assert len(digests) == 4
+
+
+Q = "q_proj"
+SMALL = BaseLayout(
+    BASE_ID, (Projection((Slice(Q, 8, 8), Slice("v_proj", 8, 4))),), {"lm_head": "no"}
+)
+
+
+def matrices(value: float = 1.0) -> dict[str, tuple[Matrix, Matrix]]:
+    return {Q: (np.full((2, 8), value, np.float32), np.full((8, 2), value, np.float32))}
+
+
+def test_reports_what_it_found(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()), r=2, lora_alpha=4)
+    report = examine_folder(adapter, SMALL, tmp_path / "block")
+    assert (report.min_rank, report.max_rank, report.num_modules) == (2, 2, 1)
+    assert report.num_parameters == 2 * (8 + 8)
+    assert report.targets == (Q,)
+    assert report.base_id == BASE_ID
+    assert report.delta_norm == pytest.approx(2.0 * 2.0 * 8.0)  # scale · entry of B·A · √64
+
+
+def test_refuses_an_adapter_whose_products_are_all_zero(
+    tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    untrained = make_adapter(tiny_base, tmp_path / "untrained", seed=1, scale=0.0)
+    assert refusal(untrained, layout, tmp_path / "block").reason == "no_effect"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_refuses_values_that_are_not_finite(value: float, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices(value)))
+    error = refusal(adapter, SMALL, tmp_path / "block")
+    assert error.reason == "non_finite_weights"
+    assert error.pointer == f"base_model.model.{Q}.lora_A.weight"
+
+
+def test_refuses_what_overflows_the_serving_type_only_once_scaled(tmp_path: Path) -> None:
+    # B reaches 40,000, which float16 holds; times the scale of 2 it does not
+    adapter = write_adapter(
+        tmp_path / "adapter",
+        make_lora({Q: (np.ones((2, 8), np.float32), np.full((8, 2), 4e4, np.float32))}),
+        lora_alpha=4,
+    )
+    error = refusal(adapter, SMALL, tmp_path / "block", serving_dtype="float16")
+    assert error.reason == "weights_overflow"
+    assert error.pointer == f"base_model.model.{Q}.lora_B.weight"
+    examine_folder(adapter, SMALL, tmp_path / "block", serving_dtype="bfloat16")
+
+
+def test_refuses_a_declared_base_that_is_not_this_one(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()))
+    error = refusal(adapter, SMALL, tmp_path / "block", declared_base_id="sha256:" + "c" * 64)
+    assert error.reason == "base_mismatch"
+    examine_folder(adapter, SMALL, tmp_path / "block", declared_base_id=BASE_ID)
+
+
+def test_refuses_an_adapter_of_another_base(tiny_base: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(
+        tiny_base, tmp_path / "adapter", seed=1, target_modules=ATTENTION_TARGETS
+    )
+    assert refusal(adapter, SMALL, tmp_path / "block").reason == "wrong_base"
+
+
+def warnings_of(adapter: Path, output: Path, **settings: Any) -> dict[str, str]:
+    report = examine_folder(adapter, SMALL, output, **settings)
+    return {warning.code: warning.message for warning in report.warnings}
+
+
+def test_warns_of_what_has_no_effect_or_differs(tmp_path: Path) -> None:
+    idle = {"v_proj": (np.ones((2, 8), np.float32), np.zeros((4, 2), np.float32))}
+    adapter = write_adapter(
+        tmp_path / "adapter",
+        make_lora(matrices() | idle),
+        base_model_name_or_path="someone/another-base",
+        target_modules=[Q, "v_proj", "o_proj"],
+        alpha_pattern={"k_proj": 8},
+    )
+    warnings = warnings_of(adapter, tmp_path / "block", base_model_name="owner/this-base")
+    assert warnings == {
+        "base_name_differs": "trained on 'someone/another-base', served on 'owner/this-base'",
+        "pattern_unmatched": "'k_proj'",
+        "target_without_tensors": "'o_proj'",
+        "modules_without_effect": "'v_proj'",
+    }
+
+
+def test_does_not_warn_of_the_same_base_elsewhere(tmp_path: Path) -> None:
+    adapter = write_adapter(
+        tmp_path / "adapter",
+        make_lora(matrices()),
+        base_model_name_or_path="/data/models/Tiny-Base/",
+        target_modules=[Q],
+    )
+    assert warnings_of(adapter, tmp_path / "block", base_model_name="owner/tiny-base") == {}
+
+
+def test_never_overwrites_a_file(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()))
+    (tmp_path / "block").write_text("precious")
+    with pytest.raises(FileExistsError):
+        examine_folder(adapter, SMALL, tmp_path / "block")
+    assert (tmp_path / "block").read_text() == "precious"
