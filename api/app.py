@@ -27,7 +27,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 
 def _closed_routes() -> APIRouter:
-    root = APIRouter(prefix="/v1", dependencies=[Depends(authenticate)])
+    root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, uploads):
         root.include_router(module.router)
     return root

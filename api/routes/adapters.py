@@ -16,7 +16,7 @@ from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import AdapterView, AliasBody, AliasView, ListView, VersionView
 from .adapter_views import AdapterViews, base_view, deletion_receipt
 
-router = APIRouter()
+router = APIRouter(prefix="/v1")
 
 Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]

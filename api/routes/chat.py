@@ -36,7 +36,7 @@ from ..services.inference import Order
 from ..services.sequence_text import Delta
 from .logprobs import reported
 
-router = APIRouter()
+router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions")

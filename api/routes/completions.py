@@ -25,7 +25,7 @@ from ..services.inference import Order
 from ..services.sequence_text import Delta
 from .logprobs import reported
 
-router = APIRouter()
+router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions")

@@ -16,7 +16,7 @@ from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.answers import ModelCard, ModelList
 
-router = APIRouter()
+router = APIRouter(prefix="/v1")
 
 Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 

@@ -21,7 +21,7 @@ from ..schemas.adapters import UploadBody
 from .adapter_views import upload_view
 from .adapters import Writer, version_view
 
-router = APIRouter()
+router = APIRouter(prefix="/v1")
 
 
 @router.post("/adapters/{name}/uploads")

@@ -1,0 +1,94 @@
+"""The API as commands use it: `LORAPLEX_URL` and `LORAPLEX_API_KEY` say where and as whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from .exit_codes import CommandFailed, ExitCode
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+SLOW_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+"""For what the server answers only when it is done: examinations and deletions."""
+
+_EXIT_CODES = {
+    401: ExitCode.AUTHENTICATION,
+    403: ExitCode.AUTHENTICATION,
+    404: ExitCode.NOT_FOUND,
+    409: ExitCode.CONFLICT,
+    422: ExitCode.INVALID_ADAPTER,
+}
+
+
+class ServerUnreachable(CommandFailed):
+    """The connection could not be made, or broke."""
+
+
+class ApiClient:
+    """Calls the API; an error answer raises CommandFailed with its message and exit code."""
+
+    def __init__(self, client: httpx.Client, url: str) -> None:
+        self._client = client
+        self.url = url
+
+    def get(self, path: str) -> Any:
+        return self._send("GET", path)
+
+    def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
+        return self._send("POST", path, json=body, timeout=SLOW_TIMEOUT if is_slow else TIMEOUT)
+
+    def put(self, path: str, body: Any) -> Any:
+        return self._send("PUT", path, json=body)
+
+    def put_bytes(self, path: str, content: bytes, *, offset: int) -> Any:
+        """Send raw bytes that begin at `offset`."""
+        return self._send(
+            "PUT",
+            path,
+            content=content,
+            params={"offset": offset},
+            headers={"content-type": "application/octet-stream"},
+        )
+
+    def delete(self, path: str) -> Any:
+        return self._send("DELETE", path, timeout=SLOW_TIMEOUT)
+
+    def _send(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            response = self._client.request(method, f"/v1{path}", **options)
+        except httpx.TransportError as exc:
+            reason = str(exc) or type(exc).__name__
+            raise ServerUnreachable(f"{self.url}: {reason}", ExitCode.UNAVAILABLE) from exc
+        if response.is_success:
+            return response.json() if response.content else None
+        raise _failure(response)
+
+
+@contextmanager
+def open_client() -> Iterator[ApiClient]:
+    """The client of the environment. Raises CommandFailed if there is no key."""
+    url = os.environ.get("LORAPLEX_URL", DEFAULT_URL).rstrip("/").removesuffix("/v1")
+    key = os.environ.get("LORAPLEX_API_KEY")
+    if not key:
+        raise CommandFailed(
+            "Set LORAPLEX_API_KEY to your key; `loraplex keys create` makes one.",
+            ExitCode.AUTHENTICATION,
+        )
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
+        yield ApiClient(client, url)
+
+
+def _failure(response: httpx.Response) -> CommandFailed:
+    fallback = ExitCode.UNAVAILABLE if response.status_code >= 500 else ExitCode.FAILED
+    exit_code = _EXIT_CODES.get(response.status_code, fallback)
+    try:
+        error = response.json()["error"]
+        return CommandFailed(f"{error['message']} ({error['code']})", exit_code)
+    except (ValueError, KeyError, TypeError):
+        return CommandFailed(f"The server answered {response.status_code}.", exit_code)

@@ -1,0 +1,159 @@
+"""Sending one adapter folder: checked and hashed here, sent in parts, resumed where it broke."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from .client import ApiClient, ServerUnreachable
+from .exit_codes import CommandFailed, ExitCode
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+PART_BYTES = 8 << 20
+MAX_RECONNECTS = 5
+FIRST_PAUSE_SECONDS = 0.5
+POLL_SECONDS = 0.2
+SETTLED_STATES = frozenset({"ready", "rejected"})
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAdapter:
+    """A folder that PEFT's save_pretrained wrote."""
+
+    config: dict[str, Any]
+    weights: Path
+    size_bytes: int
+    sha256: str
+
+
+def read_adapter(folder: Path) -> LocalAdapter:
+    """Check the folder and hash its weights. Raises CommandFailed, saying the way out."""
+    weights = folder / WEIGHTS_FILE
+    if not folder.is_dir():
+        raise _invalid(f"{folder} is not a folder.")
+    if not weights.is_file():
+        raise _invalid(_explain_missing_weights(folder))
+    with weights.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return LocalAdapter(_read_config(folder), weights, weights.stat().st_size, sha256)
+
+
+def push_adapter(
+    client: ApiClient,
+    adapter: LocalAdapter,
+    name: str,
+    *,
+    aliases: list[str],
+    base_id: str | None,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    """Send the adapter; the version it became, not yet attested. Raises CommandFailed."""
+    declaration = {
+        "config": adapter.config,
+        "size_bytes": adapter.size_bytes,
+        "sha256": adapter.sha256,
+        "aliases": aliases,
+        "base_id": base_id,
+    }
+    upload = client.post(f"/adapters/{name}/uploads", declaration)
+    with _progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
+        task = progress.add_task(name, total=adapter.size_bytes)
+        _send_parts(
+            client, upload, weights, lambda received: progress.update(task, completed=received)
+        )
+    version: dict[str, Any] = client.post(f"/uploads/{upload['id']}/commit", is_slow=True)
+    return version
+
+
+def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, Any]:
+    """The version once it is ready. Raises CommandFailed if it is rejected."""
+    path = f"/adapters/{version['adapter']}/versions/{version['version']}"
+    while version["state"] not in SETTLED_STATES:
+        time.sleep(POLL_SECONDS)
+        version = client.get(path)
+    if version["state"] == "rejected":
+        reason = version["reason"]
+        raise _invalid(f"{version['id']} was rejected: {reason['message']} ({reason['code']})")
+    return version
+
+
+def _send_parts(
+    client: ApiClient,
+    upload: dict[str, Any],
+    weights: BinaryIO,
+    report: Callable[[int], None],
+) -> None:
+    """Send what the server does not have yet; ask again where it stands when a part breaks."""
+    path = f"/uploads/{upload['id']}"
+    num_failures = 0
+    while upload["received_bytes"] < upload["size_bytes"]:
+        offset = upload["received_bytes"]
+        report(offset)
+        weights.seek(offset)
+        try:
+            upload = client.put_bytes(f"{path}/content", weights.read(PART_BYTES), offset=offset)
+            num_failures = 0
+        except ServerUnreachable:
+            num_failures += 1
+            if num_failures > MAX_RECONNECTS:
+                raise
+            time.sleep(FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1))
+            upload = _ask_again(client, path, upload)
+    report(upload["received_bytes"])
+
+
+def _ask_again(client: ApiClient, path: str, upload: dict[str, Any]) -> dict[str, Any]:
+    try:
+        latest: dict[str, Any] = client.get(path)
+        return latest
+    except ServerUnreachable:
+        return upload
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _invalid(f"{folder} has no {CONFIG_FILE}: push what save_pretrained wrote.") from None
+    except ValueError as exc:
+        raise _invalid(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(config, dict):
+        raise _invalid(f"{path} is not a JSON object.")
+    return config
+
+
+def _explain_missing_weights(folder: Path) -> str:
+    for name in PICKLED_FILES:
+        if (folder / name).exists():
+            return (
+                f"{folder / name} is a pickle, which could execute code. Save it again with "
+                "model.save_pretrained(path, safe_serialization=True)."
+            )
+    return f"{folder} has no {WEIGHTS_FILE}: push what PEFT's save_pretrained wrote."
+
+
+def _invalid(message: str) -> CommandFailed:
+    return CommandFailed(message, ExitCode.INVALID_ADAPTER)
+
+
+def _progress(is_quiet: bool) -> AbstractContextManager[Progress]:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    return Progress(*columns, console=console, disable=is_quiet or not console.is_terminal)
