@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .durable import sync_directory
+from .errors import ObjectNotFound
 from .identity import AdapterKey
 
 MIN_STAY_SECONDS = 60.0
@@ -27,7 +28,7 @@ _PARTIAL_SUFFIX = ".partial"
 class _Entry:
     size_bytes: int
     used_at: float
-    """When it was last handed out, on the cache's clock."""
+    """When it was last handed out, on the cache's clock; infinity while it is downloaded."""
     is_verified: bool
     """Whether this process has seen its whole content."""
 
@@ -71,8 +72,7 @@ class DiskCache:
             entry = self._entries.get(path.name)
             if entry is None:
                 return None
-            entry.used_at = self._clock()
-            self._entries.move_to_end(path.name)
+            self._touch(path.name)
         try:
             if entry.is_verified or _has_content(path, sha256=sha256, size_bytes=size_bytes):
                 entry.is_verified = True
@@ -86,17 +86,17 @@ class DiskCache:
     def add(self, key: AdapterKey, size_bytes: int, download: Callable[[Path], None]) -> Path:
         """Make room, let `download` write the verified block to a path, and keep it.
 
-        Whatever `download` raises is passed on, and nothing is kept.
+        Whatever `download` raises is passed on, and nothing is kept. Raises ObjectNotFound if the
+        key was removed meanwhile.
         """
         path = self._path(key)
         partial = path.with_suffix(_PARTIAL_SUFFIX)
         with self._lock:
             self._make_room(size_bytes)
-            self._entries[path.name] = _Entry(size_bytes, self._clock(), is_verified=True)
+            self._entries[path.name] = _Entry(size_bytes, float("inf"), is_verified=True)
         try:
             download(partial)
-            partial.replace(path)
-            sync_directory(self._directory)
+            self._publish(partial, path)
         except BaseException:
             self.remove(key)
             raise
@@ -114,6 +114,20 @@ class DiskCache:
         name = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
         return self._directory / f"{name}{_SUFFIX}"
 
+    def _publish(self, partial: Path, path: Path) -> None:
+        """Give a finished download its name."""
+        with self._lock:
+            if path.name not in self._entries:
+                raise ObjectNotFound("the adapter was deleted while it was fetched")
+            partial.replace(path)
+            self._touch(path.name)
+        sync_directory(self._directory)
+
+    def _touch(self, name: str) -> None:
+        if entry := self._entries.get(name):
+            entry.used_at = self._clock()
+            self._entries.move_to_end(name)
+
     def _used_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._entries.values())
 
@@ -121,8 +135,10 @@ class DiskCache:
         excess = self._used_bytes() + size_bytes - self._capacity_bytes
         expired = self._clock() - self._min_stay_seconds
         for name, entry in list(self._entries.items()):
-            if excess <= 0 or entry.used_at > expired:
+            if excess <= 0:
                 return
+            if entry.used_at > expired:
+                continue
             (self._directory / name).unlink(missing_ok=True)
             del self._entries[name]
             excess -= entry.size_bytes

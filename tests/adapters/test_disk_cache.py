@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.disk_cache import DiskCache
+from loraplex.adapters.errors import ObjectNotFound
 from loraplex.adapters.identity import AdapterKey
 
 SIZE = 1000
@@ -98,6 +99,38 @@ def test_what_was_just_handed_out_stays_even_beyond_the_capacity(
     assert cache.used_bytes == 3 * SIZE
 
 
+def test_a_download_longer_than_the_minimum_stay_is_kept(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=SIZE)
+
+    def slow(path: Path) -> None:
+        write(path, content(1))
+        clock.now = 100.0
+        add(cache, 2)
+
+    assert cache.add(make_key(1), SIZE, slow).read_bytes() == content(1)
+    clock.now = 200.0
+    add(cache, 3)
+    assert present(cache, range(4)) == [3]
+    assert cache.used_bytes == SIZE
+
+
+def test_entry_removed_while_it_is_downloaded_leaves_nothing(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    cache = make_cache()
+
+    def download(path: Path) -> None:
+        cache.remove(make_key(1))
+        write(path, content(1))
+
+    with pytest.raises(ObjectNotFound):
+        cache.add(make_key(1), SIZE, download)
+    assert cache.used_bytes == 0
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_same_digest_of_two_tenants_is_two_entries(make_cache: Callable[..., DiskCache]) -> None:
     cache = make_cache()
     mine = cache.add(make_key(1), SIZE, lambda path: write(path, content(1)))
@@ -171,7 +204,8 @@ def test_process_killed_before_the_rename_leaves_no_entry(
     script = (
         "import os, pathlib, sys\n"
         "from loraplex.adapters.disk_cache import DiskCache\n"
-        "from loraplex.adapters.identity import AdapterKey\n"
+        "from loraplex.adapters.errors import ObjectNotFound
+from loraplex.adapters.identity import AdapterKey\n"
         "pathlib.Path.replace = lambda *paths: os._exit(9)\n"
         "cache = DiskCache(pathlib.Path(sys.argv[1]), 10_000)\n"
         "cache.add(AdapterKey('t', 'd'), 1, lambda path: path.write_bytes(b'x'))\n"
