@@ -204,8 +204,7 @@ def test_process_killed_before_the_rename_leaves_no_entry(
     script = (
         "import os, pathlib, sys\n"
         "from loraplex.adapters.disk_cache import DiskCache\n"
-        "from loraplex.adapters.errors import ObjectNotFound
-from loraplex.adapters.identity import AdapterKey\n"
+        "from loraplex.adapters.identity import AdapterKey\n"
         "pathlib.Path.replace = lambda *paths: os._exit(9)\n"
         "cache = DiskCache(pathlib.Path(sys.argv[1]), 10_000)\n"
         "cache.add(AdapterKey('t', 'd'), 1, lambda path: path.write_bytes(b'x'))\n"
