@@ -101,31 +101,30 @@ class LoraBatchBuilder:
         """
         if all(run.row == BASE_ROW for run in runs):
             return None
-        rows = [run.row for run in runs for _ in range(run.num_tokens)]
         decoding, prefilling = _split(runs, num_decodes)
-        segments = tuple(_segments(prefilling, num_decodes))
         adapters = {
             ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
         }
         return LoraBatch(
-            token_rows=self._to_device(rows),
+            token_rows=self._to_device(_token_rows(runs)),
             num_decodes=num_decodes,
             decode_adapters=tuple(sorted(adapters)),
-            segments=segments,
-            tiles=self._tiles(rows[:num_decodes], segments, runs) if self._has_triton else None,
+            segments=tuple(_segments(prefilling, num_decodes)),
+            tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
         )
 
-    @property
-    def _has_triton(self) -> bool:
-        return self._device.type == "cuda"
-
-    def _tiles(
-        self, decode_rows: Sequence[int], segments: Sequence[Segment], runs: Iterable[AdapterRun]
-    ) -> LoraTiles:
+    def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:
+        """The same step as tiles, for the Triton kernels."""
+        decoding, prefilling = _split(runs, num_decodes)
+        segments = list(_segments(prefilling, num_decodes))
         block_tokens = choose_block_tokens(segments)
-        tiles = plan_tiles(decode_rows, segments, block_tokens=block_tokens)
+        tiles = plan_tiles(_token_rows(decoding), segments, block_tokens=block_tokens)
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), block_tokens, max_rank)
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._device.type == "cuda"
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))
@@ -136,7 +135,7 @@ class LoraBatchBuilder:
 
     def _to_device(self, values: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
         # From page-locked memory, so that the copy waits for no kernel that is still running.
-        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._has_triton)
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._is_cuda)
         return host.to(self._device, non_blocking=True)
 
 
@@ -167,6 +166,10 @@ def _split(
     ends = [0, *accumulate(run.num_tokens for run in runs)]
     assert num_decodes in ends, "the decoding tokens end where a run ends"
     return runs[: ends.index(num_decodes)], runs[ends.index(num_decodes) :]
+
+
+def _token_rows(runs: Sequence[AdapterRun]) -> list[int]:
+    return [run.row for run in runs for _ in range(run.num_tokens)]
 
 
 def _segments(runs: Sequence[AdapterRun], start: int) -> Iterable[Segment]:

@@ -209,7 +209,7 @@ def shrink_kernel(
     for first_rank in range(0, rank, BLOCK_RANK):
         ranks = first_rank + tl.arange(0, BLOCK_RANK)
         a_columns = a_ptr + ranks.to(tl.int64)[None, :] * in_features
-        h = tl.zeros((BLOCK_TOKENS, BLOCK_RANK), dtype=tl.float32)
+        h = tl.full((BLOCK_TOKENS, BLOCK_RANK), 0.0, dtype=tl.float32)
         for column in range(first_column, last_column, BLOCK_IN):
             columns = column + tl.arange(0, BLOCK_IN)
             inside = columns < last_column
@@ -271,11 +271,11 @@ def expand_kernel(
     columns = first_column + tl.arange(0, BLOCK_OUT)
     inside = columns < out_features
     h_rows = h_ptr + tokens.to(tl.int64)[:, None] * h_token_stride + index * max_rank
-    delta = tl.zeros((BLOCK_TOKENS, BLOCK_OUT), dtype=tl.float32)
+    delta = tl.full((BLOCK_TOKENS, BLOCK_OUT), 0.0, dtype=tl.float32)
     for first_rank in range(0, rank, BLOCK_RANK):
         ranks = first_rank + tl.arange(0, BLOCK_RANK)
         h_mask = mine[:, None] & (ranks < rank)[None, :]
-        h = tl.zeros((BLOCK_TOKENS, BLOCK_RANK), dtype=tl.float32)
+        h = tl.full((BLOCK_TOKENS, BLOCK_RANK), 0.0, dtype=tl.float32)
         for split in tl.static_range(SPLITS):
             partial = h_rows + tl.cast(split, tl.int64) * h_split_stride + ranks[None, :]
             h += tl.load(partial, mask=h_mask, other=0.0)

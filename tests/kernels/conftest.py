@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,20 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(-(2**31))
 
     monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices gain nothing from threads and lose much where cores are shared."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -107,3 +107,16 @@ def draw_rows(popularity: str, num_tokens: int, num_rows: int, *, seed: int = 0)
     else:
         rows = rng.choices(range(num_rows), weights, k=num_tokens)
     return [-1 if rng.random() < 0.2 else row for row in rows]
+
+
+_TOLERANCES = {  # (rtol, atol)
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 4e-3),
+    torch.bfloat16: (2e-2, 4e-2),
+}
+
+
+def assert_lora_close(actual: Tensor, expected: Tensor) -> None:
+    """Equal but for the order of summation in this dtype."""
+    rtol, atol = _TOLERANCES[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from loraplex.kernels import linear
+from loraplex.kernels.linear import (
+    DenseLinear,
+    Int8Arithmetic,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+    int8_arithmetic,
+    int8_linear_reference,
+    pack_linear,
+    quantize_rows,
+)
+
+SIZES = pytest.mark.parametrize(
+    ("in_features", "out_features"), [(1, 1), (63, 133), (133, 63), (64, 128)], ids=str
+)
+
+
+EXACT_HERE = {Int8Arithmetic.PLAIN, int8_arithmetic()}
+if int8_arithmetic() is Int8Arithmetic.WHOLE:
+    EXACT_HERE.add(Int8Arithmetic.HALVED)
+
+
+@pytest.fixture(params=sorted(EXACT_HERE, key=str), ids=lambda way: way.name)
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Int8Arithmetic:
+    """Each way to multiply int8 that is right on this processor."""
+    way: Int8Arithmetic = request.param
+    monkeypatch.setattr(linear, "int8_arithmetic", lambda: way)
+    return way
+
+
+@SIZES
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("form", [DenseLinear, PackedLinear])
+def test_dense_forms_equal_torch(
+    form: Callable[..., Linear], in_features: int, out_features: int, has_bias: bool
+) -> None:
+    weight = torch.randn(out_features, in_features)
+    bias = torch.randn(out_features) if has_bias else None
+    x = torch.randn(5, in_features)
+    packed = form(weight, bias)
+    torch.testing.assert_close(packed(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    assert packed.weight_bytes == 4 * in_features * out_features
+    assert (packed.in_features, packed.out_features) == (in_features, out_features)
+
+
+@SIZES
+@pytest.mark.parametrize("num_rows", [1, 4, 63])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_int8_equals_the_reference(
+    arithmetic: Int8Arithmetic, in_features: int, out_features: int, num_rows: int, has_bias: bool
+) -> None:
+    weight = torch.randn(out_features, in_features)
+    bias = torch.randn(out_features) if has_bias else None
+    x = torch.randn(num_rows, in_features)
+    expected = int8_linear_reference(x, weight, bias)
+    torch.testing.assert_close(Int8Linear(weight, bias)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_is_exact_where_pairs_of_products_are_largest(arithmetic: Int8Arithmetic) -> None:
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0]).repeat(32)
+    weight = torch.stack([torch.ones(128), signs, -torch.ones(128)])
+    x = torch.stack([torch.ones(128), -torch.ones(128), signs])
+    torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-5)
+
+
+def test_int8_is_close_to_the_unquantized_product() -> None:
+    weight, x = torch.randn(256, 512), torch.randn(16, 512)
+    exact = x @ weight.T
+    assert (Int8Linear(weight)(x) - exact).norm() / exact.norm() < 0.02
+
+
+def test_int8_keeps_dtype_and_leading_dimensions() -> None:
+    weight, bias = torch.randn(20, 30), torch.randn(20)
+    x = torch.randn(2, 3, 30)
+    packed = Int8Linear(weight.bfloat16(), bias.bfloat16())
+    half, full = packed(x.bfloat16()), packed(x)
+    assert half.dtype == torch.bfloat16
+    assert full.dtype == torch.float32
+    assert half.shape == full.shape == (2, 3, 20)
+    torch.testing.assert_close(half.float(), full, rtol=5e-2, atol=1e-1)
+
+
+def test_int8_holds_a_byte_per_weight_and_a_scale_per_output() -> None:
+    assert Int8Linear(torch.randn(20, 300)).weight_bytes == 20 * 300 + 20 * (4 + 8)
+
+
+def test_int8_gives_the_bias_for_rows_of_zeros(arithmetic: Int8Arithmetic) -> None:
+    weight, bias = torch.randn(7, 16), torch.randn(7)
+    weight[3] = 0
+    result = Int8Linear(weight, bias)(torch.zeros(2, 16))
+    assert torch.equal(result, bias.expand(2, 7))
+    result = Int8Linear(weight, bias)(torch.randn(2, 16))
+    assert torch.equal(result[:, 3], bias[3].expand(2))
+
+
+@pytest.mark.parametrize("poison", [torch.inf, -torch.inf, torch.nan, 3e38])
+def test_int8_keeps_one_rows_outlier_in_its_row(arithmetic: Int8Arithmetic, poison: float) -> None:
+    packed = Int8Linear(torch.randn(33, 64))
+    x = torch.randn(5, 64)
+    clean = packed(x)
+    x[2, 7] = poison
+    result = packed(x)
+    others = [0, 1, 3, 4]
+    assert torch.equal(result[others], clean[others])
+    if poison != 3e38:
+        assert not result[2].isfinite().any()
+
+
+def test_quantized_rows_are_within_half_a_step_of_the_values() -> None:
+    rows = torch.randn(9, 133) * torch.logspace(-6, 6, 9)[:, None]
+    codes, scale = quantize_rows(rows)
+    assert codes.dtype == torch.int8
+    assert scale.shape == (9, 1)
+    assert (codes.float() * scale - rows).abs().le(scale * 0.5001).all()
+    assert codes.abs().amax(dim=1).eq(127).all()
+
+
+def test_packs_int8_when_asked_and_keeps_the_values_otherwise() -> None:
+    weight, x = torch.randn(8, 16), torch.randn(3, 16)
+    assert isinstance(pack_linear(weight, int8=True), Int8Linear)
+    torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
+
+
+def test_packs_bf16_for_onednn_only_where_the_processor_multiplies_it() -> None:
+    weight, x = torch.randn(8, 16), torch.randn(3, 16)
+    packed = pack_linear(weight.bfloat16())
+    is_supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert type(packed) is (PackedLinear if is_supported else DenseLinear)
+    assert packed(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)

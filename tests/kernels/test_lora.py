@@ -1,0 +1,142 @@
+"""One projection in mixed steps: decodes, prefills, base rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.kernels.lora import LoraProjection
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
+from loraplex.kernels.lora_reference import add_lora_reference
+from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
+
+IN_FEATURES, OUTS = 40, (33, 7)
+FIRST_SLICE = 2
+RANKS = ({2: 4, 3: 4}, {2: 16}, {3: 7}, {0: 8, 2: 1, 3: 2})
+
+
+@pytest.fixture
+def weights() -> PoisonedWeights:
+    layout = make_layout((IN_FEATURES, (5, 5)), (IN_FEATURES, OUTS))
+    weights = PoisonedWeights(layout, num_rows=len(RANKS), capacity=1 << 14)
+    for row, ranks in enumerate(RANKS):
+        weights.put(row, ranks)
+    return weights
+
+
+@pytest.fixture
+def projection() -> LoraProjection:
+    return LoraProjection(FIRST_SLICE, IN_FEATURES, OUTS)
+
+
+def make_batch(
+    weights: PoisonedWeights, decode_rows: list[int], prefills: list[tuple[int, int]]
+) -> LoraBatch:
+    """prefills: (num_tokens, row) each."""
+    runs = [
+        AdapterRun(num_tokens, row, weights.generations[row] if row >= 0 else 0)
+        for num_tokens, row in [*((1, row) for row in decode_rows), *prefills]
+    ]
+    batch = LoraBatchBuilder(weights, torch.device("cpu")).build(runs, num_decodes=len(decode_rows))
+    assert batch is not None
+    return batch
+
+
+def draw(num_tokens: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(num_tokens, IN_FEATURES), torch.randn(num_tokens, sum(OUTS))
+
+
+def reference(weights: PoisonedWeights, x: Tensor, y: Tensor, batch: LoraBatch) -> Tensor:
+    expected = y.clone()
+    add_lora_reference(
+        x, expected, weights.flat, weights.table[:, 2:4], batch.token_rows, slice_outs=OUTS
+    )
+    return expected
+
+
+@pytest.mark.parametrize("popularity", POPULARITIES)
+@pytest.mark.parametrize("num_decodes", [0, 1, 9])
+def test_a_mixed_step_equals_the_reference(
+    weights: PoisonedWeights, projection: LoraProjection, popularity: str, num_decodes: int
+) -> None:
+    decode_rows = draw_rows(popularity, num_decodes, len(RANKS))
+    batch = make_batch(weights, decode_rows, [(3, -1), (5, 0), (2, 0), (17, 2), (1, 3)])
+    x, y = draw(len(batch.token_rows))
+    result = y.clone()
+    projection.add(x, result, weights, batch)
+    torch.testing.assert_close(result, reference(weights, x, y, batch), rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_gets_the_same_delta_as_decode_and_as_prefill(
+    weights: PoisonedWeights, projection: LoraProjection
+) -> None:
+    x, y = draw(1)
+    as_decode, as_prefill = y.clone(), y.clone()
+    projection.add(x, as_decode, weights, make_batch(weights, [0], []))
+    projection.add(x, as_prefill, weights, make_batch(weights, [], [(1, 0)]))
+    torch.testing.assert_close(as_decode, as_prefill)
+
+
+@pytest.mark.parametrize("poison", [torch.inf, torch.nan, 3e38])
+def test_overflow_of_one_adapter_leaves_all_other_rows_bit_identical(
+    weights: PoisonedWeights, projection: LoraProjection, poison: float
+) -> None:
+    batch = make_batch(weights, [0, 1, -1, 2, 0], [(3, 0), (4, 2), (2, -1)])
+    own = batch.token_rows == 0
+    x, y = draw(len(own))
+    clean, poisoned = y.clone(), y.clone()
+    projection.add(x, clean, weights, batch)
+    x[own] = poison
+    projection.add(x, poisoned, weights, batch)
+    assert torch.equal(poisoned[~own], clean[~own])
+    assert not poisoned[own].isfinite().all()
+
+
+def test_a_forgotten_row_is_read_from_the_arena_again(
+    weights: PoisonedWeights, projection: LoraProjection
+) -> None:
+    batch = make_batch(weights, [1, 0], [])
+    x, y = draw(2)
+    projection.add(x, y.clone(), weights, batch)
+    weights.matrices(1, 2)[1].zero_()
+    projection.forget(1)
+    result = y.clone()
+    projection.add(x, result, weights, batch)
+    torch.testing.assert_close(result, reference(weights, x, y, batch))
+    assert torch.equal(result[0], y[0])
+
+
+def test_forgetting_before_any_step_does_nothing(projection: LoraProjection) -> None:
+    projection.forget(0)
+
+
+def test_writes_into_a_column_view_with_a_longer_row(
+    weights: PoisonedWeights, projection: LoraProjection
+) -> None:
+    batch = make_batch(weights, [0, 3], [(4, 2)])
+    x, y = draw(6)
+    wide = torch.full((6, sum(OUTS) + 5), torch.nan)
+    wide[:, 2:-3] = y
+    projection.add(x, wide[:, 2:-3], weights, batch)
+    torch.testing.assert_close(wide[:, 2:-3], reference(weights, x, y, batch))
+    assert wide[:, :2].isnan().all()
+    assert wide[:, -3:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(2, 40), torch.zeros(3, 40), r"x is \[2, 40\], not \[3, 40\]"),
+        (torch.zeros(3, 41), torch.zeros(3, 40), r"x is \[3, 41\]"),
+        (torch.zeros(3, 40), torch.zeros(3, 39), r"y is \[3, 39\], not \[3, 40\]"),
+        (torch.zeros(3, 40).bfloat16(), torch.zeros(3, 40), "x is torch.bfloat16"),
+        (torch.zeros(3, 40, device="meta"), torch.zeros(3, 40), "x is on meta"),
+        (torch.zeros(40, 3).T, torch.zeros(3, 40), "dense"),
+    ],
+)
+def test_refuses_tensors_that_do_not_fit(
+    weights: PoisonedWeights, projection: LoraProjection, x: Tensor, y: Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        projection.add(x, y, weights, make_batch(weights, [0], [(2, 1)]))

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loraplex.kernels.lora_batch import (
+    ActiveAdapter,
+    AdapterRun,
+    LoraBatchBuilder,
+    Segment,
+    choose_block_tokens,
+    plan_tiles,
+)
+from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
+
+
+@pytest.fixture
+def weights() -> PoisonedWeights:
+    weights = PoisonedWeights(make_layout((8, (8, 8))), num_rows=8, capacity=1 << 12)
+    weights.put(2, {0: 3, 1: 5})
+    weights.put(7, {1: 1})
+    return weights
+
+
+@pytest.fixture
+def builder(weights: PoisonedWeights) -> LoraBatchBuilder:
+    return LoraBatchBuilder(weights, torch.device("cpu"))
+
+
+def test_describes_decodes_by_adapter_and_prefills_by_segment(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(1, 2, 9), AdapterRun(1), AdapterRun(2, 7, 4), AdapterRun(1, 2, 9)]
+    batch = builder.build(runs, num_decodes=2)
+    assert batch is not None
+    assert batch.token_rows.tolist() == [2, -1, 7, 7, 2]
+    assert batch.token_rows.dtype == torch.int32
+    assert batch.decode_adapters == (ActiveAdapter(2, 9),)
+    assert batch.segments == (Segment(2, 4, 7), Segment(4, 5, 2))
+
+
+def test_a_step_of_base_tokens_has_no_batch(builder: LoraBatchBuilder) -> None:
+    assert builder.build([AdapterRun(1), AdapterRun(30)], num_decodes=1) is None
+
+
+def test_names_each_decoding_adapter_once_whatever_the_order(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(1, row, 1) for row in (7, 2, 7, 2, 2)]
+    batch = builder.build(runs, num_decodes=5)
+    again = builder.build(runs[::-1], num_decodes=5)
+    assert batch is not None
+    assert again is not None
+    assert batch.decode_adapters == (ActiveAdapter(2, 1), ActiveAdapter(7, 1))
+    assert again.decode_adapters == batch.decode_adapters
+    assert batch.segments == ()
+
+
+def test_adjacent_prefills_of_one_adapter_are_one_segment(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(4), AdapterRun(3, 2, 1), AdapterRun(5, 2, 1), AdapterRun(2, 7, 1)]
+    batch = builder.build(runs, num_decodes=0)
+    assert batch is not None
+    assert batch.segments == (Segment(4, 12, 2), Segment(12, 14, 7))
+
+
+def test_a_sequence_may_decode_several_tokens(builder: LoraBatchBuilder) -> None:
+    batch = builder.build([AdapterRun(4, 2, 1), AdapterRun(2, 7, 1)], num_decodes=4)
+    assert batch is not None
+    assert batch.decode_adapters == (ActiveAdapter(2, 1),)
+    assert batch.segments == (Segment(4, 6, 7),)
+
+
+def test_decoding_tokens_must_end_with_a_sequence(builder: LoraBatchBuilder) -> None:
+    with pytest.raises(AssertionError, match="end where a run ends"):
+        builder.build([AdapterRun(4, 2, 1)], num_decodes=3)
+
+
+def test_max_rank_follows_the_adapters_of_the_step_and_their_generations(
+    weights: PoisonedWeights, builder: LoraBatchBuilder
+) -> None:
+    def max_rank(*runs: AdapterRun) -> int:
+        return builder.make_tiles(runs, num_decodes=len(runs)).max_rank
+
+    low, high = AdapterRun(1, 7, 1), AdapterRun(1, 2, 1)
+    assert max_rank(low, AdapterRun(1)) == 1
+    assert max_rank(low, high) == 5
+    weights.remove(7)
+    weights.put(7, {0: 64})
+    assert max_rank(AdapterRun(1, 7, 2), high) == 64
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (999, 64)]
+)
+def test_tiles_are_as_long_as_the_longest_segment_within_limits(
+    longest: int, expected: int
+) -> None:
+    assert choose_block_tokens([Segment(0, 1, 0), Segment(1, 1 + longest, 1)]) == expected
+    assert choose_block_tokens([]) == 16
+
+
+@pytest.mark.parametrize("popularity", POPULARITIES)
+@pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 17, 63, 64, 133])
+@pytest.mark.parametrize("block_tokens", [16, 64])
+def test_tiles_serve_every_adapter_token_exactly_once(
+    popularity: str, num_decodes: int, block_tokens: int
+) -> None:
+    decode_rows = draw_rows(popularity, num_decodes, 9)
+    segments = [Segment(num_decodes + 3, num_decodes + 68, 1), Segment(num_decodes + 68, 210, 4)]
+    token_rows = decode_rows + [-1] * 3 + [1] * 65 + [4] * (210 - num_decodes - 68)
+    served: list[int] = []
+    tiles = plan_tiles(decode_rows, segments, block_tokens=block_tokens)
+    for start, end, row in tiles:
+        assert 0 < end - start <= block_tokens
+        own = [token for token in range(start, end) if token_rows[token] == row]
+        assert own
+        served += own
+    assert sorted(served) == [token for token, row in enumerate(token_rows) if row != -1]

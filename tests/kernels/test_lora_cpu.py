@@ -1,0 +1,217 @@
+"""The window and the segments against the reference, in memory full of NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.kernels.lora_batch import ActiveAdapter, Segment
+from loraplex.kernels.lora_cpu import LoraWindow, add_segments
+from loraplex.kernels.lora_reference import add_lora_reference
+from support.lora_weights import (
+    POPULARITIES,
+    PoisonedWeights,
+    assert_lora_close,
+    draw_rows,
+    make_layout,
+)
+
+FIRST_SLICE = 1
+IN_FEATURES, OUTS = 133, (63, 20, 20)
+LAYOUT = make_layout((8, (8,)), (IN_FEATURES, OUTS))
+RANKS = (
+    {1: 1, 2: 1, 3: 1},
+    {1: 4, 3: 2},
+    {2: 7},
+    {1: 16, 2: 16, 3: 16},
+    {1: 64, 2: 3, 3: 64},
+    {0: 5},
+)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+def make_weights(dtype: torch.dtype = torch.float32) -> PoisonedWeights:
+    weights = PoisonedWeights(LAYOUT, num_rows=8, dtype=dtype, capacity=1 << 19)
+    for row, ranks in enumerate(RANKS):
+        weights.put(row, ranks)
+    return weights
+
+
+def make_window(dtype: torch.dtype = torch.float32) -> LoraWindow:
+    return LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=dtype)
+
+
+def draw(num_tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, IN_FEATURES, generator=generator)
+    y = torch.randn(num_tokens, sum(OUTS), generator=generator)
+    return x.to(dtype), y.to(dtype)
+
+
+def reference(weights: PoisonedWeights, x: Tensor, y: Tensor, rows: Sequence[int]) -> Tensor:
+    expected = y.clone()
+    table = weights.table[:, FIRST_SLICE : FIRST_SLICE + len(OUTS)]
+    add_lora_reference(x, expected, weights.flat, table, torch.tensor(rows), slice_outs=OUTS)
+    return expected
+
+
+def run_window(
+    window: LoraWindow, weights: PoisonedWeights, x: Tensor, y: Tensor, rows: Sequence[int]
+) -> Tensor:
+    result = y.clone()
+    adapters = sorted({ActiveAdapter(row, weights.generations[row]) for row in rows if row >= 0})
+    window.add(x, result, weights, torch.tensor(rows, dtype=torch.int32), tuple(adapters))
+    return result
+
+
+def held_values(window: LoraWindow) -> Tensor:
+    buffers = [rows._buffer for rows in (window._a, *window._b)]
+    return torch.cat([buffer.flatten() for buffer in buffers])
+
+
+@DTYPES
+@pytest.mark.parametrize("popularity", POPULARITIES)
+@pytest.mark.parametrize("num_tokens", [1, 7, 63])
+def test_window_equals_the_reference(dtype: torch.dtype, popularity: str, num_tokens: int) -> None:
+    weights = make_weights(dtype)
+    x, y = draw(num_tokens, dtype)
+    rows = draw_rows(popularity, num_tokens, len(RANKS))
+    result = run_window(make_window(dtype), weights, x, y, rows)
+    assert_lora_close(result, reference(weights, x, y, rows))
+    assert torch.equal(result[torch.tensor(rows) == -1], y[torch.tensor(rows) == -1]), (
+        "base rows are untouched"
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("lengths", [(1,), (63, 5), (1, 16, 7, 30, 2, 9)])
+def test_segments_equal_the_reference(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
+    weights = make_weights(dtype)
+    rows, segments = [-1] * 3, []
+    for row, length in enumerate(lengths):
+        segments.append(Segment(len(rows), len(rows) + length, row))
+        rows += [row] * length
+    x, y = draw(len(rows), dtype)
+    result = y.clone()
+    add_segments(x, result, weights, tuple(segments), first_slice=FIRST_SLICE, slice_outs=OUTS)
+    assert_lora_close(result, reference(weights, x, y, rows))
+    assert torch.equal(result[:3], y[:3])
+
+
+def test_window_equals_the_reference_while_adapters_join_leave_and_take_over_rows() -> None:
+    rng = random.Random(0)
+    weights, window = make_weights(), make_window()
+    resident, active = set(range(len(RANKS))), [0, 1]
+    for _ in range(300):
+        change = rng.random()
+        if change < 0.15 and resident:
+            row = rng.choice(sorted(resident))
+            weights.remove(row)
+            resident.remove(row)
+        elif change < 0.4 and len(resident) < 8:
+            row = rng.choice(sorted(set(range(8)) - resident))
+            weights.put(row, rng.choice(RANKS))
+            resident.add(row)
+        elif change < 0.45:
+            window.forget(rng.randrange(8))
+        elif change < 0.7:
+            active = rng.sample(sorted(resident), min(len(resident), rng.randint(0, 4)))
+        active = [row for row in active if row in resident]
+        rows = rng.choices([*active, -1], k=rng.randint(1, 9))
+        x, y = draw(len(rows))
+        assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+
+
+def test_window_copies_an_adapter_once_while_it_comes_and_goes() -> None:
+    weights, window = make_weights(), make_window()
+    x, y = draw(2)
+    first = run_window(window, weights, x, y, [3, 4])
+    weights.flat.fill_(torch.nan)  # whoever reads it again shows it
+    run_window(window, weights, x, y, [4, 4])
+    assert_lora_close(run_window(window, weights, x, y, [3, 4]), first)
+
+
+def test_window_never_takes_a_reused_row_for_its_former_adapter() -> None:
+    weights, window = make_weights(), make_window()
+    x, y = draw(3)
+    run_window(window, weights, x, y, [3, 4, -1])
+    weights.remove(3)
+    weights.put(3, {1: 2})
+    rows = [3, 4, 3]
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+
+
+def test_window_drops_idle_adapters_once_carrying_them_has_cost_a_copy() -> None:
+    weights, window = make_weights(), make_window()
+    x, y = draw(4)
+    run_window(window, weights, x, y, [0, 1, 3, 4])
+    num_all = window.num_rows
+    assert num_all == 3 + 6 + 48 + 131
+    run_window(window, weights, x, y, [4, 4, 4, 4])
+    assert window.num_rows == num_all, "an adapter that leaves for a step is not copied again"
+    for _ in range(20):
+        run_window(window, weights, x, y, [4, 4, 4, 4])
+    assert window.num_rows == 131
+
+
+def test_forgetting_a_row_zeroes_its_weights_and_spares_the_others() -> None:
+    weights, window = make_weights(), make_window()
+    for row in (3, 4):
+        for index in (1, 2, 3):
+            for matrix in weights.matrices(row, index):
+                matrix.fill_(row)
+    x, y = draw(2)
+    with torch.inference_mode():
+        run_window(window, weights, x, y, [3, 4])
+    window.forget(3)
+    assert not (held_values(window) == 3).any()
+    assert (held_values(window) == 4).any()
+    rows = [3, 4]
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+
+
+def test_taking_over_a_row_and_packing_anew_leave_nothing_of_the_former_adapter() -> None:
+    weights, window = make_weights(), make_window()
+    for matrix in weights.matrices(2, 2):
+        matrix.fill_(77)
+    x, y = draw(2)
+    run_window(window, weights, x, y, [2, 4])
+    assert (held_values(window) == 77).any()
+    weights.remove(2)
+    weights.put(2, {1: 1})
+    run_window(window, weights, x, y, [2, 4])
+    assert not (held_values(window) == 77).any()
+    for matrix in weights.matrices(0, 1):
+        matrix.fill_(88)
+    run_window(window, weights, x, y, [0, 4])
+    for _ in range(50):
+        run_window(window, weights, x, y, [4, 4])
+    assert not (held_values(window) == 88).any()
+
+
+@DTYPES
+@pytest.mark.parametrize("fault", ["x", "a", "b"])
+def test_window_keeps_overflow_in_the_rows_of_its_adapter(fault: str, dtype: torch.dtype) -> None:
+    weights = make_weights(dtype)
+    rows = [3, 4, 3, -1, 1, 4]
+    own = torch.tensor(rows) == 3
+    x, y = draw(len(rows), dtype)
+    clean = run_window(make_window(dtype), weights, x, y, rows)
+    if fault == "x":
+        x[own] = torch.tensor([[torch.inf], [torch.nan]], dtype=dtype)
+    a, b = weights.matrices(3, 2)
+    if fault == "a":
+        a[::2] = torch.finfo(dtype).max
+        x[:, :3] = 9  # every token's product with it overflows
+        clean = run_window(make_window(dtype), make_weights(dtype), x, y, rows)
+    if fault == "b":  # which intake refuses
+        b[0], b[1], b[2] = torch.inf, -torch.inf, torch.nan
+    result = run_window(make_window(dtype), weights, x, y, rows)
+    assert torch.equal(result[~own], clean[~own])
+    assert not torch.equal(result[own], clean[own])
+    if fault != "b":
+        assert not result[own].isfinite().all()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import loraplex.kernels.report as report_module
+
+PACKAGE_PARENT = Path(report_module.__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def usages() -> Sequence[dict[str, str | int]]:
+    """The report as its command prints it, in a process without the interpreter."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    printed = subprocess.run(
+        [sys.executable, "-m", "loraplex.kernels.report"],
+        env=environment | {"PYTHONPATH": str(PACKAGE_PARENT)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    ).stdout
+    usages: list[dict[str, str | int]] = json.loads(printed)
+    return usages
+
+
+def test_reports_every_kernel_for_every_architecture(
+    usages: Sequence[dict[str, str | int]],
+) -> None:
+    assert {usage["arch"] for usage in usages} == {"sm_80", "sm_90"}
+    names = {str(usage["kernel"]).partition("[")[0] for usage in usages}
+    assert names == {"lora_shrink", "lora_expand"}
+    assert len(usages) == len({(usage["kernel"], usage["arch"]) for usage in usages})
+
+
+def test_no_kernel_spills_registers(usages: Sequence[dict[str, str | int]]) -> None:
+    assert [usage for usage in usages if usage["spills"] != 0] == []
+
+
+def test_every_kernel_fits_the_architectures(usages: Sequence[dict[str, str | int]]) -> None:
+    for usage in usages:
+        assert 0 < int(usage["registers"]) <= 255
+        assert 0 < int(usage["shared"]) <= 64 << 10, "at least three blocks on a multiprocessor"
