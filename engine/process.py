@@ -1,0 +1,139 @@
+"""The engine process: `python -m loraplex.engine.process ENDPOINT CONFIG`.
+
+CONFIG is an EngineConfig as JSON, ENDPOINT the socket that the parent has bound. Standard input
+carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
+waited for: SIGTERM ends the process at once, draining is the parent's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Never, Protocol
+
+import msgspec
+import zmq
+
+from .config import EngineConfig
+from .errors import EngineError, MalformedMessage
+from .logs import log_to_stderr
+from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
+from .transport import decode_to_engine, encode
+
+IDLE_POLL_MS = 250
+"""How often an idle engine takes a step, so that its statistics stay fresh."""
+BUSY_POLL_MS = 1
+"""How long to wait for messages where there is work but no step could run: a load in flight."""
+LINGER_MS = 1000
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the loop drives: EngineCore."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def handle(self, message: ToEngine) -> None: ...
+
+    def step(self) -> list[FromEngine]: ...
+
+
+def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
+    """Serve until the parent ends this process; returns the exit status of a failure."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log_to_stderr()
+    _end_with_parent()
+    endpoint, config_json = sys.argv[1:]
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.connect(endpoint)
+        try:
+            config = msgspec.json.decode(config_json, type=EngineConfig)
+            _serve((make_core or _load_core)(config), socket)
+        except Exception as exc:
+            _log.exception("engine_failed")
+            _send(socket, EngineFailed(_as_error_info(exc)))
+    return 1
+
+
+def _load_core(config: EngineConfig) -> Core:
+    from .core import EngineCore  # here: the parent is watched while torch is imported
+
+    return EngineCore(config)
+
+
+def _serve(core: Core, socket: zmq.Socket[bytes]) -> Never:
+    _send(socket, EngineReady(core.info))
+    _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
+    timeout_ms = 0
+    while True:
+        for message in _receive(socket, timeout_ms):
+            core.handle(message)
+        messages = core.step()
+        for answer in messages:
+            _send(socket, answer)
+        timeout_ms = 0 if messages else BUSY_POLL_MS
+        if not core.has_work:
+            timeout_ms = IDLE_POLL_MS
+
+
+def _receive(socket: zmq.Socket[bytes], timeout_ms: int) -> Iterator[ToEngine]:
+    """Every message that has arrived, after waiting for the first one up to `timeout_ms`."""
+    while socket.poll(timeout_ms):
+        timeout_ms = 0
+        try:
+            yield decode_to_engine(socket.recv_multipart())
+        except MalformedMessage as exc:
+            _log.error("message_refused", extra={"error": str(exc)})
+
+
+def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
+    socket.send_multipart(encode(message))
+
+
+def _as_error_info(exc: Exception) -> ErrorInfo:
+    if isinstance(exc, EngineError):
+        return ErrorInfo(exc.code, str(exc))
+    return ErrorInfo(EngineError.code, f"{type(exc).__name__}: {exc}")
+
+
+def _end_with_parent() -> None:
+    """SIGTERM, or the parent's death however it dies, ends this process at once.
+
+    The kernel's signal covers a process that is stuck in native code, the watch on standard input
+    every other system and a parent that died before the kernel was asked.
+    """
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(0)
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> Never:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    os._exit(main())  # a loader thread that hangs must not keep a failed engine

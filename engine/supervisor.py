@@ -1,0 +1,176 @@
+"""One life of the engine process, seen from its parent, and when the next one may begin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from .config import EngineConfig
+from .messages import FromEngine, ToEngine
+from .transport import decode_from_engine, encode
+
+# -P: the working directory is no place to import from.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process")
+STOP_SECONDS = 5.0
+DRAIN_SECONDS = 0.05
+"""For how long the last words of a dead process are listened for."""
+
+# What the maths and the model hub (its token included) read. The credentials of the database, the
+# store and the platform are not among it: the engine has no use for them.
+_PASSED_VARIABLES = frozenset(
+    (
+        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    )
+)
+_PASSED_PREFIXES = (
+    *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
+)
+
+_STDERR = 2
+
+_log = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    """A running engine process and the socket to it. Its logs go to our standard error."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        resources: ExitStack,
+    ) -> None:
+        self._process = process
+        self._socket = socket
+        self._resources = resources
+
+    @classmethod
+    async def spawn(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> Self:
+        """Start a process. Raises OSError if the system cannot."""
+        with ExitStack() as resources:
+            # Its mode is 0700: nobody else can reach the socket.
+            directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
+            context = resources.enter_context(zmq.asyncio.Context())
+            socket = resources.enter_context(context.socket(zmq.PAIR))
+            socket.set_hwm(0)  # what can be under way is bounded by the requests' max_tokens
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(f"ipc://{directory}/engine")
+            stdin, lifeline = os.pipe()  # its end closes however this process ends
+            resources.callback(os.close, lifeline)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    f"ipc://{directory}/engine",
+                    msgspec.json.encode(config).decode(),
+                    stdin=stdin,
+                    stdout=_STDERR,
+                    env=engine_environment(os.environ),
+                )
+            finally:
+                os.close(stdin)
+            kept = resources.pop_all()
+        return cls(process, socket, kept)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def run(self, on_message: Callable[[FromEngine], None]) -> int:
+        """Hand over every message until the process has ended; its exit status.
+
+        A process whose messages cannot be understood is killed: what its requests have come to is
+        unknown from then on.
+        """
+        reader = asyncio.create_task(self._read(on_message))
+        try:
+            status = await self._process.wait()
+            await asyncio.sleep(DRAIN_SECONDS)
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+            self._resources.close()
+        return status
+
+    def send(self, message: ToEngine) -> None:
+        """Send without waiting. To a process that has ended nothing is sent: `run` tells of it."""
+        if self._socket.closed:
+            return
+        sent = asyncio.ensure_future(
+            self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
+        )  # done already: it does not wait
+        if sent.exception() is not None:
+            _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
+
+    async def stop(self) -> None:
+        """End the process: at once if it listens, by force if it does not. `run` then returns."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self, on_message: Callable[[FromEngine], None]) -> None:
+        try:
+            while True:
+                on_message(decode_from_engine(await self._socket.recv_multipart()))
+        except Exception:
+            _log.exception("engine_message_not_understood")
+            self.kill()
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an engine process gets: it imports from where this process does."""
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_VARIABLES or name.startswith(_PASSED_PREFIXES)
+    }
+    return {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """How long to wait before the next life of a process that dies: ever longer, then for ever."""
+
+    first_delay_seconds: float = 0.5
+    max_delay_seconds: float = 30.0
+    max_deaths: int = 5
+    """So many deaths within `window_seconds` are a crash loop."""
+    window_seconds: float = 60.0
+    """Also: a life that lasted so long was a good one, and the delays begin anew."""
+    _deaths: deque[float] = field(default_factory=deque)
+    _num_short_lives: int = 0
+
+    def next_delay(self, *, now: float, lived_seconds: float) -> float | None:
+        """Seconds until the next life may begin after a death at `now`; None: never."""
+        while self._deaths and self._deaths[0] <= now - self.window_seconds:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        if len(self._deaths) >= self.max_deaths:
+            return None
+        if lived_seconds >= self.window_seconds:
+            self._num_short_lives = 0
+        self._num_short_lives += 1
+        doubled = self.first_delay_seconds * 2.0 ** min(self._num_short_lives - 1, 32)
+        return min(doubled, self.max_delay_seconds)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.layout import BaseLayout, Projection, Slice
+from loraplex.adapters.residency import Tier
+from loraplex.engine.errors import MalformedMessage
+from loraplex.engine.messages import (
+    Abort,
+    AdapterEvicted,
+    AdapterFetched,
+    AdapterFetchFailed,
+    AdapterResidency,
+    AdapterWanted,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    ErrorInfo,
+    EvictAdapter,
+    FinishReason,
+    FromEngine,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    ToEngine,
+    TokenLogprob,
+    TokenLogprobs,
+    TokensGenerated,
+)
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.transport import decode_from_engine, decode_to_engine, encode
+
+KEY = AdapterKey("acme", "sha256:" + "ab" * 32)
+ERROR = ErrorInfo("store_unavailable", "no answer", retryable=True)
+LAYOUT = BaseLayout("base", (Projection((Slice("q_proj", 8, 4),)),), {"lm_head": "tied"})
+INFO = EngineInfo(
+    base_id="base",
+    runtime_id="runtime",
+    layout=LAYOUT,
+    model_type="llama",
+    num_parameters=1 << 40,
+    vocab_size=260,
+    max_model_len=512,
+    device="cpu",
+    dtype="float32",
+    quantization="int8",
+    num_kv_blocks=64,
+    kv_block_size=16,
+    arena_bytes=1 << 20,
+    host_cache_bytes=1 << 21,
+    memory_plan=["weights 1 MiB"],
+)
+SAMPLING = SamplingParams(
+    temperature=0.5, seed=-(1 << 63), logit_bias={7: -100.0}, num_logprobs=2, stop_token_ids=(3, 4)
+)
+EVENTS = StepEvents(
+    started=[
+        RequestStarted("r", 0.5, 0.25, Tier.DISK, 0.2, 16),
+        RequestStarted("b", 0, 0, None, 0, 0),
+    ],
+    tokens=[
+        TokensGenerated("r", [1, 2], logits=b"\x00\xff"),
+        TokensGenerated(
+            "b", [5], logprobs=[TokenLogprobs(TokenLogprob(5, -1.5), [TokenLogprob(6, -0.5)])]
+        ),
+    ],
+    finished=[
+        RequestFinished("r", FinishReason.STOP, 3, 2, stop_token_id=2),
+        RequestFinished("b", FinishReason.ERROR, 1, 1, ERROR),
+    ],
+)
+STATS = EngineStats(
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)]
+)
+TO_ENGINE: list[ToEngine] = [
+    Submit(GenerationRequest("r", "acme", [1, 2], SAMPLING, KEY, "probe", return_logits=True)),
+    Submit(GenerationRequest("r", "acme", [], SamplingParams())),
+    Abort("r"),
+    AdapterFetched(KEY, "/tmp/ä", Tier.STORE),
+    AdapterFetchFailed(KEY, ERROR),
+    EvictAdapter(KEY),
+]
+FROM_ENGINE: list[FromEngine] = [
+    EngineReady(INFO),
+    EVENTS,
+    StepEvents(),
+    AdapterWanted(KEY),
+    AdapterEvicted(KEY),
+    STATS,
+    EngineFailed(ERROR),
+]
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda m: type(m).__name__)
+def test_messages_to_the_engine_arrive_as_they_were(message: ToEngine) -> None:
+    assert decode_to_engine(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda m: type(m).__name__)
+def test_messages_from_the_engine_arrive_as_they_were(message: FromEngine) -> None:
+    assert decode_from_engine(encode(message)) == message
+
+
+def test_keys_and_tiers_arrive_with_their_types() -> None:
+    message = decode_to_engine(encode(AdapterFetched(KEY, "/b", Tier.DISK)))
+    assert isinstance(message, AdapterFetched)
+    assert (type(message.key), type(message.tier)) == (AdapterKey, Tier)
+
+
+def test_a_layout_travels_without_what_it_has_computed() -> None:
+    assert LAYOUT.slice_index == {"q_proj": 0}
+    _, payload = encode(EngineReady(INFO))
+    assert set(msgspec.msgpack.decode(payload)["info"]["layout"]) == {
+        "base_id",
+        "projections",
+        "refused",
+    }
+
+
+def test_each_direction_has_its_own_messages() -> None:
+    with pytest.raises(MalformedMessage, match="unknown message type"):
+        decode_to_engine(encode(StepEvents()))
+    with pytest.raises(MalformedMessage, match="unknown message type"):
+        decode_from_engine(encode(Abort("r")))
+
+
+def packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "2 frames"),
+        ([b"Abort"], "2 frames"),
+        ([b"Abort", packed({"request_id": "r"}), b""], "2 frames"),
+        ([b"Mystery", b"\x80"], "unknown message type"),
+        ([b"\xff" * 1000, b"\x80"], "unknown message type"),
+        ([b"Abort", b""], "Abort"),
+        ([b"Abort", b"\xc1"], "Abort"),
+        ([b"Abort", packed({})], "request_id"),
+        ([b"Abort", packed({"request_id": 1})], "str"),
+        ([b"Abort", packed(["r"])], "Abort"),
+        ([b"EvictAdapter", packed({"key": ["acme"]})], "EvictAdapter"),
+        ([b"AdapterFetched", packed({"key": KEY, "path": "/b", "tier": "moon"})], "moon"),
+    ],
+)
+def test_a_malformed_message_is_a_coded_error(frames: list[bytes], reason: str) -> None:
+    with pytest.raises(MalformedMessage, match=reason) as error:
+        decode_to_engine(frames)
+    assert error.value.code == "malformed_message"
+
+
+def test_parameters_are_checked_on_arrival() -> None:
+    name, payload = encode(Submit(GenerationRequest("r", "acme", [1], SamplingParams())))
+    request = msgspec.msgpack.decode(payload)
+    request["request"]["sampling"]["max_tokens"] = -1
+    with pytest.raises(MalformedMessage, match="max_tokens"):
+        decode_to_engine([name, packed(request)])
+
+
+@given(payload=st.binary(max_size=200), name=st.sampled_from([b"StepEvents", b"EngineStats", b"?"]))
+def test_no_bytes_raise_anything_else(payload: bytes, name: bytes) -> None:
+    with suppress(MalformedMessage):
+        decode_from_engine([name, payload])

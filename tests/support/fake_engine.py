@@ -1,0 +1,185 @@
+"""An engine process without a model: `python -m support.fake_engine ENDPOINT CONFIG`.
+
+The real process, protocol and client around a core that repeats a request's prompt, one token a
+step. The prompt may be one of the words below instead. `config.model` is a directory, by which
+the lives of the process know of each other: each adds a letter to its file `lives`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import cast
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.layout import BaseLayout
+from loraplex.adapters.residency import Tier
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.messages import (
+    Abort,
+    AdapterEvicted,
+    AdapterFetched,
+    AdapterFetchFailed,
+    AdapterWanted,
+    EngineInfo,
+    EngineStats,
+    ErrorInfo,
+    EvictAdapter,
+    FinishReason,
+    FromEngine,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    ToEngine,
+    TokensGenerated,
+)
+from loraplex.engine.process import main
+
+HANG = [1000]
+"""Starts and gives one token; ends only by an abort."""
+QUEUE = [1001]
+"""Never starts in the process's first life."""
+EXIT = [1002]
+"""Ends the process without a word."""
+RAISE = [1003]
+"""Makes the engine's step fail."""
+GARBLE = [1004]
+"""Makes the engine send what nobody understands."""
+
+FAIL_FILE = "fail"
+"""In the model's directory: the engine refuses to start, for the reason in the file."""
+EXIT_FILE = "exit"
+"""In the model's directory: the engine dies while it starts."""
+BASE_ID_FILE = "base_id"
+_LIVES_FILE = "lives"
+
+
+class FakeCore:
+    """Speaks for the engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        home = Path(config.model)
+        with (home / _LIVES_FILE).open("a") as lives:
+            lives.write("x")
+        if (home / FAIL_FILE).exists():
+            raise UnsupportedModel((home / FAIL_FILE).read_text())
+        if (home / EXIT_FILE).exists():
+            os._exit(3)
+        self._life = count_lives(home)
+        self.info = fake_info(_read(home / BASE_ID_FILE) or "base")
+        self._requests: dict[str, GenerationRequest] = {}
+        self._outputs: dict[str, list[int]] = {}
+        self._fetched: dict[AdapterKey, Tier] = {}
+        self._wanted: set[AdapterKey] = set()
+        self._outbox: list[FromEngine] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outbox or self._requests)
+
+    def handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                self._submit(request)
+            case Abort(request_id):
+                if request_id in self._requests:
+                    self._finish(request_id, FinishReason.ABORTED)
+            case AdapterFetched(key, path, tier):
+                assert Path(path).name == key.digest
+                self._fetched[key] = tier
+            case AdapterFetchFailed(key, error):
+                for request in list(self._requests.values()):
+                    if request.adapter == key:
+                        self._finish(request.request_id, FinishReason.ERROR, error)
+            case EvictAdapter(key):
+                self._fetched.pop(key, None)
+                self._outbox.append(AdapterEvicted(key))
+
+    def step(self) -> list[FromEngine]:
+        for request in list(self._requests.values()):
+            if request.adapter is None or request.adapter in self._fetched:
+                self._advance(request)
+        messages, self._outbox = self._outbox, []
+        return messages
+
+    def _submit(self, request: GenerationRequest) -> None:
+        if request.prompt_token_ids == EXIT:
+            os._exit(3)
+        if request.prompt_token_ids == RAISE:
+            raise RuntimeError("the step failed")
+        if request.prompt_token_ids == GARBLE:
+            self._outbox.append(cast(FromEngine, Abort("not from here")))
+            return
+        self._requests[request.request_id] = request
+        key = request.adapter
+        if key is not None and key not in self._wanted:
+            self._wanted.add(key)
+            self._outbox.append(AdapterWanted(key))
+
+    def _advance(self, request: GenerationRequest) -> None:
+        prompt, events = request.prompt_token_ids, StepEvents()
+        if prompt == QUEUE and self._life == 1:
+            return
+        output = self._outputs.get(request.request_id)
+        if output is None:
+            tier = self._fetched.get(request.adapter) if request.adapter else None
+            events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0.0, 0))
+            self._outbox.append(_stats(len(self._requests)))
+            output = self._outputs[request.request_id] = []
+        elif prompt == HANG:
+            return
+        token = prompt[len(output) % len(prompt)]
+        output.append(token)
+        events.tokens.append(TokensGenerated(request.request_id, [token]))
+        self._outbox.append(events)
+        if len(output) == request.sampling.max_tokens:
+            self._finish(request.request_id, FinishReason.LENGTH)
+
+    def _finish(
+        self, request_id: str, reason: FinishReason, error: ErrorInfo | None = None
+    ) -> None:
+        request = self._requests.pop(request_id)
+        num_generated = len(self._outputs.pop(request_id, []))
+        event = RequestFinished(
+            request_id, reason, len(request.prompt_token_ids), num_generated, error
+        )
+        self._outbox.append(StepEvents(finished=[event]))
+
+
+def count_lives(home: Path) -> int:
+    """How many processes have been started for this directory."""
+    return len(_read(home / _LIVES_FILE))
+
+
+def fake_info(base_id: str) -> EngineInfo:
+    return EngineInfo(
+        base_id=base_id,
+        runtime_id=base_id,
+        layout=BaseLayout(base_id, ()),
+        model_type="fake",
+        num_parameters=0,
+        vocab_size=2000,
+        max_model_len=4096,
+        device="cpu",
+        dtype="float32",
+        quantization="none",
+        num_kv_blocks=0,
+        kv_block_size=16,
+        arena_bytes=0,
+        host_cache_bytes=0,
+    )
+
+
+def _stats(num_running: int) -> EngineStats:
+    return EngineStats(0, num_running, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    os._exit(main(FakeCore))
