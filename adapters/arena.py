@@ -8,7 +8,7 @@ compares (row, generation, key) cannot take one adapter for another.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,8 @@ class Arena:
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
         self.flat = torch.zeros(self._extents.capacity, dtype=dtype, device=device)
+        self.on_remove: Callable[[int], None] | None = None
+        """Called with each row that is removed: who keeps copies of its matrices zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
         self._generations = [0] * INITIAL_ROWS
         self._free_rows = list(range(INITIAL_ROWS))  # heap: low rows first keep the table short
@@ -146,6 +148,8 @@ class Arena:
         """
         occupant = self._occupants.pop(row)
         extent = occupant.extent
+        if self.on_remove:
+            self.on_remove(row)
         if occupant.is_published:
             self.row_tables[row] = self._untouched
             self.table[row].zero_()

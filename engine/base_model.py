@@ -52,13 +52,18 @@ class BaseModel:
     def weight_bytes(self) -> int:
         """What the weights take as they are served."""
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
-        return packed + sum(p.numel() * p.itemsize for p in self.model.parameters())
+        return packed + sum(parameter.nbytes for parameter in self.model.parameters())
 
     def attach_arena(self, arena: Arena) -> None:
         """Let every projection add the deltas of this arena's adapters."""
+        arena.on_remove = self._forget_adapter
         ranges = self.layout.projection_ranges()
         for fused, (_, slice_range) in zip(self.projections, ranges, strict=True):
             fused.attach(arena, slice_range)
+
+    def _forget_adapter(self, row: int) -> None:
+        for fused in self.projections:
+            fused.forget_adapter(row)
 
     def forget_step(self) -> None:
         """Drop intermediate tensors of a step that failed midway."""
@@ -194,9 +199,9 @@ def _replace_group(
 
 def _weight(module: nn.Module) -> Tensor:
     """The weight as `[out_features, in_features]`."""
-    weight = module.weight.detach()
+    weight = module.weight
     assert isinstance(weight, Tensor)
-    return weight.T if isinstance(module, Conv1D) else weight
+    return weight.detach().T if isinstance(module, Conv1D) else weight.detach()
 
 
 def _in_features(module: nn.Module) -> int:
@@ -204,14 +209,14 @@ def _in_features(module: nn.Module) -> int:
 
 
 def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
-    if all(module.bias is None for _, module in group):
+    biases = [module.bias for _, module in group]
+    if all(bias is None for bias in biases):
         return None
+    weights = [_weight(module) for _, module in group]
     return torch.cat(
         [
-            _weight(module).new_zeros(len(_weight(module)))
-            if module.bias is None
-            else module.bias.detach()
-            for _, module in group
+            bias.detach() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))
+            for bias, weight in zip(biases, weights, strict=True)
         ]
     )
 

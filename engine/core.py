@@ -238,8 +238,7 @@ class EngineCore:
                 self._finish(request, FinishReason.ERROR, AdapterDeleted())
         if self._prefix_cache:
             self._prefix_cache.drop_adapter(key)
-        if self._residency.evict(key):
-            self._outbox.append(AdapterEvicted(key))
+        self._residency.evict(key)
 
     # --- one step ---------------------------------------------------------------------------------
 

@@ -1,0 +1,137 @@
+"""Every PEFT feature that is served equals PEFT itself, in one mixed batch with base rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from loraplex.adapters.arena import Arena
+from loraplex.adapters.block import read_block_header
+from loraplex.adapters.examination import examine
+from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.config import EngineConfig
+from loraplex.kernels.lora_batch import LoraBatchBuilder
+from support.families import SERVED, VOCAB_SIZE, save_family
+from support.models import make_adapter
+from support.paged import paged_logits
+
+TOLERANCE = 1e-4
+MIB = 1 << 20
+
+LLAMA_FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {"r": 8},
+    "all-linear": {"r": 3, "target_modules": "all-linear"},
+    "rslora": {"r": 16, "use_rslora": True},
+    "rank-pattern": {"r": 4, "rank_pattern": {"q_proj": 16, "layers.2.mlp.down_proj": 2}},
+    "alpha-pattern": {"r": 4, "alpha_pattern": {"v_proj": 32, "layers.1.self_attn.o_proj": 1}},
+    "rslora-patterns": {
+        "r": 4,
+        "use_rslora": True,
+        "rank_pattern": {"k_proj": 9},
+        "alpha_pattern": {"k_proj": 5},
+    },
+    "query-and-value-only": {"r": 8, "target_modules": ["q_proj", "v_proj"]},
+    "two-layers-only": {"r": 8, "layers_to_transform": [0, 3]},
+    "one-module": {"r": 64, "target_modules": ["model.layers.1.mlp.up_proj"]},
+}
+FAMILY_TARGETS: dict[str, list[str]] = {
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "phi3-fused": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "gpt2-conv1d": ["c_attn", "c_proj", "c_fc"],
+    "gpt_neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "gemma2-softcap-window": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"],
+    "qwen2": ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"],
+    "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+    "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+}
+
+
+def load_adapters(
+    base: BaseModel, folders: list[Path], blocks: Path
+) -> tuple[LoraBatchBuilder, list[tuple[int, int]]]:
+    """Bring adapters to the arena the way the engine does; return each one's (row, generation)."""
+    arena = Arena(base.layout, 4 * MIB, base.dtype, base.device)
+    base.attach_arena(arena)
+    host = HostCache(base.layout, 4 * MIB, base.dtype)
+    rows = []
+    for index, folder in enumerate(folders):
+        path = blocks / f"{index}.block"
+        report = examine(
+            folder / "adapter_config.json",
+            folder / "adapter_model.safetensors",
+            path,
+            layout=base.layout,
+            serving_dtype="float32",
+        )
+        assert read_block_header(path).digest == report.digest
+        key = AdapterKey("acme", report.digest)
+        block = host.read(key, path)
+        assert block is not None
+        placement = arena.place(key, block.num_elements, block.table)
+        assert placement is not None
+        arena.copy_into(placement, block)
+        arena.publish(placement)
+        rows.append((placement.row, placement.generation))
+    return LoraBatchBuilder(arena, base.device), rows
+
+
+def check_against_peft(model: Path, folders: list[Path], tmp_path: Path) -> None:
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    builder, rows = load_adapters(base, folders, tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    lengths = [19 + 3 * index % 13 for index in range(len(folders) + 2)]
+    sequences = [
+        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
+    adapters = [(-1, 0), *rows, (-1, 0)]
+
+    logits = paged_logits(base, sequences, builder=builder, adapters=adapters)
+
+    for folder, tokens, ours in zip([None, *folders, None], sequences, logits, strict=True):
+        dense = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            plain = dense(torch.tensor([tokens]), use_cache=False).logits[0]
+            expected = plain
+            if folder:
+                tuned = PeftModel.from_pretrained(dense, folder).eval()
+                expected = tuned(torch.tensor([tokens]), use_cache=False).logits[0]
+                assert (expected - plain).abs().max() > 100 * TOLERANCE, "it must have an effect"
+        assert (ours - expected).abs().max() < TOLERANCE
+
+
+def test_every_served_lora_feature_equals_peft_in_one_mixed_batch(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["llama"])
+    folders = [
+        make_adapter(model, tmp_path / name, seed=index, scale=0.15, **lora)
+        for index, (name, lora) in enumerate(LLAMA_FEATURES.items())
+    ]
+    check_against_peft(model, folders, tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILY_TARGETS)
+def test_adapters_of_many_families_equal_peft_in_one_mixed_batch(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "base", *SERVED[family])
+    targets = FAMILY_TARGETS[family]
+    folders = [
+        make_adapter(
+            model,
+            tmp_path / f"{rank}",
+            seed=rank,
+            scale=0.1,
+            r=rank,
+            target_modules=targets[:count],
+            fan_in_fan_out=family == "gpt2-conv1d",
+        )
+        for rank, count in ((2, len(targets)), (5, 2), (8, 1))
+    ]
+    check_against_peft(model, folders, tmp_path)

@@ -1,0 +1,335 @@
+"""The engine as a whole: what shares a batch must not matter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from support.canaries import MARKERS, make_canary_adapter, make_canary_base
+from support.engine import LocalEngine
+from support.models import make_adapter
+
+NEAR_TIE = 1e-4
+"""Logit gap under which rounding may decide the greedy token; such positions are skipped."""
+
+
+@pytest.fixture(scope="module")
+def adapter_folders(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    ranks = (1, 3, 4, 8, 16, 32)
+    return [make_adapter(tiny_base, root / f"{r}", seed=r, r=r) for r in ranks]
+
+
+@pytest.fixture
+def engine(tiny_base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
+    engine = LocalEngine(tiny_base, tmp_path)
+    yield engine
+    engine.close()
+
+
+def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> list[int]:
+    return [rng.randrange(256) for _ in range(rng.randint(low, high))]
+
+
+def first_difference_is_a_near_tie(
+    engine: LocalEngine, prompt: list[int], adapter: AdapterKey | None, a: list[int], b: list[int]
+) -> bool:
+    """Whether two greedy answers part where the top two logits are as good as equal."""
+    index = next(i for i, (left, right) in enumerate(zip(a, b, strict=True)) if left != right)
+    probe = engine.submit(
+        [*prompt, *a[:index]], adapter, max_tokens=1, ignore_eos=True, return_logits=True
+    )
+    engine.run()
+    logits = engine.answers[probe].tokens[0].logits
+    assert logits is not None
+    best, second = torch.frombuffer(bytearray(logits), dtype=torch.float32).topk(2).values.tolist()
+    return best - second < NEAR_TIE
+
+
+def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
+    tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
+) -> None:
+    """Alone, mixed, chunked, prefix-hit and preempted: the same request, the same tokens."""
+    alone = LocalEngine(tiny_base, tmp_path, prefix_caching=False)
+    crowded = LocalEngine(
+        tiny_base, tmp_path, kv_cache_bytes=40 * 8192, max_num_batched_tokens=48, max_num_seqs=12
+    )
+    rng = random.Random(5)
+    keys = [alone.add_adapter(folder) for folder in adapter_folders]
+    assert [crowded.add_adapter(folder) for folder in adapter_folders] == keys
+    system = random_prompt(rng, 40, 40)
+    cases = []
+    for _ in range(60):
+        shared = system if rng.random() < 0.5 else []
+        prompt = [*shared, *random_prompt(rng)]
+        cases.append((prompt, rng.choice([None, *keys]), rng.randint(1, 30)))
+    ids = []
+    for prompt, adapter, max_tokens in cases:
+        ids.append(crowded.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True))
+        for _ in range(rng.randint(0, 3)):
+            crowded.step()
+    crowded.run()
+
+    num_near_ties = 0
+    for (prompt, adapter, max_tokens), request_id in zip(cases, ids, strict=True):
+        reference = alone.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True)
+        alone.run()
+        expected = alone.answers[reference].token_ids
+        actual = crowded.answers[request_id].token_ids
+        assert len(actual) == max_tokens
+        if actual != expected:
+            assert first_difference_is_a_near_tie(alone, prompt, adapter, expected, actual)
+            num_near_ties += 1
+
+    assert num_near_ties <= 2
+    stats = crowded.core.stats()
+    assert stats.num_preemptions > 0, "the pool was meant to be too small"
+    assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"
+    assert stats.num_free_kv_blocks == crowded.core.info.num_kv_blocks, "blocks leaked"
+    assert all(adapter.num_leases == 0 for adapter in stats.adapters), "leases leaked"
+    alone.close()
+    crowded.close()
+
+
+def test_canary_adapters_never_answer_for_each_other(tmp_path: Path) -> None:
+    base = make_canary_base(tmp_path / "base")
+    markers = MARKERS[:24]
+    probe = LocalEngine(base, tmp_path)
+    first = make_canary_adapter(base, tmp_path / "first", marker=markers[0])
+    block_bytes = probe.examine(first, tmp_path / "probe.block").size_bytes
+    probe.close()
+    engine = LocalEngine(
+        base,
+        tmp_path,
+        arena_bytes=6 * block_bytes,
+        host_cache_bytes=12 * block_bytes,
+        max_num_seqs=16,
+    )
+    keys = {
+        engine.add_adapter(
+            make_canary_adapter(base, tmp_path / f"{marker}", marker=marker, rank=1 + marker % 4),
+            f"tenant-{marker % 5}",
+        ): marker
+        for marker in markers
+    }
+    rng = random.Random(3)
+    expected: dict[str, int | None] = {}
+    for _ in range(2000):
+        adapter = rng.choice([None, *keys, *list(keys)[:4]])
+        request_id = engine.submit(
+            random_prompt(rng, 1, 40), adapter, max_tokens=rng.randint(1, 4), ignore_eos=True
+        )
+        expected[request_id] = keys[adapter] if adapter else None
+        if rng.random() < 0.05:
+            engine.core.handle(Abort(rng.choice(list(expected))))
+        for _ in range(rng.randint(0, 2)):
+            engine.step()
+    engine.run()
+
+    foreign = 0
+    for request_id, marker in expected.items():
+        answer = engine.answers[request_id]
+        assert answer.finished is not None
+        said = set(answer.token_ids) & set(markers)
+        foreign += bool(said - {marker})
+        if marker is not None and answer.finished.reason is not FinishReason.ABORTED:
+            assert set(answer.token_ids) == {marker}
+    assert foreign == 0
+    stats = engine.core.stats()
+    assert stats.num_adapter_evictions > 100, "more adapters than fit were meant to be paged"
+    engine.close()
+
+
+def test_an_adapter_that_overflows_leaves_its_neighbours_unchanged(
+    engine: LocalEngine, tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
+) -> None:
+    loud = make_adapter(tiny_base, tmp_path / "loud", seed=1, scale=1e18)
+    good, overflowing = engine.add_adapter(adapter_folders[3]), engine.add_adapter(loud)
+    prompt = list(range(40))
+    expected = [engine.generate(prompt, good), engine.generate(prompt)]
+
+    ids = [
+        engine.submit(prompt, adapter)
+        for adapter in (good, overflowing, None, overflowing, good, None)
+    ]
+    engine.run()
+
+    reasons = [engine.answers[request_id].finished for request_id in ids]
+    assert [end and end.error and end.error.code for end in reasons] == [
+        None,
+        "numerical_error",
+        None,
+        "numerical_error",
+        None,
+        None,
+    ]
+    answers = engine.tokens(ids)
+    assert answers[0] == answers[4] == expected[0]
+    assert answers[2] == answers[5] == expected[1]
+    again = engine.submit(prompt, overflowing)
+    engine.run()
+    started = engine.answers[again].started
+    assert started is not None
+    assert started.num_cached_tokens == 0, "blocks of a failed request were published"
+
+
+def test_prefix_reuse_stays_within_tenant_adapter_and_label(
+    engine: LocalEngine, adapter_folders: list[Path]
+) -> None:
+    mine = engine.add_adapter(adapter_folders[2], "acme")
+    same_bytes = engine.add_adapter(adapter_folders[2], "globex")
+    other = engine.add_adapter(adapter_folders[3], "acme")
+    assert mine.digest == same_bytes.digest
+    prompt = list(range(100))
+
+    def cached_tokens(adapter: AdapterKey | None, tenant_id: str = "acme") -> int:
+        request_id = engine.submit(prompt, adapter, tenant_id=tenant_id)
+        engine.run()
+        started = engine.answers[request_id].started
+        assert started is not None
+        return started.num_cached_tokens
+
+    assert cached_tokens(mine) == 0
+    assert cached_tokens(mine) == 96
+    assert cached_tokens(same_bytes) == 0
+    assert cached_tokens(other) == 0
+    assert cached_tokens(None, "acme") == 0
+    assert cached_tokens(None, "globex") == 0
+    assert cached_tokens(None, "globex") == 96
+
+
+def test_evicting_an_adapter_ends_its_requests_and_forgets_its_weights_and_kv(
+    engine: LocalEngine, adapter_folders: list[Path]
+) -> None:
+    doomed = engine.add_adapter(adapter_folders[3])
+    kept = engine.add_adapter(adapter_folders[4])
+    engine.generate(list(range(50)), doomed)
+    running = engine.submit(list(range(50)), doomed, max_tokens=100, ignore_eos=True)
+    neighbour = engine.submit(list(range(50)), kept, max_tokens=20, ignore_eos=True)
+    engine.step()
+
+    engine.core.handle(EvictAdapter(doomed))
+    engine.run()
+
+    end = engine.answers[running].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "adapter_deleted"
+    assert engine.evicted == [doomed]
+    assert len(engine.answers[neighbour].token_ids) == 20
+    assert [entry.key for entry in engine.core.stats().adapters] == [kept]
+    assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+
+
+def test_a_failed_fetch_fails_only_the_requests_that_need_it(
+    engine: LocalEngine, adapter_folders: list[Path]
+) -> None:
+    broken = engine.add_adapter(adapter_folders[0])
+    good = engine.add_adapter(adapter_folders[1])
+    engine.broken.add(broken)
+    ids = [engine.submit([1, 2, 3], adapter) for adapter in (broken, good, None, broken)]
+    engine.run()
+    codes = [
+        end.error.code if (end := engine.answers[i].finished) and end.error else None for i in ids
+    ]
+    assert codes == ["adapter_load_failed", None, None, "adapter_load_failed"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "code"),
+    [
+        ([], {}, "invalid_parameter"),
+        ([1, 10_000], {}, "invalid_parameter"),
+        ([1, -1], {}, "invalid_parameter"),
+        ([1], {"logit_bias": {10_000: 1.0}}, "invalid_parameter"),
+        ([1] * 510, {"max_tokens": 3}, "context_length_exceeded"),
+    ],
+)
+def test_a_request_that_cannot_run_ends_with_its_code(
+    engine: LocalEngine, prompt: list[int], sampling: dict[str, Any], code: str
+) -> None:
+    request_id = engine.submit(prompt, **sampling)
+    engine.run()
+    end = engine.answers[request_id].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == code
+
+
+def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = list(range(20))
+    expected = engine.generate(prompt)
+    run = engine.core._runner.run
+
+    def fail_on_poison(sequences: Any) -> torch.Tensor:
+        if any(7 in sequence.request.submitted.sampling.logit_bias for sequence in sequences):
+            raise RuntimeError("a defect that this request triggers")
+        return run(sequences)
+
+    monkeypatch.setattr(engine.core._runner, "run", fail_on_poison)
+    good = engine.submit(prompt)
+    poison = engine.submit(prompt, logit_bias={7: 1.0})
+    engine.run()
+    assert engine.answers[good].token_ids == expected
+    end = engine.answers[poison].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "engine_error"
+    assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+
+
+def test_the_end_of_sequence_and_stop_tokens_end_a_request(engine: LocalEngine) -> None:
+    prompt = list(range(20))
+    answer = engine.generate(prompt)
+    stop = answer[5]
+    request_id = engine.submit(prompt, stop_token_ids=(stop,))
+    engine.run()
+    end = engine.answers[request_id].finished
+    assert end is not None
+    assert (end.reason, end.stop_token_id) == (FinishReason.STOP, stop)
+    assert engine.answers[request_id].token_ids == answer[: answer.index(stop) + 1]
+
+
+def test_an_abort_frees_a_request_in_any_state_and_twice_does_no_harm(
+    engine: LocalEngine, adapter_folders: list[Path]
+) -> None:
+    adapter = engine.add_adapter(adapter_folders[2])
+    waiting = engine.submit([1, 2, 3], adapter)
+    running = engine.submit([1, 2, 3], max_tokens=50, ignore_eos=True)
+    engine.step()
+    for request_id in (waiting, running, running, "unknown"):
+        engine.core.handle(Abort(request_id))
+    engine.run()
+    for request_id in (waiting, running):
+        end = engine.answers[request_id].finished
+        assert end is not None
+        assert end.reason is FinishReason.ABORTED
+    assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+    assert not engine.core.has_work
+
+
+def test_adapters_at_work_are_told_from_a_lease_that_went_stale(
+    engine: LocalEngine, adapter_folders: list[Path]
+) -> None:
+    adapter = engine.add_adapter(adapter_folders[2])
+    request_id = engine.submit([1, 2, 3], adapter, max_tokens=50, ignore_eos=True)
+    while not engine.answers[request_id].token_ids:
+        engine.step()
+    request = engine.core._scheduler.get(request_id)
+    assert request is not None
+    assert request.lease is not None
+    request.lease = request.lease._replace(generation=request.lease.generation + 1)
+    engine.run()
+    end = engine.answers[request_id].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "stale_extent"

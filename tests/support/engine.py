@@ -1,0 +1,145 @@
+"""The real engine in this process, with adapters served from a folder of blocks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraplex.adapters.examination import IntakeReport, examine
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.core import EngineCore
+from loraplex.engine.messages import (
+    AdapterEvicted,
+    AdapterFetched,
+    AdapterFetchFailed,
+    AdapterWanted,
+    ErrorInfo,
+    FromEngine,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    TokensGenerated,
+)
+from loraplex.engine.sampling_params import SamplingParams
+
+MIB = 1 << 20
+
+
+@dataclass
+class Answer:
+    """Everything the engine said about one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[TokensGenerated] = field(default_factory=list)
+    started: RequestStarted | None = None
+    finished: RequestFinished | None = None
+
+
+class LocalEngine:
+    """An EngineCore with its fetcher: submit, run until idle, read the answers."""
+
+    def __init__(self, model: Path, blocks: Path, **config: object) -> None:
+        settings: dict[str, object] = {
+            "device": "cpu",
+            "kv_cache_bytes": 4 * MIB,
+            "arena_bytes": 4 * MIB,
+            "host_cache_bytes": 8 * MIB,
+            **config,
+        }
+        self.core = EngineCore(EngineConfig(str(model), **settings))  # type: ignore[arg-type]
+        self.blocks = Path(tempfile.mkdtemp(dir=blocks))
+        self.answers: dict[str, Answer] = defaultdict(Answer)
+        self.evicted: list[AdapterKey] = []
+        self.paths: dict[AdapterKey, Path] = {}
+        self.broken: set[AdapterKey] = set()
+        """Adapters whose fetch fails."""
+
+    def add_adapter(self, folder: Path, tenant_id: str = "acme") -> AdapterKey:
+        """Examine an adapter as a push does; it is fetched when a request first names it."""
+        path = self.blocks / f"{len(self.paths)}.block"
+        report = self.examine(folder, path)
+        key = AdapterKey(tenant_id, report.digest)
+        self.paths[key] = path
+        return key
+
+    def examine(self, folder: Path, path: Path) -> IntakeReport:
+        return examine(
+            folder / "adapter_config.json",
+            folder / "adapter_model.safetensors",
+            path,
+            layout=self.core.info.layout,
+            serving_dtype=self.core.info.dtype,
+        )
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        adapter: AdapterKey | None = None,
+        *,
+        request_id: str | None = None,
+        tenant_id: str = "acme",
+        return_logits: bool = False,
+        **sampling: object,
+    ) -> str:
+        """Queue a request, greedy unless told otherwise; return its id."""
+        request_id = request_id or f"r{len(self.answers)}"
+        self.answers[request_id] = Answer()
+        params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        tenant_id = adapter.tenant_id if adapter else tenant_id
+        request = GenerationRequest(
+            request_id, tenant_id, list(prompt), params, adapter, return_logits=return_logits
+        )
+        self.core.handle(Submit(request))
+        return request_id
+
+    def step(self) -> None:
+        """One step, and the fetcher's answers to it."""
+        for message in self.core.step():
+            self._take(message)
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self.core.has_work:
+            self.step()
+
+    def generate(self, prompt: Sequence[int], adapter: AdapterKey | None = None) -> list[int]:
+        """The greedy answer of one request that runs alone."""
+        request_id = self.submit(prompt, adapter)
+        self.run()
+        return self.answers[request_id].token_ids
+
+    def tokens(self, request_ids: Iterable[str]) -> list[list[int]]:
+        return [self.answers[request_id].token_ids for request_id in request_ids]
+
+    def close(self) -> None:
+        self.core.close()
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case AdapterWanted(key) if key in self.paths and key not in self.broken:
+                self.core.handle(AdapterFetched(key, str(self.paths[key]), Tier.STORE))
+            case AdapterWanted(key):
+                error = ErrorInfo("object_not_found", "no such object")
+                self.core.handle(AdapterFetchFailed(key, error))
+            case AdapterEvicted(key):
+                self.evicted.append(key)
+            case StepEvents():
+                self._take_events(message)
+
+    def _take_events(self, events: StepEvents) -> None:
+        for started in events.started:
+            self.answers[started.request_id].started = started
+        for generated in events.tokens:
+            self.answers[generated.request_id].tokens.append(generated)
+            self.answers[generated.request_id].token_ids += generated.token_ids
+        for finished in events.finished:
+            answer = self.answers[finished.request_id]
+            assert answer.finished is None, "exactly one terminal event"
+            answer.finished = finished

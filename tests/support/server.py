@@ -1,0 +1,135 @@
+"""A real server for tests: its own process, a tiny base, SQLite and a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from loraplex.api.cli.client import ApiClient
+from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from loraplex.api.local_server import free_port
+from loraplex.api.settings import Settings
+from loraplex.platform.database import Database
+from loraplex.platform.keys.principal import Scope
+from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
+from loraplex.platform.tenants import service as tenants
+from loraplex.platform.usage.models import UsageRecord
+from support.waiting import wait_for
+
+SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
+"""Options of a server that leaves room for others on the machine."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A tenant's key, and the ways to use it."""
+
+    url: str
+    tenant_id: str
+    slug: str
+    key: str
+
+    @property
+    def http(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60.0)
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
+        )
+
+    @property
+    def openai_async(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
+        )
+
+    def push(self, folder: Path, name: str, *, aliases: list[str] | None = None) -> dict[str, Any]:
+        """Push through the CLI's own code; the version, ready."""
+        with self.http as http:
+            client = ApiClient(http, self.url)
+            pushed = push_adapter(
+                client,
+                read_adapter(folder),
+                name,
+                aliases=aliases or [],
+                base_id=None,
+                is_quiet=True,
+            )
+            return wait_until_settled(client, pushed)
+
+
+@dataclass(frozen=True)
+class ServerUnderTest:
+    """A running server and what a test needs to look behind it."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    settings: Settings
+    log: Path
+
+    def is_ready(self) -> bool:
+        """Whether it serves. Fails if the process has ended."""
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/ready").is_success
+        return False
+
+    @property
+    def database(self) -> Database:
+        return Database(self.settings.database_url)
+
+    def make_caller(self, slug: str, scopes: list[Scope] | None = None) -> Caller:
+        """A new tenant with a key."""
+        service = ApiKeyService(derive_key(self.settings.load_secret(), API_KEY_PEPPER))
+        database = self.database
+        with database.platform_transaction() as session:
+            tenant_id = tenants.create_tenant(session, slug).id
+        with database.transaction(tenant_id) as session:
+            issued = service.issue(session, name="test", scopes=scopes or list(Scope))
+        database.close()
+        return Caller(self.url, tenant_id, slug, issued.text)
+
+    def usage_of(self, request_id: str | None, caller: Caller) -> UsageRecord | None:
+        """The ledger's row of a request."""
+        database = self.database
+        with database.transaction(caller.tenant_id, read_only=True) as session:
+            row = session.get(UsageRecord, request_id)
+        database.close()
+        return row
+
+
+@contextmanager
+def serving(base: Path, data_dir: Path, *options: str) -> Iterator[ServerUnderTest]:
+    """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`."""
+    data_dir.mkdir(exist_ok=True)
+    port, log = free_port(), data_dir / "server.log"
+    command = [sys.executable, "-m", "loraplex", "serve", "--model", str(base)]
+    where = ["--data-dir", str(data_dir), "--port", str(port)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*command, *where, *SMALL, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    server = ServerUnderTest(f"http://127.0.0.1:{port}", process, Settings(data_dir=data_dir), log)
+    try:
+        wait_for(server.is_ready, seconds=120)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(60)
