@@ -194,3 +194,13 @@ def test_confined_process_has_limits_and_no_network_where_the_kernel_allows_it(
     ]
     assert found["connected"] is not found["has_own_network"]
     assert "LORAPLEX_SECRET" not in found["environment"]
+
+
+@pytest.mark.parametrize("module", ["intake", "fetcher"])
+def test_starts_without_heavy_libraries(module: str) -> None:
+    script = f"import loraplex.adapters.{module}, sys; print(*sys.modules)"
+    loaded = subprocess.check_output(
+        [sys.executable, "-P", "-c", script], env=intake._environment(), text=True
+    ).split()
+    assert f"loraplex.adapters.{module}" in loaded
+    assert not {"torch", "boto3", "pydantic", "safetensors", "transformers"}.intersection(loaded)
