@@ -1,0 +1,145 @@
+"""The layers and the layout of the repository, as docs/architecture.md draws them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("platform", "adapters", "engine", "kernels", "api", "migrations")
+MAY_IMPORT: dict[str, set[str]] = {
+    "kernels": set(),
+    "adapters": set(),
+    "engine": {"adapters", "kernels"},
+    "platform": {"adapters"},
+    "migrations": {"platform"},
+    "api": {"platform", "engine", "adapters", "kernels"},
+}
+TORCH = {"torch", "triton", "peft"}
+CORE_TORCH_FREE = (
+    "platform.database",
+    "adapters.identity",
+    "adapters.layout",
+    "adapters.block",
+    "adapters.examination",
+    "adapters.residency",
+    "adapters.extents",
+    "adapters.fetcher",
+    "adapters.store.opening",
+    "engine.scheduler",
+    "engine.block_pool",
+    "engine.prefix_cache",
+    "engine.messages",
+    "engine.client",
+    "api.cli",
+    "api.app",
+)
+BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}
+BANNED_CALLS = {"eval", "exec"}
+ENGINE_IMAGE = {"torch", "triton", "transformers", "peft", "safetensors", "numpy"}
+EDGES = {
+    "engine/transport.py": {"msgspec"},
+    "engine/process.py": {"zmq", "msgspec"},
+    "engine/client.py": {"zmq", "msgspec"},
+    "engine/supervisor.py": {"zmq", "msgspec"},
+    "engine/tokenizer.py": {"tokenizers", "jinja2"},
+    "engine/detokenizer.py": {"tokenizers"},
+    "engine/checkpoint.py": {"huggingface_hub"},
+    "adapters/store/s3.py": {"boto3", "botocore"},
+}
+"""Imports beyond what a bare GPU image has, where they are allowed."""
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            yield path, ast.parse(path.read_text())
+
+
+def imported(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Absolute dotted names of what a file imports; our own begin with `loraplex.`"""
+    package = ["loraplex", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield ".".join([*base, *([node.module] if node.module else [])])
+
+
+def test_no_layer_imports_one_above_it() -> None:
+    upward = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path, tree in sources()
+        for name in imported(path, tree)
+        if name.startswith("loraplex.")
+        and (target := name.split(".")[1]) in LAYERS
+        and target != (layer := path.relative_to(ROOT).parts[0])
+        and target not in MAY_IMPORT[layer]
+    ]
+    # Every layer may know the version.
+    assert [line for line in upward if not line.endswith("loraplex.platform.version")] == []
+
+
+def test_what_the_core_needs_imports_without_torch() -> None:
+    for module in CORE_TORCH_FREE:
+        script = (
+            f"import sys, loraplex.{module}; "
+            f"print(sorted({TORCH!r} & {{name.split('.')[0] for name in sys.modules}}))"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": str(ROOT / ".src")},
+        )
+        assert out.stdout.strip() == "[]", f"{module} imports {out.stdout}"
+
+
+def test_engine_adapters_and_kernels_need_no_more_than_a_bare_gpu_image_has() -> None:
+    allowed = ENGINE_IMAGE | set(sys.stdlib_module_names) | {"loraplex"}
+    beyond = [
+        f"{where} imports {name}"
+        for path, tree in sources()
+        if (where := str(path.relative_to(ROOT))).startswith(("engine/", "adapters/", "kernels/"))
+        for name in imported(path, tree)
+        if name.split(".")[0] not in allowed | EDGES.get(where, set())
+    ]
+    assert beyond == []
+
+
+def test_nothing_deserializes_or_executes_what_others_wrote() -> None:
+    found = []
+    for path, tree in sources():
+        where = path.relative_to(ROOT)
+        names = {name.split(".")[0] for name in imported(path, tree)}
+        found += [f"{where} imports {name}" for name in names & BANNED_MODULES]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            if called in BANNED_CALLS or called in {"torch.load", "yaml.load"}:
+                found.append(f"{where} calls {called}")
+            found += [
+                f"{where} passes shell=True"
+                for keyword in node.keywords
+                if keyword.arg == "shell" and ast.unparse(keyword.value) == "True"
+            ]
+    assert found == []
+
+
+def test_top_level_folders_hide_no_other_package() -> None:
+    assert [layer for layer in LAYERS if (ROOT / layer / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_folder_is_linked_into_the_package(layer: str) -> None:
+    link = ROOT / ".src" / "loraplex" / layer
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / layer
