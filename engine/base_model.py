@@ -18,6 +18,7 @@ from ..adapters.layout import BaseLayout, Projection, Slice
 from ..kernels.linear import pack_linear
 from .admission import check_config, check_parity, dense_reference, probe_kv_shapes
 from .base_identity import compute_base_id
+from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .errors import UnsupportedModel
 from .forward import ATTENTION_NAME
@@ -108,19 +109,6 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         num_parameters=num_parameters,
         self_test_error=error,
     )
-
-
-def locate_model(model: str) -> Path:
-    """A local directory, or the local snapshot of a hub id."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if model.count("/") != 1 or path.is_absolute():
-        raise UnsupportedModel(f"{model} is neither a directory nor a hub id")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    return Path(snapshot_download(model, allow_patterns=patterns))
 
 
 def choose_device(name: str) -> torch.device:
