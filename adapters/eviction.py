@@ -8,6 +8,7 @@ removal leaves one hole that is large enough.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from .extents import Extent
@@ -47,9 +48,12 @@ def choose_window(
     enough, or its hole would touch `avoid`.
     """
     line = _in_line(occupants, capacity=capacity, avoid=avoid)
-    windows = (_window_from(line, start, size) for start in range(len(line) - 1))
-    candidates = [window for window in windows if window is not None]
-    return min(candidates, key=_price, default=None)
+    windows = [
+        _window_from(line, start, size)
+        for start, (left, right) in enumerate(pairwise(line))
+        if right.cost is not None or right.extent.offset - left.extent.end >= size
+    ]
+    return min(filter(None, windows), key=_price, default=None)
 
 
 def _price(window: Window) -> tuple[Cost, int, int]:

@@ -10,7 +10,7 @@ one that waits needs it (see `room`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Generic, NamedTuple
@@ -84,7 +84,7 @@ class Residency(Generic[BlockT]):
     @property
     def has_pending_work(self) -> bool:
         """Whether `poll` or `take_evicted` may yield something without any further call."""
-        return bool(self._reads or self._copies or self._evicted or any(self._waiting()))
+        return bool(self._reads or self._copies or self._evicted or self._waiting())
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Residency(Generic[BlockT]):
         assert record.placement is not None
         self._arena.publish(record.placement)
         self._release_block(record)
-        record.state, record.is_claimed, record.backoff_seconds = State.RESIDENT, False, 0.0
+        record.state = State.RESIDENT
         record.resident_since = record.last_used = self._clock()
         self.num_loads += 1
 
@@ -324,7 +324,6 @@ class Residency(Generic[BlockT]):
             self._reads.discard(key)
             self._vacate(self._records.pop(key))
             self._host.remove(key)
-            self._reads.note_room()
             self._retiring.remove(key)
             self._evicted.append(key)
         return bool(finished)
@@ -333,35 +332,23 @@ class Residency(Generic[BlockT]):
         key = record.key
         return bool(record.leases) or self._reads.is_running(key) or key in self._copies
 
-    def _waiting(self) -> Iterator[Record[BlockT]]:
-        return (record for record in self._records.values() if record.state is State.HOST)
+    def _waiting(self) -> list[Record[BlockT]]:
+        return [record for record in self._records.values() if record.state is State.HOST]
 
     def _place_waiting(self) -> bool:
-        """Place what fits, in the order of the requests."""
-        waiting = sorted(self._waiting(), key=self._room.precedence)
-        smallest_refused = self._arena.capacity + 1
-        for record in waiting:
-            assert record.block is not None
-            size = record.block.num_elements
-            # Where this size found no room a larger one finds none.
-            if size < smallest_refused and not self._place(record, record.block):
-                smallest_refused = size
-        still_waiting = [record for record in waiting if record.state is State.HOST]
-        if still_waiting:
-            self._room.reserve_if_overdue(still_waiting[0])
-        return len(still_waiting) < len(waiting)
-
-    def _place(self, record: Record[BlockT], block: BlockT) -> bool:
-        for displaced in self._room.place(record, block):
+        """Begin the copies of those that fit, or can be made to fit."""
+        waiting = self._waiting()
+        for displaced in self._room.place_in_order(waiting):
             del self._records[displaced.key]
             self.num_evictions += 1
-        if record.placement is None:
-            return False
-        record.state = State.LOADING
-        self._copies[record.key] = self._executor.submit(
-            self._arena.copy_into, record.placement, block
-        )
-        return True
+        num_copies = len(self._copies)
+        for record in waiting:
+            if record.placement is not None and record.block is not None:
+                record.state = State.LOADING
+                self._copies[record.key] = self._executor.submit(
+                    self._arena.copy_into, record.placement, record.block
+                )
+        return len(self._copies) > num_copies
 
 
 def _failure_of(error: BaseException) -> Failure:
