@@ -34,7 +34,7 @@ BUSY_POLL_MS = 1
 LINGER_MS = 1000
 _PR_SET_PDEATHSIG = 1
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("loraplex.engine.process")  # its own name is "__main__"
 
 
 class Core(Protocol):

@@ -18,6 +18,7 @@ import uvloop
 from loraplex.adapters.errors import ObjectNotFound, StoreUnavailable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
+from loraplex.engine import supervisor
 from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable, InvalidParameter
@@ -509,6 +510,23 @@ def test_stopping_ends_the_process_and_what_is_open(tmp_path: Path) -> None:
             await client.stop()
             assert error_of(await collect(stream)).retryable
             assert (client.pid, client.is_ready) == (None, False)
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_even_a_process_that_does_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            pid = client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await client.stop()
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
 
