@@ -151,6 +151,7 @@ class EngineClient:
                         return
                 self.num_restarts += 1
         finally:
+            self._ready_at = None
             self._has_first_outcome.set()
             for stream in list(self._streams.values()):
                 self._end(stream, EngineUnavailable())
@@ -188,7 +189,8 @@ class EngineClient:
         if not was_ever_ready:
             return None
         delay = self._restarts.next_delay(now=time.monotonic(), lived_seconds=lived_seconds)
-        _log.warning("engine_restart_planned", extra={"delay_seconds": delay})
+        plan = "engine_stays_down" if delay is None else "engine_restart_planned"
+        _log.warning(plan, extra={"delay_seconds": delay})
         return delay
 
     # --- requests ---------------------------------------------------------------------------------
