@@ -1,0 +1,106 @@
+"""Paged attention against a sequence-by-sequence softmax written out in full."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_cache import KvCache, LayerKvShape
+from loraplex.kernels.attention import AttentionOptions, paged_attention, write_kv
+
+BLOCK = 4
+HEADS, KV_HEADS, DIM, VALUE_DIM = 6, 2, 8, 5
+SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(9))
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """q `[queries, heads, dim]` at the end of k, v `[context, kv_heads, dim]`; in fp64."""
+    q, k, v = q.double(), k.double(), v.double()
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
+    for index in range(len(q)):
+        position = len(k) - len(q) + index
+        first = max(0, position + 1 - options.sliding_window) if options.sliding_window else 0
+        for head in range(HEADS):
+            source = head // (HEADS // KV_HEADS)
+            scores = k[first : position + 1, source] @ q[index, head] * options.scale
+            if options.softcap:
+                scores = torch.tanh(scores / options.softcap) * options.softcap
+            weights = scores.exp()
+            total = weights.sum()
+            if options.sinks is not None:
+                total = total + options.sinks[head].double().exp()
+            out[index, head] = (weights[:, None] * v[first : position + 1, source]).sum(0) / total
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttentionOptions(scale=0.3),
+        AttentionOptions(scale=0.3, sliding_window=3),
+        AttentionOptions(scale=0.3, softcap=0.7),
+        AttentionOptions(scale=0.3, sinks=SINKS),
+        AttentionOptions(scale=0.3, softcap=2.0, sinks=SINKS, sliding_window=6),
+    ],
+    ids=["plain", "window", "softcap", "sinks", "all"],
+)
+def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
+    options: AttentionOptions,
+) -> None:
+    rng, generator = random.Random(0), torch.Generator().manual_seed(0)
+    contexts = [1, BLOCK - 1, BLOCK, BLOCK + 1, 13, 9, 21, 30, 2, 5]
+    queries = [1, 1, 1, 1, 1, 9, 5, 30, 2, 3]
+    num_blocks = [-(-context // BLOCK) for context in contexts]
+    free = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
+    tables = [[free.pop() for _ in range(count)] for count in num_blocks]
+    cache = KvCache(
+        [LayerKvShape(KV_HEADS, DIM, VALUE_DIM)],
+        num_blocks=1 + sum(num_blocks),
+        block_size=BLOCK,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    keys = [torch.randn(n, KV_HEADS, DIM, generator=generator) for n in contexts]
+    values = [torch.randn(n, KV_HEADS, VALUE_DIM, generator=generator) for n in contexts]
+    for history in (True, False):
+        spans = [
+            Span([0] * (n - count), 0, table) if history else Span([0] * count, n - count, table)
+            for n, count, table in zip(contexts, queries, tables, strict=True)
+        ]
+        order = sorted(range(len(spans)), key=lambda i: len(spans[i].token_ids) > 1)
+        order = [i for i in order if spans[i].token_ids]
+        inputs = make_inputs(
+            [spans[i] for i in order], block_size=BLOCK, device=torch.device("cpu")
+        )
+        k = torch.cat([keys[i][spans[i].start : spans[i].end] for i in order])
+        v = torch.cat([values[i][spans[i].start : spans[i].end] for i in order])
+        write_kv(cache.keys[0], cache.values[0], inputs.attention.slot_mapping, k, v)
+
+    q = torch.randn(sum(queries), HEADS, DIM, generator=generator)
+    out = paged_attention(q, cache.keys[0], cache.values[0], inputs.attention, options)
+
+    start = 0
+    for i in order:
+        expected = plain_attention(q[start : start + queries[i]], keys[i], values[i], options)
+        assert (out[start : start + queries[i]] - expected).abs().max() < 1e-5
+        start += queries[i]
+
+
+def test_zeroing_clears_the_named_blocks_in_every_layer_and_no_others() -> None:
+    cache = KvCache(
+        [LayerKvShape(2, 3, 4)] * 2,
+        num_blocks=4,
+        block_size=BLOCK,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for tensor in (*cache.keys, *cache.values):
+        tensor.fill_(float("nan"))
+    cache.zero([1, 3, 1])
+    for tensor in (*cache.keys, *cache.values):
+        assert tensor[[1, 3]].eq(0).all()
+        assert tensor[[0, 2]].isnan().all()

@@ -1,0 +1,137 @@
+"""Loading, identity and quantization of the base."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.engine.base_identity import compute_base_id, compute_runtime_id
+from loraplex.engine.base_model import load_base_model
+from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.errors import UnsupportedModel
+from support.models import make_tiny_llama
+from support.paged import paged_logits
+
+SEQUENCES = [[1, 2, 3, 4, 5, 6, 7, 8], list(range(40, 70))]
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_the_same_files_have_the_same_id_wherever_they_lie(tiny_base: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_base, copy)
+    edit_config(copy, transformers_version="0.0.0", _name_or_path="elsewhere")
+    assert compute_base_id(copy) == compute_base_id(tiny_base)
+
+
+def test_other_weights_config_or_tokenizer_are_another_base(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    ids = {compute_base_id(tiny_base)}
+    for name in ("weights", "config", "tokenizer"):
+        copy = tmp_path / name
+        shutil.copytree(tiny_base, copy)
+        if name == "weights":
+            data = bytearray((copy / "model.safetensors").read_bytes())
+            data[-1] ^= 1
+            (copy / "model.safetensors").write_bytes(data)
+        elif name == "config":
+            edit_config(copy, rms_norm_eps=1e-3)
+        else:
+            (copy / "tokenizer.json").write_text("{}")
+        ids.add(compute_base_id(copy))
+    assert len(ids) == 4
+
+
+def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) -> None:
+    base_id = compute_base_id(tiny_base)
+    ids = {
+        compute_runtime_id(base_id, quantization=quantization, dtype=dtype)
+        for quantization in ("none", "int8")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert len(ids | {base_id}) == 5
+
+
+def test_siblings_become_one_projection_and_the_rest_stays_alone(tiny_base: Path) -> None:
+    layout = load_base_model(EngineConfig(str(tiny_base), device="cpu")).layout
+    names = [[part.name.rpartition(".")[2] for part in p.slices] for p in layout.projections]
+    layer = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    assert names == layer * 2
+    assert set(layout.refused) == {"lm_head", "model.embed_tokens"}
+
+
+def test_an_int8_base_stays_close_to_the_original(tiny_base: Path) -> None:
+    exact = load_base_model(EngineConfig(str(tiny_base), device="cpu"))
+    int8 = load_base_model(
+        EngineConfig(str(tiny_base), device="cpu", quantization=Quantization.INT8)
+    )
+    assert int8.layout == exact.layout
+    assert int8.weight_bytes < 0.6 * exact.weight_bytes
+    for ours, theirs in zip(
+        paged_logits(int8, SEQUENCES), paged_logits(exact, SEQUENCES), strict=True
+    ):
+        error = (ours - theirs).norm() / theirs.norm()
+        assert 0 < error < 0.1
+
+
+def test_the_int8_answer_of_one_sequence_does_not_depend_on_its_neighbours(
+    tiny_base: Path,
+) -> None:
+    base = load_base_model(
+        EngineConfig(str(tiny_base), device="cpu", quantization=Quantization.INT8)
+    )
+    alone = paged_logits(base, SEQUENCES[:1])[0]
+    together = paged_logits(base, SEQUENCES)[0]
+    assert (alone - together).abs().max() < 0.02 * alone.abs().max()
+
+
+def test_bfloat16_is_served_where_the_checkpoint_is_bfloat16(tmp_path: Path) -> None:
+    path = make_tiny_llama(tmp_path, dtype=torch.bfloat16)
+    model = load_base_model(EngineConfig(str(path), device="cpu", dtype="bfloat16"))
+    assert model.dtype is torch.bfloat16
+    exact = load_base_model(EngineConfig(str(path), device="cpu", dtype="float32"))
+    ours, theirs = paged_logits(model, SEQUENCES)[1], paged_logits(exact, SEQUENCES)[1]
+    assert (ours - theirs).norm() / theirs.norm() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "already quantized"),
+        ({"model_type": "no_such_model"}, "no_such_model"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention layers"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused_with_the_reason(
+    tiny_base: Path, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_base, copy)
+    edit_config(copy, **changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_base_model(EngineConfig(str(copy), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model": "/no/such/folder"}, "neither a directory nor a hub id"),
+        ({"max_model_len": 513}, "exceeds the model's 512"),
+        ({"dtype": "int8"}, "none of float32"),
+        ({"dtype": "float16"}, "not computed on CPU"),
+    ],
+)
+def test_a_choice_that_cannot_be_served_is_refused_with_the_reason(
+    tiny_base: Path, config: dict[str, object], reason: str
+) -> None:
+    settings: dict[str, object] = {"model": str(tiny_base), "device": "cpu", **config}
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_base_model(EngineConfig(**settings))  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from loraplex.engine.block_pool import NULL_BLOCK, BlockPool
+
+
+def test_never_hands_out_the_null_block_and_gives_all_or_nothing() -> None:
+    pool = BlockPool(5)
+    assert pool.allocate(5) is None
+    assert pool.num_free == 4
+    blocks = pool.allocate(4)
+    assert blocks is not None
+    assert sorted(blocks) == [1, 2, 3, 4]
+    assert NULL_BLOCK not in blocks
+    assert pool.allocate(1) is None
+    assert pool.allocate(0) == []
+
+
+def test_a_shared_block_is_free_only_after_its_last_holder() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    pool.share(blocks)
+    pool.free(blocks)
+    assert pool.num_free == 0
+    pool.free(blocks)
+    assert pool.num_free == 2
+
+
+def test_a_free_block_can_be_shared_again_with_its_content() -> None:
+    reused: list[int] = []
+    pool = BlockPool(3, on_reuse=reused.append)
+    blocks = pool.allocate(1)
+    assert blocks is not None
+    reused.clear()
+    pool.free(blocks)
+    pool.share(blocks)
+    assert reused == []
+    assert pool.ref_count(blocks[0]) == 1
+    assert pool.num_free == 1
+
+
+def test_reuses_least_recently_freed_first_and_a_sequences_leaves_before_its_root() -> None:
+    pool = BlockPool(7)
+    first, second = pool.allocate(3), pool.allocate(3)
+    assert first is not None
+    assert second is not None
+    pool.free(first)
+    pool.free(second)
+    assert pool.allocate(6) == [*reversed(first), *reversed(second)]
+
+
+def test_a_forgotten_free_block_is_reused_next() -> None:
+    pool = BlockPool(5)
+    pool.forget(4)
+    assert pool.allocate(1) == [4]
+
+
+def test_freeing_what_nobody_holds_is_an_error() -> None:
+    pool = BlockPool(3)
+    with pytest.raises(AssertionError, match="has no holder"):
+        pool.free([1])
+
+
+def test_counts_agree_after_any_walk() -> None:
+    rng = random.Random(0)
+    pool = BlockPool(20)
+    held: list[list[int]] = []
+    for _ in range(5000):
+        action = rng.random()
+        if action < 0.4 and (blocks := pool.allocate(rng.randint(0, 6))) is not None:
+            held.append(blocks)
+        elif action < 0.6 and held:
+            pool.share(shared := rng.choice(held))
+            held.append(list(shared))
+        elif held:
+            pool.free(held.pop(rng.randrange(len(held))))
+        pool.check_integrity()
+        for block_id in range(1, 20):
+            assert pool.ref_count(block_id) == sum(blocks.count(block_id) for blocks in held)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import InsufficientMemory
+from loraplex.engine.memory import MIB, available_bytes, peak_bytes, plan_memory
+
+SIZES: dict[str, Any] = {
+    "available_bytes": 1000 * MIB,
+    "weight_bytes": 100 * MIB,
+    "activation_bytes": 100 * MIB,
+    "bytes_per_block": MIB,
+    "max_model_len": 1600,
+}
+
+
+def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
+    plan = plan_memory(EngineConfig("m"), **SIZES)
+    assert plan.arena_bytes == 200 * MIB  # a quarter of 1000 - 100 reserve - 100 activations
+    assert plan.num_kv_blocks == 600 + 1
+    assert plan.max_model_len == 1600
+    assert any("600 blocks" in line for line in plan.lines)
+
+
+def test_kv_takes_no_more_than_the_batch_can_use() -> None:
+    plan = plan_memory(EngineConfig("m", max_num_seqs=3), **SIZES)
+    assert plan.num_kv_blocks == 3 * 100 + 1
+
+
+def test_given_sizes_are_taken_as_they_are() -> None:
+    config = EngineConfig("m", arena_bytes=7 * MIB, kv_cache_bytes=200 * MIB)
+    plan = plan_memory(config, **SIZES)
+    assert (plan.arena_bytes, plan.num_kv_blocks) == (7 * MIB, 201)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"kv_cache_bytes": 801 * MIB, "arena_bytes": 0},
+        {"arena_bytes": 900 * MIB},
+        {"memory_bytes": 100 * MIB},
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(sizes: dict[str, int]) -> None:
+    with pytest.raises(InsufficientMemory, match="adapter arena"):
+        plan_memory(EngineConfig("m", **sizes), **SIZES)  # type: ignore[arg-type]
+
+
+def test_a_context_nobody_asked_for_shrinks_to_what_fits() -> None:
+    plan = plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB), **SIZES)
+    assert plan.max_model_len == 50 * 16
+    with pytest.raises(InsufficientMemory, match="needs 100 KV blocks"):
+        plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB, max_model_len=1600), **SIZES)
+
+
+def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:
+    cpu = torch.device("cpu")
+    peak = peak_bytes(cpu, lambda: torch.ones(64 * MIB, dtype=torch.uint8).max())
+    assert 48 * MIB < peak < 200 * MIB
+    assert available_bytes(cpu) > 0

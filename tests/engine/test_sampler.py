@@ -1,0 +1,190 @@
+"""Sampling against exact probabilities, and against transformers' own logits processors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.generation import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.sampler import SamplingRow, gumbel_noise, logprobs_of, sample
+from loraplex.engine.sampling_params import SamplingParams
+
+VOCAB_SIZE = 40
+LOGITS = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def make_row(
+    seed: int = 0,
+    position: int = 5,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+    **params: Any,
+) -> SamplingRow:
+    return SamplingRow(SamplingParams(**params), seed, position, prompt, output)
+
+
+def frequencies(count: int = 40_000, **params: Any) -> Tensor:
+    """How often each token is drawn over many seeds."""
+    rows = [make_row(seed, **params) for seed in range(count)]
+    tokens = sample(LOGITS.expand(count, -1), rows)
+    return torch.bincount(torch.tensor(tokens), minlength=VOCAB_SIZE) / count
+
+
+def assert_draws_from(probabilities: Tensor, **params: Any) -> None:
+    count = 40_000
+    observed = frequencies(count, **params) * count
+    expected = probabilities * count
+    assert observed[expected == 0].sum() == 0
+    kept = expected > 0
+    chi_square = ((observed[kept] - expected[kept]) ** 2 / expected[kept]).sum().item()
+    degrees = int(kept.sum()) - 1
+    # Mean `degrees`, variance 2 × degrees: six standard deviations.
+    assert chi_square <= degrees + 6 * (2 * degrees) ** 0.5
+
+
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    assert sample(LOGITS[None], [make_row(temperature=0.0)]) == [LOGITS.argmax().item()]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
+    assert_draws_from((LOGITS / temperature).softmax(-1), temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("params", "warper"),
+    [
+        ({"top_k": 5}, TopKLogitsWarper(5)),
+        ({"top_k": 1}, TopKLogitsWarper(1)),
+        ({"top_p": 0.7}, TopPLogitsWarper(0.7)),
+        ({"top_p": 0.05}, TopPLogitsWarper(0.05)),
+        ({"min_p": 0.1}, MinPLogitsWarper(0.1)),
+    ],
+)
+def test_truncation_equals_that_of_transformers(params: dict[str, Any], warper: Any) -> None:
+    warped = warper(torch.zeros(1, 1, dtype=torch.int64), LOGITS[None].clone())[0]
+    assert_draws_from(warped.softmax(-1), **params)
+
+
+def test_the_limits_that_cut_nothing_cut_nothing() -> None:
+    plain = frequencies(2000)
+    assert torch.equal(frequencies(2000, top_k=VOCAB_SIZE), plain)
+    assert torch.equal(frequencies(2000, top_p=1.0, min_p=0.0), plain)
+
+
+def test_each_row_keeps_its_own_limits() -> None:
+    rows = [
+        make_row(1, top_k=1),
+        make_row(2, temperature=0.0),
+        make_row(3),
+        make_row(4, top_p=0.5, top_k=3),
+    ]
+    together = sample(LOGITS.expand(4, -1).clone(), rows)
+    assert together == [sample(LOGITS[None], [row])[0] for row in rows]
+
+
+def test_repetition_penalty_equals_that_of_transformers() -> None:
+    prompt, output = (3, 4, 4), (7,)
+    processor = RepetitionPenaltyLogitsProcessor(1.8)
+    expected = processor(torch.tensor([[*prompt, *output]]), LOGITS[None].clone())[0].softmax(-1)
+    assert_draws_from(expected, prompt=prompt, output=output, repetition_penalty=1.8)
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    adjusted = LOGITS.clone()
+    adjusted[7] -= 0.5 + 2 * 0.25
+    adjusted[9] -= 0.5 + 0.25
+    assert_draws_from(
+        adjusted.softmax(-1),
+        prompt=(3, 3),
+        output=(7, 9, 7),
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+    )
+
+
+def test_logit_bias_is_added() -> None:
+    adjusted = LOGITS.clone()
+    adjusted[3] += 4.0
+    adjusted[5] -= 100.0
+    assert_draws_from(adjusted.softmax(-1), logit_bias={3: 4.0, 5: -100.0})
+
+
+def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
+    row = make_row(seed=11, position=3)
+    alone = sample(LOGITS[None], [row])
+    crowd = [make_row(seed=s, position=p) for s in range(6) for p in range(6)]
+    logits = torch.randn(len(crowd) + 1, VOCAB_SIZE)
+    logits[20] = LOGITS
+    crowd.insert(20, row)
+    assert sample(logits, crowd)[20] == alone[0]
+    draws = {
+        sample(LOGITS[None], [make_row(seed=s, position=p)])[0] for s in range(9) for p in range(9)
+    }
+    assert len(draws) > 5
+
+
+def test_the_logits_are_left_as_they_were() -> None:
+    logits = LOGITS.expand(2, -1).clone()
+    before = logits.clone()
+    sample(logits, [make_row(logit_bias={1: 9.0}), make_row(temperature=0.7, top_k=2)])
+    assert torch.equal(logits, before)
+
+
+def test_noise_is_gumbel_and_independent_between_counters() -> None:
+    seeds = torch.tensor([0, 1, -1, 2**62, 12345])
+    noise = gumbel_noise(seeds, torch.zeros(5, dtype=torch.int64), 50_000)
+    assert noise.isfinite().all()
+    assert (noise.mean(-1) - 0.5772).abs().max() < 0.03
+    assert (noise.var(-1) - 1.6449).abs().max() < 0.06
+    shifted = gumbel_noise(seeds, torch.ones(5, dtype=torch.int64), 50_000)
+    rows = torch.cat([noise, shifted])
+    correlation = torch.corrcoef(rows) - torch.eye(10)
+    assert correlation.abs().max() < 0.03
+
+
+def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
+    logits = torch.stack([LOGITS, -LOGITS])
+    expected = logits.log_softmax(-1)
+    entries = logprobs_of(logits, [3, 4], 2)
+    for row, (token, entry) in enumerate(zip([3, 4], entries, strict=True)):
+        assert entry.chosen.token_id == token
+        assert entry.chosen.logprob == pytest.approx(expected[row, token].item())
+        best = expected[row].topk(2)
+        assert [part.token_id for part in entry.top] == best.indices.tolist()
+        assert [part.logprob for part in entry.top] == pytest.approx(best.values.tolist())
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("seed", 1 << 63),
+        ("logit_bias", {1: 101.0}),
+        ("logit_bias", dict.fromkeys(range(301), 1.0)),
+        ("num_logprobs", 21),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_by_name(param: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(**{param: value})
+    assert caught.value.param == param.removeprefix("num_")
