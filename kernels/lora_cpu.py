@@ -1,8 +1,9 @@
 """The LoRA op on the CPU: a compact window for decoding, sorted segments for prefill.
 
 Decoding steps have few tokens of many adapters, so calls cost more than arithmetic: one matmul over
-the A matrices of all active adapters, a selection, one matmul per slice over their B matrices
-(22.6 ms a step for 22 layers, 16 rows and 8 adapters where a loop over the adapters took 80).
+the A matrices of all active adapters, a selection, one matmul per slice over their B matrices. For
+a 1.1 B Llama in bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, that took 22.6 ms
+a step where segments took 80. In fp32 without AMX the two are about even.
 
 Why adapters cannot reach each other's tokens in the window, whatever they overflow to: token t's
 products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
