@@ -122,17 +122,17 @@ def _create_adapter_versions() -> None:
         ),
         sa.UniqueConstraint("tenant_id", "id", name="uq_adapter_versions_tenant_id_id"),
         _state_check("adapter_versions", VERSION_STATES),
-        sa.CheckConstraint("number >= 1", name="ck_adapter_versions_number"),
-        sa.CheckConstraint("size_bytes >= 0", name="ck_adapter_versions_size_bytes"),
+        sa.CheckConstraint("number >= 1", name=op.f("ck_adapter_versions_number")),
+        sa.CheckConstraint("size_bytes >= 0", name=op.f("ck_adapter_versions_size_bytes")),
     )
-    keeps_digest = sa.text("state NOT IN ('rejected', 'deleted')")
+    is_live = sa.text("state IN ('validated', 'attesting', 'ready')")
     op.create_index(
         "uq_adapter_versions_live_digest",
         "adapter_versions",
         ["tenant_id", "adapter_id", "digest"],
         unique=True,
-        sqlite_where=keeps_digest,
-        postgresql_where=keeps_digest,
+        sqlite_where=is_live,
+        postgresql_where=is_live,
     )
     op.create_index(
         "ix_adapter_versions_tenant_id_digest", "adapter_versions", ["tenant_id", "digest"]
@@ -193,10 +193,10 @@ def _create_uploads() -> None:
         ),
         _creator_key("uploads"),
         _state_check("uploads", UPLOAD_STATES),
-        sa.CheckConstraint("size_bytes >= 1", name="ck_uploads_size_bytes"),
+        sa.CheckConstraint("size_bytes >= 1", name=op.f("ck_uploads_size_bytes")),
         sa.CheckConstraint(
             "received_bytes >= 0 AND received_bytes <= size_bytes",
-            name="ck_uploads_received_bytes",
+            name=op.f("ck_uploads_received_bytes"),
         ),
     )
     op.create_index("ix_uploads_tenant_id_created_at", "uploads", ["tenant_id", "created_at"])
@@ -222,7 +222,7 @@ def _create_usage_records() -> None:
         sa.CheckConstraint(
             "prompt_tokens >= 0 AND completion_tokens >= 0"
             " AND cached_tokens >= 0 AND cached_tokens <= prompt_tokens",
-            name="ck_usage_records_tokens",
+            name=op.f("ck_usage_records_tokens"),
         ),
     )
     op.create_index(
@@ -246,4 +246,4 @@ def _creator_key(table: str) -> sa.ForeignKeyConstraint:
 
 def _state_check(table: str, states: tuple[str, ...]) -> sa.CheckConstraint:
     listed = ", ".join(f"'{state}'" for state in states)
-    return sa.CheckConstraint(f"state IN ({listed})", name=f"ck_{table}_state")
+    return sa.CheckConstraint(f"state IN ({listed})", name=op.f(f"ck_{table}_state"))

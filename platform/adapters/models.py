@@ -40,7 +40,7 @@ DIGEST_LENGTH = len("sha256:") + SHA256_HEX_LENGTH
 BASE_ID_LENGTH = 128
 REASON_LENGTH = 64
 
-_KEEPS_DIGEST = text("state NOT IN ('rejected', 'deleted')")
+_IS_LIVE = text("state IN ('validated', 'attesting', 'ready')")
 
 
 class Adapter(TenantOwned, Base):
@@ -80,8 +80,8 @@ class AdapterVersion(TenantOwned, Base):
             "adapter_id",
             "digest",
             unique=True,
-            sqlite_where=_KEEPS_DIGEST,
-            postgresql_where=_KEEPS_DIGEST,
+            sqlite_where=_IS_LIVE,
+            postgresql_where=_IS_LIVE,
         ),
         Index("ix_adapter_versions_tenant_id_digest", "tenant_id", "digest"),
         Index("ix_adapter_versions_state", "state"),

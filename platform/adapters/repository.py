@@ -10,7 +10,7 @@ from sqlalchemy.orm import joinedload, selectinload
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
 from .models import Adapter, AdapterAlias, AdapterVersion, Upload
-from .states import UNFINISHED_STATES, VISIBLE_STATES, UploadState, VersionState
+from .states import LIVE_STATES, UNFINISHED_STATES, VISIBLE_STATES, UploadState, VersionState
 
 
 def lock_catalog(session: TenantSession) -> bool:
@@ -117,7 +117,7 @@ def find_same_content(
     query = select(AdapterVersion).where(
         AdapterVersion.adapter_id == adapter_id,
         AdapterVersion.digest == digest,
-        AdapterVersion.state.not_in((VersionState.REJECTED, VersionState.DELETED)),
+        AdapterVersion.state.in_(LIVE_STATES),
     )
     return session.scalars(query).one_or_none()
 

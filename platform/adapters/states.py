@@ -40,6 +40,9 @@ class UploadState(StrEnum):
     """Its owner gave it up, or never sent the rest."""
 
 
+LIVE_STATES = frozenset({VersionState.VALIDATED, VersionState.ATTESTING, VersionState.READY})
+"""On the way to use, or in it: an adapter has the same content at most once among these."""
+
 VISIBLE_STATES = frozenset(VersionState) - {VersionState.DELETING, VersionState.DELETED}
 """What a tenant sees, and what keeps the stored object: all but the deleted."""
 

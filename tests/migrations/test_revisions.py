@@ -1,0 +1,252 @@
+"""Migrations on both databases: forward, back, with data, several at once, and what they make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, inspect, text
+
+from loraplex.platform import revisions
+from loraplex.platform.adapters import service as catalog
+from loraplex.platform.adapters.states import UploadState, VersionState
+from loraplex.platform.database import Database, make_engine
+from loraplex.platform.errors import RevisionMismatch
+from loraplex.platform.keys.principal import Scope
+from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.models import Base
+from loraplex.platform.usage import service as usage
+from support.catalog import make_tenant, make_version
+from support.databases import new_postgres_url, new_sqlite_url
+from support.uploads import bring_upload_to, make_upload
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with nothing in it."""
+    opened = new_sqlite_url(tmp_path) if request.param == "sqlite" else new_postgres_url()
+    with opened as url:
+        yield url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    engine = make_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = Database(url)
+    yield database
+    database.close()
+
+
+def all_revisions() -> list[str]:
+    script = ScriptDirectory(str(revisions.MIGRATIONS))
+    return [revision.revision for revision in reversed(list(script.walk_revisions()))]
+
+
+def fill(database: Database) -> None:
+    """At least one row in every table."""
+    tenant_id = make_tenant(database, "acme").id
+    with database.transaction(tenant_id) as session:
+        ApiKeyService(b"pepper").issue(session, name="ci", scopes=[Scope.INFER])
+        for state in VersionState:
+            make_version(session, content=state, state=state)
+        make_version(session, "other")
+        catalog.set_alias(session, "other", "prod", 1)
+        bring_upload_to(session, make_upload(session), UploadState.ACCEPTED)
+        used = usage.Usage(
+            request_id="request-1",
+            adapter=None,
+            prompt_tokens=1,
+            cached_tokens=0,
+            completion_tokens=1,
+            tier=None,
+            finish_reason="stop",
+        )
+        usage.record(session, used)
+
+
+def count_rows(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        return {
+            name: connection.execute(text(f"SELECT count(*) FROM {name}")).scalar_one()
+            for name in Base.metadata.tables
+        }
+
+
+def test_the_tables_are_those_of_the_models(url: str, engine: Engine) -> None:
+    revisions.upgrade(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_checks_are_those_of_the_models(url: str, engine: Engine) -> None:
+    # Alembic does not compare check constraints, nor the conditions of partial indexes.
+    revisions.upgrade(url)
+    migrated = read_conditions(engine)
+    with engine.begin() as connection:
+        Base.metadata.drop_all(connection)
+        Base.metadata.create_all(connection)
+    assert migrated == read_conditions(engine)
+    assert migrated["adapter_versions"]["ck_adapter_versions_state"]
+    assert migrated["adapter_versions"]["uq_adapter_versions_live_digest"]
+
+
+def read_conditions(engine: Engine) -> dict[str, dict[str, str]]:
+    """The conditions of each table's checks and partial indexes, as the database words them."""
+    inspector = inspect(engine)
+    where = f"{engine.dialect.name}_where"
+    conditions: dict[str, dict[str, str]] = {}
+    for table in Base.metadata.tables:
+        checks = {
+            str(check["name"]): check["sqltext"] for check in inspector.get_check_constraints(table)
+        }
+        indexes = {
+            str(index["name"]): str(index["dialect_options"][where])
+            for index in inspector.get_indexes(table)
+            if where in index.get("dialect_options", {})
+        }
+        conditions[table] = checks | indexes
+    return conditions
+
+
+def test_goes_forward_and_back_through_every_revision(
+    url: str, database: Database, engine: Engine
+) -> None:
+    assert database.current_revision() is None
+    for revision in all_revisions():
+        revisions.upgrade(url, revision)
+        assert database.current_revision() == revision
+        revisions.downgrade(url, "-1")
+        revisions.upgrade(url, revision)
+    database.check_revision()
+    revisions.downgrade(url, "base")
+    assert database.current_revision() is None
+    assert inspect(engine).get_table_names() == ["alembic_version"]
+
+
+def test_the_newest_revision_goes_back_and_forward_with_data(
+    url: str, database: Database, engine: Engine
+) -> None:
+    database.upgrade()
+    fill(database)
+    assert min(count_rows(engine).values()) >= 1
+    revisions.downgrade(url, "base")
+    database.upgrade()
+    fill(database)
+
+
+def test_upgrading_again_changes_nothing(database: Database, engine: Engine) -> None:
+    database.upgrade()
+    fill(database)
+    before = count_rows(engine)
+    database.upgrade()
+    assert count_rows(engine) == before
+
+
+MIGRATOR = """
+import sys
+from loraplex.platform import revisions
+
+sys.stdin.readline()
+revisions.upgrade(sys.argv[1])
+"""
+
+
+def start_migrator(url: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", MIGRATOR, url]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
+
+
+def test_of_several_migrators_one_does_the_work(url: str, database: Database) -> None:
+    with ExitStack() as stack:
+        migrators = [stack.enter_context(start_migrator(url)) for _ in range(3)]
+        for migrator in migrators:
+            assert migrator.stdin is not None
+            migrator.stdin.close()  # go
+        assert [migrator.wait(timeout=60) for migrator in migrators] == [0, 0, 0]
+    database.check_revision()
+    fill(database)
+
+
+def test_keeps_nothing_of_a_migration_that_fails(
+    url: str, engine: Engine, database: Database
+) -> None:
+    # The last table of the first revision is in the way.
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE usage_records (id INTEGER)"))
+    with pytest.raises(Exception, match="usage_records"):
+        revisions.upgrade(url)
+    assert database.current_revision() is None
+    assert "tenants" not in inspect(engine).get_table_names()
+
+
+def test_refuses_to_work_without_a_schema(database: Database) -> None:
+    with pytest.raises(RevisionMismatch, match="loraplex db upgrade") as caught:
+        database.check_revision()
+    assert (caught.value.current, caught.value.head) == (None, revisions.head_revision())
+
+
+def test_refuses_to_work_with_an_older_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revisions, "head_revision", lambda: "9999")
+    with pytest.raises(RevisionMismatch, match="is at 0001, not 9999: run"):
+        revisions.check_revision("0001")
+
+
+def test_refuses_to_work_with_the_schema_of_other_software(
+    database: Database, engine: Engine
+) -> None:
+    database.upgrade()
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'future'"))
+    with pytest.raises(RevisionMismatch, match="does not know"):
+        database.check_revision()
+
+
+def test_revisions_are_one_line() -> None:
+    script = ScriptDirectory(str(revisions.MIGRATIONS))
+    assert len(script.get_heads()) == 1
+    assert all(not revision.is_merge_point for revision in script.walk_revisions())
+
+
+def test_a_new_revision_is_written_from_our_template(tmp_path: Path) -> None:
+    for file in ("env.py", "script.py.mako"):
+        (tmp_path / file).write_text((revisions.MIGRATIONS / file).read_text())
+    (tmp_path / "versions").mkdir()
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path))
+    script = command.revision(config, "Add a table", rev_id="0001")
+    assert script is not None
+    assert not isinstance(script, list)
+    source = Path(script.path).read_text()
+    compile(source, script.path, "exec")
+    assert source.startswith('"""Add a table."""')
+    assert "down_revision = None" in source
+
+
+def test_reads_the_url_from_the_environment(
+    url: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_DATABASE", url)
+    config = Config()
+    config.set_main_option("script_location", str(revisions.MIGRATIONS))
+    command.upgrade(config, "head")
+    database.check_revision()

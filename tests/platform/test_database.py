@@ -1,0 +1,162 @@
+"""The unit of work: whole or not at all, and an error of our own when nobody answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from loraplex.platform import database as database_module
+from loraplex.platform.adapters.models import Adapter, AdapterAlias
+from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable, TenantExists
+from loraplex.platform.sessions import ScopeViolation
+from loraplex.platform.tenants import service as tenants
+from loraplex.platform.tenants.models import Tenant
+from support.catalog import make_tenant, make_version
+
+
+def list_slugs(database: Database) -> list[str]:
+    with database.platform_transaction(read_only=True) as session:
+        return [tenant.slug for tenant in tenants.list_tenants(session)]
+
+
+def test_commits_at_the_end(database: Database) -> None:
+    make_tenant(database, "acme")
+    assert list_slugs(database) == ["acme"]
+
+
+def test_keeps_nothing_of_a_unit_of_work_that_raises(database: Database) -> None:
+    def make_two_tenants_of_one_slug() -> None:
+        with database.platform_transaction() as session:
+            tenants.create_tenant(session, "acme")
+            tenants.create_tenant(session, "bolt")
+            tenants.create_tenant(session, "acme")
+
+    with pytest.raises(TenantExists):
+        make_two_tenants_of_one_slug()
+    assert list_slugs(database) == []
+
+
+def test_rows_stay_readable_after_the_commit(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session)
+    assert version.number == 1
+
+
+def test_refuses_writes_of_a_reader(database: Database) -> None:
+    with pytest.raises(ScopeViolation), database.platform_transaction(read_only=True) as session:
+        tenants.create_tenant(session, "acme")
+    assert list_slugs(database) == []
+
+
+def test_refuses_changed_rows_of_a_reader(database: Database, acme: Tenant) -> None:
+    with pytest.raises(ScopeViolation), database.platform_transaction(read_only=True) as session:
+        tenants.suspend_tenant(session, acme.slug)
+
+
+def test_readers_read_while_a_writer_writes(database: Database, acme: Tenant) -> None:
+    with database.platform_transaction() as session:
+        tenants.create_tenant(session, "bolt")
+        session.flush()
+        assert list_slugs(database) == ["acme"]
+    assert list_slugs(database) == ["acme", "bolt"]
+
+
+def test_refuses_rows_of_a_tenant_that_is_not_there(database: Database) -> None:
+    with pytest.raises(IntegrityError), database.transaction("nobody") as session:
+        session.add(Adapter(name="support-bot"))
+
+
+def test_refuses_references_into_another_tenant(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session)
+    with pytest.raises(IntegrityError), database.transaction(bolt.id) as session:
+        session.add(AdapterAlias(adapter_id=version.adapter_id, version_id=version.id, name="prod"))
+
+
+def test_sqlite_syncs_every_commit_of_its_journal(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    with database.platform_transaction(read_only=True) as session:
+        settings = {
+            name: session.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    database.close()
+    assert settings == {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL
+        "foreign_keys": 1,
+        "busy_timeout": 5000,
+    }
+
+
+def test_reports_a_database_that_stays_locked(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 20)
+    holder, waiter = Database(sqlite_url), Database(sqlite_url)
+    with holder.platform_transaction() as session:
+        tenants.create_tenant(session, "acme")
+        session.flush()
+        with pytest.raises(DatabaseUnavailable), waiter.platform_transaction() as other:
+            tenants.list_tenants(other)
+    holder.close()
+    waiter.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:////no/such/folder/x.db", "postgresql+psycopg://nobody@/nowhere?host=/no/such/folder"],
+)
+def test_reports_a_database_that_is_not_there(url: str) -> None:
+    if url.startswith("postgresql"):
+        pytest.importorskip("psycopg")
+    database = Database(url)
+    with pytest.raises(DatabaseUnavailable), database.platform_transaction() as session:
+        tenants.list_tenants(session)
+    with pytest.raises(DatabaseUnavailable):
+        database.check_revision()
+    database.close()
+
+
+WRITER = """
+import itertools, sys
+from loraplex.platform.database import Database
+from loraplex.platform.tenants import service as tenants
+
+database = Database(sys.argv[1])
+for number in itertools.count():
+    with database.platform_transaction() as session:
+        tenants.create_tenant(session, f"tenant-{number}")
+    print(f"tenant-{number}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("num_acknowledged", [1, 7, 40])
+def test_keeps_what_a_killed_writer_acknowledged(
+    sqlite_url: str, tmp_path: Path, num_acknowledged: int
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WRITER, sqlite_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+        assert writer.stdout is not None
+        acknowledged = [writer.stdout.readline().strip() for _ in range(num_acknowledged)]
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += writer.stdout.read().split()
+    connection = sqlite3.connect(tmp_path / "loraplex.db")
+    (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()
+    slugs = {slug for (slug,) in connection.execute("SELECT slug FROM tenants")}
+    connection.close()
+    assert integrity == "ok"
+    assert len(acknowledged) >= num_acknowledged
+    assert set(acknowledged) <= slugs

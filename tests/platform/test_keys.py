@@ -1,0 +1,219 @@
+"""Issuing, checking and revoking keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import String, cast, select
+
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    ApiKeyExpired,
+    ApiKeyRevoked,
+    InvalidApiKey,
+    InvalidValue,
+    KeyNotFound,
+    TenantSuspended,
+)
+from loraplex.platform.keys.models import ApiKey
+from loraplex.platform.keys.principal import Principal, Scope
+from loraplex.platform.keys.service import LAST_USED_GRANULARITY, ApiKeyService, IssuedKey
+from loraplex.platform.keys.token import make_token
+from loraplex.platform.tenants import service as tenants
+from loraplex.platform.tenants.models import Tenant
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+class SettableClock:
+    """A clock that stands until it is set."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock(NOON)
+
+
+@pytest.fixture
+def keys(clock: SettableClock) -> ApiKeyService:
+    return ApiKeyService(b"pepper", clock=clock)
+
+
+def issue(
+    database: Database, keys: ApiKeyService, tenant: Tenant, *, expires_at: datetime | None = None
+) -> IssuedKey:
+    with database.transaction(tenant.id) as session:
+        return keys.issue(session, name="ci", scopes=[Scope.INFER], expires_at=expires_at)
+
+
+def authenticate(database: Database, keys: ApiKeyService, text: str) -> Principal:
+    with database.platform_transaction() as session:
+        return keys.authenticate(session, text)
+
+
+def read_last_use(database: Database, tenant: Tenant) -> datetime | None:
+    with database.transaction(tenant.id, read_only=True) as session:
+        return session.scalars(select(ApiKey.last_used_at)).one()
+
+
+def test_tells_who_calls(database: Database, keys: ApiKeyService, acme: Tenant) -> None:
+    issued = issue(database, keys, acme)
+    principal = authenticate(database, keys, issued.text)
+    assert principal == Principal(acme.id, "acme", issued.key.id, frozenset({Scope.INFER}))
+    assert principal.can(Scope.INFER)
+    assert not principal.can(Scope.ADAPTERS_WRITE)
+
+
+def test_tells_tenants_apart(
+    database: Database, keys: ApiKeyService, acme: Tenant, bolt: Tenant
+) -> None:
+    issued = {tenant.id: issue(database, keys, tenant).text for tenant in (acme, bolt)}
+    assert {authenticate(database, keys, text).tenant_id for text in issued.values()} == set(issued)
+
+
+def test_stores_no_part_of_the_secret(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    issued = issue(database, keys, acme)
+    secret = issued.text.rpartition("_")[2]
+    columns = [cast(column, String) for column in ApiKey.__table__.columns if column.name != "mac"]
+    with database.platform_transaction(read_only=True) as session:
+        row = session.execute(select(*columns)).one()
+        mac = session.scalars(select(ApiKey.mac)).one()
+    assert all(secret not in (value or "") for value in row)
+    assert secret.encode() not in mac
+    assert issued.text not in repr(issued)
+
+
+def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    known, other = issue(database, keys, acme), make_token()
+    forged = ApiKeyService(b"pepper")
+    with database.transaction(acme.id) as session:
+        session.add(
+            ApiKey(id=other.key_id, name="ci", mac=known.key.mac, scopes=[], created_at=NOON)
+        )
+    errors = []
+    for text in (make_token().text, other.text):
+        with pytest.raises(InvalidApiKey) as caught:
+            authenticate(database, forged, text)
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_refuses_a_key_made_under_another_pepper(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    issued = issue(database, keys, acme)
+    with pytest.raises(InvalidApiKey):
+        authenticate(database, ApiKeyService(b"other pepper"), issued.text)
+
+
+def test_refuses_a_malformed_key_without_asking_the_database(keys: ApiKeyService) -> None:
+    with pytest.raises(InvalidApiKey):
+        keys.authenticate(None, "lpx_live_' OR 1=1 --")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_refused"), [(-300, False), (-1, False), (0, True), (1, True), (300, True)]
+)
+def test_refuses_an_expired_key_from_the_moment_on(
+    database: Database,
+    keys: ApiKeyService,
+    clock: SettableClock,
+    acme: Tenant,
+    seconds: int,
+    is_refused: bool,
+) -> None:
+    expires_at = NOON + timedelta(days=1)
+    text = issue(database, keys, acme, expires_at=expires_at).text
+    clock.now = expires_at + timedelta(seconds=seconds)
+    if is_refused:
+        with pytest.raises(ApiKeyExpired):
+            authenticate(database, keys, text)
+    else:
+        assert authenticate(database, keys, text)
+
+
+def test_refuses_a_revoked_key(database: Database, keys: ApiKeyService, acme: Tenant) -> None:
+    issued, other = issue(database, keys, acme), issue(database, keys, acme)
+    with database.transaction(acme.id) as session:
+        first = keys.revoke(session, issued.key.id).revoked_at
+        assert keys.revoke(session, issued.key.id).revoked_at == first
+    with pytest.raises(ApiKeyRevoked):
+        authenticate(database, keys, issued.text)
+    assert authenticate(database, keys, other.text)
+
+
+def test_refuses_the_keys_of_a_suspended_tenant_until_it_is_resumed(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    text = issue(database, keys, acme).text
+    with database.platform_transaction() as session:
+        tenants.suspend_tenant(session, "acme")
+    with pytest.raises(TenantSuspended):
+        authenticate(database, keys, text)
+    with database.platform_transaction() as session:
+        tenants.resume_tenant(session, "acme")
+    assert authenticate(database, keys, text)
+
+
+def test_does_not_revoke_another_tenants_key(
+    database: Database, keys: ApiKeyService, acme: Tenant, bolt: Tenant
+) -> None:
+    issued = issue(database, keys, acme)
+    with pytest.raises(KeyNotFound) as foreign, database.transaction(bolt.id) as session:
+        keys.revoke(session, issued.key.id)
+    with pytest.raises(KeyNotFound) as unknown, database.transaction(bolt.id) as session:
+        keys.revoke(session, "0" * 12)
+    assert str(foreign.value) == str(unknown.value).replace("0" * 12, issued.key.id)
+    assert authenticate(database, keys, issued.text)
+
+
+def test_lists_own_keys_the_oldest_first(
+    database: Database, keys: ApiKeyService, clock: SettableClock, acme: Tenant, bolt: Tenant
+) -> None:
+    issued = []
+    for minute in range(3):
+        clock.now = NOON + timedelta(minutes=minute)
+        issued.append(issue(database, keys, acme).key.id)
+    issue(database, keys, bolt)
+    with database.transaction(acme.id, read_only=True) as session:
+        assert [key.id for key in keys.list_keys(session)] == issued
+
+
+def test_notes_the_last_use_to_the_hour(
+    database: Database, keys: ApiKeyService, clock: SettableClock, acme: Tenant
+) -> None:
+    text = issue(database, keys, acme).text
+    assert read_last_use(database, acme) is None
+    authenticate(database, keys, text)
+    clock.now = NOON + LAST_USED_GRANULARITY - timedelta(seconds=1)
+    authenticate(database, keys, text)
+    assert read_last_use(database, acme) == NOON
+    clock.now = NOON + LAST_USED_GRANULARITY
+    authenticate(database, keys, text)
+    assert read_last_use(database, acme) == clock.now
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_refuses_a_bad_name(
+    database: Database, keys: ApiKeyService, acme: Tenant, name: str
+) -> None:
+    with pytest.raises(InvalidValue), database.transaction(acme.id) as session:
+        keys.issue(session, name=name, scopes=[])
+
+
+def test_refuses_an_expiry_without_a_time_zone(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with pytest.raises(Exception, match="time zone"):
+        issue(database, keys, acme, expires_at=datetime(2026, 5, 5))

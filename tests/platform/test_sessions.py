@@ -1,0 +1,162 @@
+"""A tenant's session shows and writes that tenant's rows, whatever is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import delete, exists, func, insert, literal_column, select, text, update
+from sqlalchemy.orm import aliased, selectinload
+
+from loraplex.platform.adapters.models import Adapter, AdapterAlias, AdapterVersion, Upload
+from loraplex.platform.base import TenantOwned
+from loraplex.platform.database import Database
+from loraplex.platform.keys.models import ApiKey
+from loraplex.platform.models import Base
+from loraplex.platform.sessions import ScopeViolation, TenantSession
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.usage.models import UsageRecord
+from support.catalog import make_version
+
+
+@pytest.fixture
+def acme_session(database: Database, acme: Tenant, bolt: Tenant) -> Iterator[TenantSession]:
+    """Acme's session; both tenants have an adapter of the same name and content."""
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            make_version(session, "support-bot")
+    with database.transaction(acme.id) as session:
+        yield session
+        session.rollback()
+
+
+def foreign_adapter_id(database: Database, bolt: Tenant) -> str:
+    with database.transaction(bolt.id, read_only=True) as session:
+        return session.scalars(select(Adapter.id)).one()
+
+
+def test_every_table_but_tenants_is_owned() -> None:
+    unowned = {
+        mapper.class_
+        for mapper in Base.registry.mappers
+        if not issubclass(mapper.class_, TenantOwned)
+    }
+    assert unowned == {Tenant}
+
+
+@pytest.mark.parametrize("entity", [Adapter, AdapterVersion])
+def test_selects_own_rows_only(
+    acme_session: TenantSession, acme: Tenant, entity: type[TenantOwned]
+) -> None:
+    rows = acme_session.scalars(select(entity)).all()
+    assert [row.tenant_id for row in rows] == [acme.id]
+
+
+def test_selects_columns_of_own_rows_only(acme_session: TenantSession, acme: Tenant) -> None:
+    assert acme_session.scalars(select(AdapterVersion.tenant_id)).all() == [acme.id]
+
+
+def test_counts_own_rows_only(acme_session: TenantSession) -> None:
+    assert acme_session.scalar(select(func.count()).select_from(Adapter)) == 1
+
+
+def test_narrows_aliased_entities(acme_session: TenantSession, acme: Tenant) -> None:
+    other = aliased(Adapter)
+    assert acme_session.scalars(select(other.tenant_id)).all() == [acme.id]
+
+
+def test_narrows_joins(acme_session: TenantSession) -> None:
+    query = select(Adapter.id, AdapterVersion.id).join(
+        AdapterVersion, AdapterVersion.digest.is_not(None)
+    )
+    assert len(acme_session.execute(query).all()) == 1
+
+
+def test_narrows_subqueries(acme_session: TenantSession, bolt: Tenant) -> None:
+    foreign = exists().where(AdapterVersion.tenant_id == bolt.id)
+    assert acme_session.scalars(select(Adapter).where(foreign)).all() == []
+
+
+def test_narrows_relationships(acme_session: TenantSession, acme: Tenant) -> None:
+    query = select(Adapter).options(selectinload(Adapter.versions))
+    versions = [version for adapter in acme_session.scalars(query) for version in adapter.versions]
+    assert [version.tenant_id for version in versions] == [acme.id]
+
+
+def test_sees_no_tenant_but_its_own(acme_session: TenantSession, acme: Tenant) -> None:
+    assert acme_session.scalars(select(Tenant.id)).all() == [acme.id]
+
+
+def test_gets_no_foreign_row_by_its_id(
+    acme_session: TenantSession, database: Database, bolt: Tenant
+) -> None:
+    assert acme_session.get(Adapter, foreign_adapter_id(database, bolt)) is None
+
+
+def test_does_not_mix_up_tenants_that_ran_the_same_query(
+    database: Database, acme_session: TenantSession, acme: Tenant, bolt: Tenant
+) -> None:
+    # Compiled statements are cached: the tenant must be a parameter of theirs, not a part.
+    for tenant in (acme, bolt, acme):
+        with database.transaction(tenant.id, read_only=True) as session:
+            assert session.scalars(select(Adapter.tenant_id)).all() == [tenant.id]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        text("SELECT * FROM adapters"),
+        select(Adapter.__table__),
+        select(literal_column("1")),
+        insert(Adapter).values(id="x", tenant_id="x", name="x"),
+        update(Adapter).values(name="y"),
+        delete(Adapter),
+        Base.metadata.tables["adapters"].delete(),
+    ],
+    ids=["text", "core select", "literal", "insert", "update", "delete", "core delete"],
+)
+def test_refuses_what_it_cannot_narrow(acme_session: TenantSession, statement: object) -> None:
+    with pytest.raises(ScopeViolation):
+        acme_session.execute(statement)  # type: ignore[call-overload]
+
+
+def test_gives_new_rows_its_tenant(acme_session: TenantSession, acme: Tenant) -> None:
+    adapter = Adapter(name="new")
+    acme_session.add(adapter)
+    acme_session.flush()
+    assert adapter.tenant_id == acme.id
+
+
+@pytest.mark.parametrize(
+    "entity", [Adapter, AdapterAlias, AdapterVersion, ApiKey, Upload, UsageRecord]
+)
+def test_refuses_new_rows_of_another_tenant(
+    acme_session: TenantSession, bolt: Tenant, entity: type[Base]
+) -> None:
+    acme_session.add(entity(tenant_id=bolt.id))
+    with pytest.raises(ScopeViolation):
+        acme_session.flush()
+
+
+def test_refuses_to_give_a_row_away(acme_session: TenantSession, bolt: Tenant) -> None:
+    acme_session.scalars(select(Adapter)).one().tenant_id = bolt.id
+    with pytest.raises(ScopeViolation):
+        acme_session.flush()
+
+
+def test_refuses_rows_of_another_session(
+    acme_session: TenantSession, database: Database, bolt: Tenant
+) -> None:
+    with database.transaction(bolt.id) as session:
+        foreign = session.scalars(select(Adapter)).one()
+    acme_session.add(foreign)
+    acme_session.delete(foreign)
+    with pytest.raises(ScopeViolation):
+        acme_session.flush()
+
+
+def test_refuses_to_make_tenants(acme_session: TenantSession) -> None:
+    acme_session.add(Tenant(slug="sneaky", created_at=datetime.now(UTC)))
+    with pytest.raises(ScopeViolation):
+        acme_session.flush()

@@ -1,0 +1,146 @@
+"""Uploads: resumable by offset, and never more acknowledged than declared."""
+
+from __future__ import annotations
+
+import pytest
+
+from loraplex.platform.adapters import repository, uploads
+from loraplex.platform.adapters.states import UploadState
+from loraplex.platform.adapters.uploads import NewUpload
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    InvalidTransition,
+    InvalidValue,
+    UploadConflict,
+    UploadNotFound,
+)
+from loraplex.platform.tenants.models import Tenant
+from support.catalog import make_version
+from support.uploads import bring_upload_to, make_upload
+
+
+def test_keeps_what_was_declared(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        made = make_upload(session, aliases=("prod", "eu"))
+    with database.transaction(acme.id, read_only=True) as session:
+        upload = uploads.get_upload(session, made.id)
+        assert (upload.adapter_name, upload.size_bytes, upload.received_bytes) == (
+            "support-bot",
+            10,
+            0,
+        )
+        assert upload.aliases == ["prod", "eu"]
+        assert upload.state is UploadState.RECEIVING
+        assert upload.config_json == '{"peft_type": "LORA"}'
+
+
+def test_advances_piece_by_piece(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        upload_id = make_upload(session).id
+    for offset, num_bytes in ((0, 4), (4, 0), (4, 6)):
+        with database.transaction(acme.id) as session:
+            uploads.advance_upload(session, upload_id, offset=offset, num_bytes=num_bytes)
+    with database.transaction(acme.id) as session:
+        assert uploads.begin_validation(session, upload_id).state is UploadState.VALIDATING
+
+
+@pytest.mark.parametrize(
+    ("offset", "num_bytes"), [(0, 4), (3, 2), (5, 1), (4, 7), (4, -1), (-1, 5), (10, 0)]
+)
+def test_refuses_bytes_that_do_not_fit(
+    database: Database, acme: Tenant, offset: int, num_bytes: int
+) -> None:
+    with database.transaction(acme.id) as session:
+        upload = make_upload(session)
+        uploads.advance_upload(session, upload.id, offset=0, num_bytes=4)
+        with pytest.raises(UploadConflict) as caught:
+            uploads.advance_upload(session, upload.id, offset=offset, num_bytes=num_bytes)
+        assert (caught.value.received_bytes, caught.value.size_bytes) == (4, 10)
+        assert upload.received_bytes == 4
+
+
+def test_refuses_to_begin_with_bytes_missing(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        upload = make_upload(session)
+        uploads.advance_upload(session, upload.id, offset=0, num_bytes=9)
+        with pytest.raises(UploadConflict):
+            uploads.begin_validation(session, upload.id)
+        assert upload.state is UploadState.RECEIVING
+
+
+@pytest.mark.parametrize("state", sorted(set(UploadState) - {UploadState.RECEIVING}))
+def test_a_closed_upload_takes_no_bytes(
+    database: Database, acme: Tenant, state: UploadState
+) -> None:
+    with database.transaction(acme.id) as session:
+        upload = make_upload(session)
+        bring_upload_to(session, upload, state)
+        with pytest.raises(InvalidTransition):
+            uploads.advance_upload(session, upload.id, offset=10, num_bytes=0)
+
+
+def test_says_what_it_became(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        upload, version = make_upload(session), make_version(session)
+        bring_upload_to(session, upload, UploadState.VALIDATING)
+        assert uploads.mark_accepted(session, upload.id, version.id).version_id == version.id
+
+
+def test_says_why_it_was_refused(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        upload = make_upload(session)
+        bring_upload_to(session, upload, UploadState.REJECTED)
+        assert (upload.reason_code, upload.reason_message) == ("digest_mismatch", "Not it.")
+
+
+def test_another_tenants_upload_is_not_there(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        upload_id = make_upload(session).id
+    errors = []
+    for wanted in (upload_id, "no such id"):
+        with pytest.raises(UploadNotFound) as caught, database.transaction(bolt.id) as session:
+            uploads.get_upload(session, wanted)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("adapter_name", "../x"),
+        ("aliases", ("prod", "3")),
+        ("size_bytes", 0),
+        ("sha256", "AB" * 32),
+        ("sha256", "ab" * 31),
+    ],
+)
+def test_refuses_bad_declarations(
+    database: Database, acme: Tenant, field: str, value: object
+) -> None:
+    declared: dict[str, object] = {
+        "adapter_name": "support-bot",
+        "config_json": "{}",
+        "size_bytes": 1,
+        "sha256": "ab" * 32,
+    }
+    new = NewUpload(**{**declared, field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue), database.transaction(acme.id) as session:
+        uploads.open_upload(session, new)
+
+
+def test_lists_the_unfinished_of_all_tenants(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    expected = []
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            for state in UploadState:
+                upload = make_upload(session)
+                bring_upload_to(session, upload, state)
+                if state in (UploadState.RECEIVING, UploadState.VALIDATING):
+                    expected.append(upload.id)
+    with database.platform_transaction(read_only=True) as session:
+        listed = repository.list_unfinished_uploads_of_all_tenants(session)
+        assert [upload.id for upload in listed] == expected
