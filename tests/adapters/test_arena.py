@@ -117,6 +117,16 @@ def test_removal_zeroes_the_bytes_and_the_row_and_nothing_else(tmp_path: Path) -
     assert arena.identity(staying.row) == (make_key("b"), staying.generation)
 
 
+def test_who_keeps_copies_hears_of_every_row_that_goes(tmp_path: Path) -> None:
+    arena = make_arena()
+    gone: list[int] = []
+    arena.on_remove = gone.append
+    for name in "ab":
+        load(arena, write_block(tmp_path / name, make_key(name)))
+    arena.remove(1)
+    assert gone == [1]
+
+
 def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     stored = write_block(tmp_path / "block", make_key("a"))
     size = stored.plan.num_elements

@@ -300,12 +300,30 @@ def test_beside_a_reserved_window_others_come_and_go() -> None:
     assert world.residency.acquire(D, "large") is not None
 
 
+def test_no_one_else_is_placed_in_a_reserved_window() -> None:
+    world = ResidencyWorld(arena=10)
+    for key in (A, B):
+        world.load(key, 5)
+        world.residency.acquire(key, key.digest)
+    world.load(D, 10)
+    world.now += PATIENCE_SECONDS
+    world.settle()
+    world.residency.release(B.digest)
+    world.load(C, 5)
+    assert world.residency.num_loads == 2
+    world.residency.release(A.digest)
+    world.settle()
+    assert resident(world) == {D}
+
+
 def test_an_adapter_that_makes_room_gets_no_new_lease() -> None:
     world = ResidencyWorld(arena=4)
     world.load(A, 4)
     lease = world.residency.acquire(A, "r")
     world.load(B, 4)
-    world.now += PATIENCE_SECONDS
+    world.now += PATIENCE_SECONDS / 2
+    world.load(C, 4)
+    world.now += PATIENCE_SECONDS / 2
     world.settle()
     assert world.residency.acquire(A, "s") is None
     assert world.residency.acquire(A, "r") == lease

@@ -1,0 +1,98 @@
+"""Reads begin in order, and one that found no room is not overtaken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.reading import ReadQueue
+from support.blocks import make_key
+from support.residency import FakeBlock, FakeHost, ManualExecutor
+
+A, B, C, IN_USE = (make_key(name) for name in ("a", "b", "c", "in use"))
+
+
+class Reads:
+    """A queue over host memory for 4 elements, all of which are in use."""
+
+    def __init__(self) -> None:
+        self.host = FakeHost(4)
+        self.executor = ManualExecutor()
+        self.queue: ReadQueue[FakeBlock] = ReadQueue(self.host, self.executor)
+        self.host.files[Path("in use")] = 4
+        self.host.read(IN_USE, Path("in use"))
+
+    def add(self, key: AdapterKey, size: int, order: int) -> None:
+        path = Path(key.digest)
+        self.host.files[path] = size
+        self.queue.add(key, path, order=order)
+
+    def run(self) -> list[AdapterKey]:
+        """Begin what may begin, end it, and say what arrived."""
+        self.queue.start()
+        self.executor.run_all()
+        return [key for key, _ in self.queue.take_finished()]
+
+
+def test_a_refused_read_is_tried_again_when_there_is_new_room_and_not_before() -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    assert reads.run() == []
+    reads.queue.start()
+    assert len(reads.executor) == 0
+    reads.host.release(IN_USE)
+    reads.queue.note_room()
+    assert reads.run() == [A]
+    assert len(reads.queue) == 0
+
+
+def test_a_refused_read_is_tried_again_alone_and_stays_first() -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    reads.run()
+    reads.add(B, 1, order=2)
+    reads.queue.start()
+    assert len(reads.executor) == 0
+    reads.queue.note_room()
+    reads.queue.start()
+    assert len(reads.executor) == 1
+    reads.executor.run()
+    reads.queue.take_finished()
+    reads.queue.start()
+    assert len(reads.executor) == 0, "refused again, but still before B"
+    reads.host.release(IN_USE)
+    reads.queue.note_room()
+    assert reads.run() == [A]
+    reads.host.release(A)
+    assert reads.run() == [B]
+
+
+def test_an_earlier_request_passes_a_refused_read() -> None:
+    reads = Reads()
+    reads.add(B, 4, order=2)
+    reads.run()
+    reads.host.release(IN_USE)
+    reads.add(A, 4, order=1)
+    assert reads.run() == [A]
+
+
+def test_a_failed_read_makes_room_for_a_refused_one() -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    reads.add(B, 4, order=2)
+    reads.queue.start()
+    reads.executor.run(1)
+    reads.executor.run(0, error=OSError("unreadable"))
+    finished = reads.queue.take_finished()
+    assert [key for key, _ in finished] == [A]
+    reads.host.release(IN_USE)
+    assert reads.run() == [B]
+
+
+def test_a_read_that_was_not_begun_can_be_discarded() -> None:
+    reads = Reads()
+    reads.host.release(IN_USE)
+    for order, key in enumerate((A, B, C)):
+        reads.add(key, 1, order=order)
+    reads.queue.discard(B)
+    assert reads.run() == [A, C]
