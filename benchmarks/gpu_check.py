@@ -1,0 +1,185 @@
+"""What must hold on a GPU: right tokens through the real engine with paging, and kernels timed.
+
+    make gpu-check                 needs torch, triton, transformers, peft, safetensors and numpy
+
+Serves the same requests, base and adapters of mixed ranks in mixed batches, on the CPU and on the
+device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
+where they part, the top two logits must be as good as equal (then the position is counted as a
+near-tie). The Triton kernels must equal their reference. Prints one JSON object; exits 1 if
+something does not hold and 2 without a CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.bench_lora import time_kernels
+
+from loraplex.adapters.identity import AdapterKey
+from support.engine import LocalEngine
+from support.models import make_adapter, make_tiny_llama
+
+NEAR_TIE = 1e-3
+"""Logit gap, fp32, that different summation orders on two devices may cross."""
+RANKS = (1, 4, 8, 13, 16, 32, 64, 4, 8, 16, 32, 7)
+LLAMA_SHAPE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "initializer_range": 0.05,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt: list[int]
+    adapter: int | None
+    """Index of the adapter; None is the base."""
+    max_tokens: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--no-timing", action="store_true", help="only check correctness")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.stdout.write('{"error": "no CUDA device here: unmeasured"}\n')
+        return 2
+    result: dict[str, Any] = {"device": device_name(arguments.device), "torch": torch.__version__}
+    with tempfile.TemporaryDirectory() as directory:
+        result["serving"] = check_serving(
+            Path(directory), device=arguments.device, num_requests=arguments.requests
+        )
+    if not arguments.no_timing:
+        result["kernels"] = time_kernels(arguments.device)
+    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    return 0 if result["serving"]["ok"] else 1
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
+    """Serve the same cases on the CPU and on `device`; compare the tokens."""
+    base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
+    folders = [
+        make_adapter(base, directory / f"adapter-{index}", seed=index, scale=0.05, r=rank)
+        for index, rank in enumerate(RANKS)
+    ]
+    cases = make_cases(num_requests)
+    reference = make_engine(base, directory, "cpu")
+    tested = make_engine(base, directory, device)
+    keys = [reference.add_adapter(folder) for folder in folders]
+    for folder in folders:
+        tested.add_adapter(folder)
+    expected, _ = serve(reference, cases, keys)
+    actual, seconds = serve(tested, cases, keys)
+    differing = [
+        index for index, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]
+    ]
+    near_ties = [
+        index
+        for index in differing
+        if parts_at_near_tie(reference, cases[index], keys, expected[index], actual[index])
+    ]
+    stats = tested.core.stats()
+    num_tokens = sum(map(len, actual))
+    reference.close()
+    tested.close()
+    return {
+        "ok": differing == near_ties and stats.num_adapter_evictions > 0,
+        "requests": len(cases),
+        "tokens": num_tokens,
+        "tokens_per_second": round(num_tokens / seconds, 1),
+        "different_beyond_near_ties": len(differing) - len(near_ties),
+        "near_ties": len(near_ties),
+        "adapter_loads": stats.num_adapter_loads,
+        "adapter_evictions": stats.num_adapter_evictions,
+        "leaked_blocks": tested.core.info.num_kv_blocks - stats.num_free_kv_blocks,
+    }
+
+
+def make_cases(count: int) -> list[Case]:
+    rng = random.Random(0)
+    return [
+        Case(
+            prompt=[rng.randrange(256) for _ in range(rng.randint(1, 120))],
+            adapter=rng.choice([None, *range(len(RANKS))]),
+            max_tokens=rng.randint(4, 24),
+        )
+        for _ in range(count)
+    ]
+
+
+def make_engine(base: Path, directory: Path, device: str) -> LocalEngine:
+    """fp32, an arena for about a third of the adapters, chunked prefill."""
+    return LocalEngine(
+        base,
+        directory,
+        device=device,
+        dtype="float32",
+        kv_cache_bytes=256 << 20,
+        arena_bytes=24 << 20,
+        host_cache_bytes=48 << 20,
+        max_num_seqs=32,
+        max_num_batched_tokens=256,
+    )
+
+
+def serve(
+    engine: LocalEngine, cases: Sequence[Case], keys: Sequence[AdapterKey]
+) -> tuple[list[list[int]], float]:
+    """All cases, submitted while others run; their tokens and the wall time."""
+    rng = random.Random(1)
+    began = time.perf_counter()
+    ids = []
+    for case in cases:
+        adapter = None if case.adapter is None else keys[case.adapter]
+        ids.append(engine.submit(case.prompt, adapter, max_tokens=case.max_tokens, ignore_eos=True))
+        if rng.random() < 0.5:
+            engine.step()
+    engine.run()
+    return engine.tokens(ids), time.perf_counter() - began
+
+
+def parts_at_near_tie(
+    reference: LocalEngine,
+    case: Case,
+    keys: Sequence[AdapterKey],
+    expected: Sequence[int],
+    actual: Sequence[int],
+) -> bool:
+    """Whether the first different token is one that rounding may decide."""
+    if len(expected) != len(actual):
+        return False
+    index = next(
+        i for i, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]
+    )
+    adapter = None if case.adapter is None else keys[case.adapter]
+    probe = reference.submit(
+        [*case.prompt, *expected[:index]], adapter, max_tokens=1, return_logits=True
+    )
+    reference.run()
+    raw = reference.answers[probe].tokens[0].logits
+    assert raw is not None
+    logits = torch.frombuffer(bytearray(raw), dtype=torch.float32)
+    return bool(logits[expected[index]] - logits[actual[index]] < NEAR_TIE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
