@@ -277,6 +277,18 @@ def test_two_versions_of_one_content_leave_nothing_when_their_adapter_goes(
     assert [deletion.is_content_shared for deletion in deletions] == [False, False]
 
 
+@pytest.mark.parametrize("state", VersionState)
+def test_finds_the_object_of_known_content(
+    database: Database, acme: Tenant, bolt: Tenant, state: VersionState
+) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session, state=state)
+        found = repository.find_content(session, version.digest)
+    assert (found is not None) == (state not in {VersionState.DELETING, VersionState.DELETED})
+    with database.transaction(bolt.id, read_only=True) as session:
+        assert repository.find_content(session, version.digest) is None
+
+
 def test_takes_up_a_deletion_after_a_crash(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id) as session:
         make_version(session, "one")

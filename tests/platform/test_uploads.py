@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loraplex.platform.adapters import repository, uploads
@@ -17,6 +19,14 @@ from loraplex.platform.errors import (
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_version
 from support.uploads import bring_upload_to, make_upload
+
+DECLARED = NewUpload(
+    adapter_name="support-bot",
+    config_json="{}",
+    size_bytes=10,
+    sha256="ab" * 32,
+    aliases=("prod",),
+)
 
 
 def test_keeps_what_was_declared(database: Database, acme: Tenant) -> None:
@@ -119,15 +129,67 @@ def test_another_tenants_upload_is_not_there(
 def test_refuses_bad_declarations(
     database: Database, acme: Tenant, field: str, value: object
 ) -> None:
-    declared: dict[str, object] = {
-        "adapter_name": "support-bot",
-        "config_json": "{}",
-        "size_bytes": 1,
-        "sha256": "ab" * 32,
-    }
-    new = NewUpload(**{**declared, field: value})  # type: ignore[arg-type]
+    new = replace(DECLARED, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(InvalidValue), database.transaction(acme.id) as session:
         uploads.open_upload(session, new)
+
+
+def test_finds_the_place_of_a_sender_that_lost_it(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        begun = uploads.open_or_resume_upload(session, DECLARED)
+        uploads.advance_upload(session, begun.id, offset=0, num_bytes=4)
+    with database.transaction(acme.id) as session:
+        again = uploads.open_or_resume_upload(session, DECLARED)
+        assert (again.id, again.received_bytes) == (begun.id, 4)
+    with database.transaction(bolt.id) as session:
+        assert uploads.open_or_resume_upload(session, DECLARED).id != begun.id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"adapter_name": "sql"},
+        {"config_json": "{ }"},
+        {"size_bytes": 11},
+        {"sha256": "cd" * 32},
+        {"aliases": ("eu",)},
+    ],
+)
+def test_does_not_go_on_with_what_was_declared_otherwise(
+    database: Database, acme: Tenant, change: dict[str, object]
+) -> None:
+    with database.transaction(acme.id) as session:
+        begun = uploads.open_or_resume_upload(session, DECLARED)
+        other = replace(DECLARED, **change)  # type: ignore[arg-type]
+        assert uploads.open_or_resume_upload(session, other).id != begun.id
+
+
+@pytest.mark.parametrize("state", sorted(set(UploadState) - {UploadState.RECEIVING}))
+def test_does_not_go_on_with_a_closed_upload(
+    database: Database, acme: Tenant, state: UploadState
+) -> None:
+    with database.transaction(acme.id) as session:
+        closed = uploads.open_or_resume_upload(session, DECLARED)
+        bring_upload_to(session, closed, state)
+        assert uploads.open_or_resume_upload(session, DECLARED).id != closed.id
+
+
+def test_remembers_which_aliases_the_pushes_of_a_version_asked_for(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        version, other = make_version(session), make_version(session, content="other")
+        for aliases, target in ((("prod", "eu"), version), (("us",), version), (("x",), other)):
+            upload = make_upload(session, aliases=aliases)
+            bring_upload_to(session, upload, UploadState.VALIDATING)
+            uploads.mark_accepted(session, upload.id, target.id)
+        assert uploads.list_wanted_aliases(session, version.id) == [
+            ("support-bot", "prod"),
+            ("support-bot", "eu"),
+            ("support-bot", "us"),
+        ]
 
 
 def test_lists_the_unfinished_of_all_tenants(
