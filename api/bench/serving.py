@@ -1,0 +1,121 @@
+"""The serving benchmark: a mix of adapters against the base alone, on one server, in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..local.installation import Installation, TenantAccess
+from .load_client import run_workload
+from .models import BaseShape, make_adapter, make_base, text_token_ids
+from .summary import Run, Summary, summarize
+from .workload import Workload
+
+WARMUP_SEED = 1
+"""Runs use the seeds behind it, so that no two share a prompt."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; the default is the workload that published numbers use."""
+
+    concurrency: int = 16
+    num_requests: int = 48
+    """Of each run."""
+    prompt_tokens: int = 128
+    output_tokens: int = 64
+    num_adapters: int = 8
+    rank: int = 16
+    repeats: int = 3
+
+    @property
+    def num_sent(self) -> int:
+        """All requests, the warm-up's among them."""
+        return 2 * (self.repeats * self.num_requests + self.num_warmup)
+
+    @property
+    def num_warmup(self) -> int:
+        """Enough to have every adapter loaded and every batch size seen."""
+        return max(self.concurrency, self.num_adapters)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the load goes."""
+
+    base_url: str
+    """Ends in `/v1`."""
+    api_key: str
+    base_model: str
+    adapters: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The mix and the base alone, by the same client against the same server."""
+
+    plan: Plan
+    mixed: Summary
+    base: Summary
+
+    @property
+    def ratio(self) -> float:
+        """Mixed throughput as a share of the base's."""
+        return self.mixed.output_tokens_per_second / self.base.output_tokens_per_second
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
+    """Write the base to `folder/base` and return the adapters' folders; what is there is kept."""
+    make_base(folder / "base", shape)
+    paths = [folder / f"adapter-r{plan.rank}-{index}" for index in range(plan.num_adapters)]
+    for index, path in enumerate(paths):
+        make_adapter(path, shape, rank=plan.rank, seed=index)
+    return paths
+
+
+def push_adapters(
+    installation: Installation, tenant: TenantAccess, folders: Sequence[Path]
+) -> list[str]:
+    """Push them all; returns the names to call them by."""
+    return [installation.push(tenant, folder, folder.name) for folder in folders]
+
+
+def measure(
+    plan: Plan, target: Target, shape: BaseShape, *, on_finished: Callable[[], None]
+) -> Report:
+    """Warm up, then run the mix and the base alone in turn, so that a drift meets both."""
+
+    def run(models: Sequence[str], num_requests: int, seed: int) -> Run:
+        workload = Workload(
+            models=models,
+            num_requests=num_requests,
+            concurrency=plan.concurrency,
+            prompt_tokens=plan.prompt_tokens,
+            output_tokens=plan.output_tokens,
+            token_ids=text_token_ids(shape),
+            seed=seed,
+        )
+        return asyncio.run(
+            run_workload(
+                workload,
+                base_url=target.base_url,
+                api_key=target.api_key,
+                on_finished=on_finished,
+            )
+        )
+
+    base_only = [target.base_model]
+    run(target.adapters, plan.num_warmup, WARMUP_SEED)
+    run(base_only, plan.num_warmup, WARMUP_SEED + 1)
+    mixed: list[Run] = []
+    base: list[Run] = []
+    for seed in range(WARMUP_SEED + 2, WARMUP_SEED + 2 + 2 * plan.repeats, 2):
+        mixed.append(run(target.adapters, plan.num_requests, seed))
+        base.append(run(base_only, plan.num_requests, seed + 1))
+    return Report(plan=plan, mixed=summarize(mixed), base=summarize(base))
