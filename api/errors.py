@@ -25,7 +25,7 @@ from .error_codes import ERROR_CODES, ErrorCode
 
 DEFAULT_RETRY_SECONDS = 1.0
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-_UNION_BRANCHES = frozenset({"str", "constrained-str"})
+_UNION_BRANCHES = frozenset({"str", "token_ids"})
 
 
 class ApiError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from .generation import GenerationBody, NumLogprobs, TokenId
 from .request_model import invalid
@@ -21,7 +21,15 @@ def _as_prompts(value: object) -> object:
     return [value] if isinstance(value, str) or is_token_ids else value
 
 
-Prompt = str | Annotated[list[TokenId], Field(min_length=1)]
+def _kind_of_prompt(value: object) -> str:
+    return "str" if isinstance(value, str) else "token_ids"
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("str")] | Annotated[TokenIds, Tag("token_ids")],
+    Discriminator(_kind_of_prompt),
+]
 
 
 class CompletionBody(GenerationBody):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ import openai
 
 from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
-from loraplex.api.local_server import free_port
 from loraplex.api.settings import Settings
 from loraplex.platform.database import Database
 from loraplex.platform.keys.principal import Scope
@@ -30,7 +31,7 @@ SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05"
 """Options of a server that leaves room for others on the machine."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Caller:
     """A tenant's key, and the ways to use it."""
 
@@ -39,12 +40,12 @@ class Caller:
     slug: str
     key: str
 
-    @property
+    @cached_property
     def http(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60.0)
 
-    @property
+    @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
@@ -58,17 +59,16 @@ class Caller:
 
     def push(self, folder: Path, name: str, *, aliases: list[str] | None = None) -> dict[str, Any]:
         """Push through the CLI's own code; the version, ready."""
-        with self.http as http:
-            client = ApiClient(http, self.url)
-            pushed = push_adapter(
-                client,
-                read_adapter(folder),
-                name,
-                aliases=aliases or [],
-                base_id=None,
-                is_quiet=True,
-            )
-            return wait_until_settled(client, pushed)
+        client = ApiClient(self.http, self.url)
+        adapter = read_adapter(folder)
+        pushed = push_adapter(
+            client, adapter, name, aliases=aliases or [], base_id=None, is_quiet=True
+        )
+        return wait_until_settled(client, pushed)
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class ServerUnderTest:
     process: subprocess.Popen[bytes]
     settings: Settings
     log: Path
+    callers: list[Caller] = field(default_factory=list)
 
     def is_ready(self) -> bool:
         """Whether it serves. Fails if the process has ended."""
@@ -100,7 +101,8 @@ class ServerUnderTest:
         with database.transaction(tenant_id) as session:
             issued = service.issue(session, name="test", scopes=scopes or list(Scope))
         database.close()
-        return Caller(self.url, tenant_id, slug, issued.text)
+        self.callers.append(Caller(self.url, tenant_id, slug, issued.text))
+        return self.callers[-1]
 
     def usage_of(self, request_id: str | None, caller: Caller) -> UsageRecord | None:
         """The ledger's row of a request."""
@@ -131,5 +133,15 @@ def serving(base: Path, data_dir: Path, *options: str) -> Iterator[ServerUnderTe
         wait_for(server.is_ready, seconds=120)
         yield server
     finally:
+        for caller in server.callers:
+            caller.close()
         process.terminate()
         process.wait(60)
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,255 @@
+"""Pushing, naming and deleting adapters over HTTP."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from support.envelopes import check_envelope
+from support.http_uploads import WEIGHTS, commit, declaration, open_upload, put
+from support.server import Caller, ServerUnderTest
+from support.waiting import wait_for
+
+
+@pytest.fixture
+def altered(adapters: list[Path], tmp_path: Path) -> Path:
+    """A copy of an adapter to spoil."""
+    return Path(shutil.copytree(adapters[0], tmp_path / "altered"))
+
+
+def test_a_pushed_adapter_has_a_report_and_an_effect(caller: Caller, adapters: list[Path]) -> None:
+    version = caller.push(adapters[0], "bot", aliases=["prod", "blue"])
+    assert version["id"] == f"{caller.slug}/bot@1"
+    assert version["state"] == "ready"
+    assert version["digest"].startswith("sha256:")
+    assert version["report"]["max_rank"] == 4
+    assert version["attestation"]["max_logit_delta"] > 0.01
+    assert version["attestation"]["noise_floor"] < 1e-4
+    assert version["attestation"]["max_kl_divergence"] > 0
+    shown = caller.http.get("/v1/adapters/bot").json()
+    assert shown["aliases"] == {"prod": 1, "blue": 1}
+    assert [entry["id"] for entry in shown["versions"]] == [version["id"]]
+    assert caller.http.get("/v1/adapters").json()["data"] == [shown]
+    assert caller.http.get("/v1/adapters/bot/versions").json()["data"] == shown["versions"]
+
+
+def test_an_upload_goes_on_where_it_stopped(caller: Caller, adapters: list[Path]) -> None:
+    weights = (adapters[0] / WEIGHTS).read_bytes()
+    upload = open_upload(caller, adapters[0])
+    assert put(caller, upload, weights[:1000], 0).json()["received_bytes"] == 1000
+
+    again = open_upload(caller, adapters[0])
+    assert (again["id"], again["received_bytes"]) == (upload["id"], 1000)
+    wrong = put(caller, upload, weights[:5], 5)
+    assert "1000" in check_envelope(wrong, "upload_conflict")["message"]
+    check_envelope(commit(caller, upload), "upload_conflict")
+
+    assert put(caller, upload, weights[1000:], 1000).status_code == 200
+    first, second = commit(caller, upload).json(), commit(caller, upload).json()
+    assert first["version"] == second["version"] == 1
+
+
+def test_a_broken_part_is_taken_up_where_the_server_says(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    weights = (adapters[0] / WEIGHTS).read_bytes()
+    upload = open_upload(caller, adapters[0])
+
+    def broken() -> Iterator[bytes]:
+        yield weights[:4096]
+        raise ConnectionAbortedError
+
+    def resume() -> bool:
+        stands = caller.http.get(f"/v1/uploads/{upload['id']}").json()["received_bytes"]
+        return put(caller, upload, weights[stands:], stands).is_success
+
+    with pytest.raises(ConnectionAbortedError):
+        put(caller, upload, broken(), 0)
+    wait_for(resume)
+    assert commit(caller, upload).json()["digest"].startswith("sha256:")
+
+
+def test_more_bytes_than_declared_are_refused(caller: Caller, adapters: list[Path]) -> None:
+    weights = (adapters[0] / WEIGHTS).read_bytes()
+    upload = open_upload(caller, adapters[0])
+    check_envelope(put(caller, upload, weights + b"x", 0), "body_too_large")
+
+
+def test_other_bytes_than_declared_are_refused(caller: Caller, adapters: list[Path]) -> None:
+    weights = bytearray((adapters[0] / WEIGHTS).read_bytes())
+    upload = open_upload(caller, adapters[0])
+    weights[-1] ^= 1
+    put(caller, upload, bytes(weights), 0)
+    check_envelope(commit(caller, upload), "digest_mismatch")
+    check_envelope(commit(caller, upload), "digest_mismatch")
+    assert caller.http.get(f"/v1/uploads/{upload['id']}").json()["state"] == "rejected"
+
+
+def push_raw(caller: Caller, folder: Path, **changes: Any) -> httpx.Response:
+    upload = open_upload(caller, folder, **changes)
+    put(caller, upload, (folder / WEIGHTS).read_bytes(), 0)
+    return commit(caller, upload)
+
+
+def test_rejections_name_the_reason_and_the_tensor(caller: Caller, altered: Path) -> None:
+    tensors = load_file(altered / WEIGHTS)
+    name = next(name for name in tensors if "q_proj" in name and "lora_A" in name)
+    save_file({**tensors, name: tensors[name][:, :-1].copy()}, altered / WEIGHTS)
+    check_envelope(push_raw(caller, altered), "shape_mismatch", param=name)
+
+    save_file({**tensors, "surplus.weight": tensors[name]}, altered / WEIGHTS)
+    check_envelope(push_raw(caller, altered), "unbound_tensor", param="surplus.weight")
+
+    zeros = {key: value * ("lora_A" in key) for key, value in tensors.items()}
+    save_file(zeros, altered / WEIGHTS)
+    check_envelope(push_raw(caller, altered), "no_effect")
+
+    (altered / WEIGHTS).write_bytes(b"\x80\x04" + b"x" * 100)
+    answer = push_raw(caller, altered)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] in {"pickle_refused", "not_safetensors"}
+    assert caller.http.get("/v1/adapters").json()["data"] == []
+
+
+def test_an_effect_below_the_noise_is_rejected_by_attestation(
+    caller: Caller, altered: Path
+) -> None:
+    tensors = load_file(altered / WEIGHTS)
+    tiny = {name: value * 1e-12 for name, value in tensors.items()}
+    save_file(tiny, altered / WEIGHTS)
+    version = push_raw(caller, altered).json()
+    path = f"/v1/adapters/bot/versions/{version['version']}"
+    settled = wait_for(
+        lambda: (found := caller.http.get(path).json())["state"] == "rejected" and found
+    )
+    assert settled["reason"]["code"] == "no_effect"
+    chat = {"model": "bot", "messages": [{"role": "user", "content": "x"}]}
+    answer = caller.http.post("/v1/chat/completions", json=chat)
+    assert "no_effect" in check_envelope(answer, "adapter_not_ready")["message"]
+
+
+def test_an_adapter_whose_products_overflow_is_rejected_by_attestation(
+    caller: Caller, altered: Path
+) -> None:
+    tensors = load_file(altered / WEIGHTS)
+    save_file({name: value * 1e20 for name, value in tensors.items()}, altered / WEIGHTS)
+    version = push_raw(caller, altered).json()
+    path = f"/v1/adapters/bot/versions/{version['version']}"
+    settled = wait_for(
+        lambda: (found := caller.http.get(path).json())["state"] == "rejected" and found
+    )
+    assert settled["reason"]["code"] == "numerical_error"
+
+
+def test_another_base_is_refused_before_a_byte_is_sent(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    body = declaration(adapters[0], base_id="sha256:other")
+    check_envelope(
+        caller.http.post("/v1/adapters/bot/uploads", json=body), "base_mismatch", "base_id"
+    )
+    own = caller.http.get("/v1/base").json()["base_id"]
+    assert open_upload(caller, adapters[0], base_id=own)["state"] == "receiving"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "param"),
+    [
+        ("Bot", {}, "name"),
+        ("..", {}, "name"),
+        ("tiny", {}, "name"),
+        ("bot", {"sha256": "A" * 64}, "sha256"),
+        ("bot", {"size_bytes": 0}, "size_bytes"),
+        ("bot", {"aliases": ["3"]}, "aliases"),
+        ("bot", {"aliases": ["a"] * 17}, "aliases"),
+        ("bot", {"config": []}, "config"),
+    ],
+)
+def test_a_bad_declaration_is_refused(
+    caller: Caller, adapters: list[Path], name: str, change: dict[str, Any], param: str
+) -> None:
+    path = f"/v1/adapters/{name.replace('.', '%2E')}/uploads"
+    answer = caller.http.post(path, json=declaration(adapters[0], **change))
+    check_envelope(answer, "invalid_parameter", param)
+
+
+def test_control_bodies_have_a_limit_of_their_own(caller: Caller) -> None:
+    answer = caller.http.post("/v1/adapters/bot/uploads", json={"config": {"a": "x" * (1 << 20)}})
+    check_envelope(answer, "body_too_large")
+
+
+def test_a_new_version_goes_live_by_its_alias(caller: Caller, adapters: list[Path]) -> None:
+    caller.push(adapters[0], "bot", aliases=["prod"])
+    caller.push(adapters[1], "bot")
+    ask = {"model": "bot", "prompt": "x", "max_tokens": 1}
+    assert caller.openai.completions.create(**ask).model.endswith("bot@1")
+    moved = caller.http.put("/v1/adapters/bot/aliases/prod", json={"version": 2})
+    assert moved.json() == {
+        "adapter": "bot",
+        "alias": "prod",
+        "version": 2,
+        "object": "adapter.alias",
+    }
+    assert caller.openai.completions.create(**ask).model.endswith("bot@2")
+    assert caller.openai.completions.create(**{**ask, "model": "bot@1"}).model.endswith("bot@1")
+    assert caller.http.delete("/v1/adapters/bot/aliases/prod").status_code == 204
+    check_envelope(caller.http.delete("/v1/adapters/bot/aliases/prod"), "alias_not_found")
+    assert caller.openai.completions.create(**ask).model.endswith("bot@2")
+
+
+def test_the_same_content_is_the_same_version(caller: Caller, adapters: list[Path]) -> None:
+    first = caller.push(adapters[0], "bot")
+    second = caller.push(adapters[0], "bot", aliases=["prod"])
+    assert first["version"] == second["version"] == 1
+    assert second["aliases"] == ["prod"]
+
+
+def test_deleting_leaves_nothing_behind(
+    caller: Caller, adapters: list[Path], server: ServerUnderTest
+) -> None:
+    version = caller.push(adapters[0], "bot", aliases=["prod"])
+    hex_digest = version["digest"].removeprefix("sha256:")
+    assert list(server.settings.data_dir.glob(f"store/t/{caller.tenant_id}/a/{hex_digest}*"))
+    check_envelope(caller.http.delete("/v1/adapters/bot/versions/1"), "version_aliased")
+
+    receipt = caller.http.delete("/v1/adapters/bot").json()
+    assert receipt["versions"] == [
+        {"version": 1, "digest": version["digest"], "is_content_shared": False}
+    ]
+    assert not list(server.settings.data_dir.glob(f"store/t/{caller.tenant_id}/a/*"))
+    check_envelope(caller.http.get("/v1/adapters/bot"), "adapter_not_found")
+    check_envelope(caller.http.delete("/v1/adapters/bot"), "adapter_not_found")
+    answer = caller.http.post("/v1/completions", json={"model": "bot", "prompt": "x"})
+    check_envelope(answer, "model_not_found")
+
+    assert caller.push(adapters[0], "bot")["version"] == 2
+
+
+def test_deleting_one_of_two_names_of_a_content_leaves_the_other(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    caller.push(adapters[0], "one")
+    caller.push(adapters[0], "two")
+    receipt = caller.http.delete("/v1/adapters/one/versions/1").json()
+    assert receipt["versions"][0]["is_content_shared"] is True
+    assert caller.openai.completions.create(model="two", prompt="x", max_tokens=1).choices
+
+
+def test_models_are_the_base_and_what_is_ready(caller: Caller, adapters: list[Path]) -> None:
+    caller.push(adapters[0], "bot", aliases=["prod"])
+    cards = {card.id: card for card in caller.openai.models.list()}
+    assert set(cards) == {"tiny", "bot"}
+    assert cards["bot"].owned_by == caller.slug
+    assert cards["bot"].parent == "tiny"  # type: ignore[attr-defined]
+    for name in ("bot", f"{caller.slug}/bot", "bot@1", "bot@prod", f"{caller.slug}/bot@latest"):
+        card = caller.openai.models.retrieve(name)
+        assert card.id == name
+        assert card.root == f"{caller.slug}/bot@1"  # type: ignore[attr-defined]
+    assert caller.openai.models.retrieve("tiny").parent is None  # type: ignore[attr-defined]
+    check_envelope(caller.http.get("/v1/models/nothing"), "model_not_found")

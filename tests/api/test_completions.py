@@ -1,0 +1,120 @@
+"""Plain completions through the unmodified openai client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loraplex.engine.tokenizer import Tokenizer
+from support.server import Caller
+
+GO_ON = {"ignore_eos": True}
+
+
+def test_token_ids_are_a_prompt_like_their_text(resident: Caller, tiny_base: Path) -> None:
+    token_ids = Tokenizer(tiny_base).encode("Once upon")
+    texts = {
+        resident.openai.completions.create(
+            model="bot", prompt=prompt, max_tokens=8, temperature=0, extra_body=GO_ON
+        )
+        .choices[0]
+        .text
+        for prompt in ("Once upon", token_ids, ["Once upon"], [token_ids])  # type: ignore[list-item]
+    }
+    assert len(texts) == 1
+
+
+def test_several_prompts_are_answered_in_order(resident: Caller) -> None:
+    client = resident.openai
+    prompts = ["one", "two", "three"]
+    together = client.completions.create(
+        model="bot", prompt=prompts, max_tokens=6, n=2, seed=5, extra_body=GO_ON
+    )
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3, 4, 5]
+    for position, prompt in enumerate(prompts):
+        alone = client.completions.create(
+            model="bot", prompt=prompt, max_tokens=6, n=2, seed=5, extra_body=GO_ON
+        )
+        pair = together.choices[2 * position : 2 * position + 2]
+        assert [choice.text for choice in pair] == [choice.text for choice in alone.choices]
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(map(len, prompts))
+    assert together.usage.completion_tokens == 36
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(resident: Caller) -> None:
+    options = {"model": "bot", "prompt": "Hello", "max_tokens": 10, "temperature": 0, "logprobs": 2}
+    client = resident.openai
+    whole = client.completions.create(**options, extra_body=GO_ON)  # type: ignore[call-overload]
+    chunks = list(client.completions.create(**options, stream=True, extra_body=GO_ON))  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == "length"
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [entry for logprobs in streamed for entry in getattr(logprobs, field)]
+        assert joined == getattr(whole.choices[0].logprobs, field)
+
+
+def test_offsets_point_at_the_tokens_in_the_text(resident: Caller) -> None:
+    answer = resident.openai.completions.create(
+        model="tiny", prompt="x", max_tokens=8, temperature=0, logprobs=0, extra_body=GO_ON
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset == [
+        sum(map(len, logprobs.tokens[:index])) for index in range(len(logprobs.tokens))
+    ]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another(resident: Caller) -> None:
+    first, second, other = (
+        resident.openai.completions.create(
+            model="bot", prompt="seeded", max_tokens=16, seed=seed, extra_body=GO_ON
+        )
+        .choices[0]
+        .text
+        for seed in (1, 1, 2)
+    )
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("stop_token_ids", [[0, 1, 2], list(range(60))])
+def test_a_stop_token_is_no_part_of_the_text(
+    resident: Caller, tiny_base: Path, stop_token_ids: list[int]
+) -> None:
+    tokenizer = Tokenizer(tiny_base)
+    answer = resident.openai.completions.create(
+        model="bot",
+        prompt="stop",
+        max_tokens=64,
+        seed=4,
+        extra_body={"stop_token_ids": stop_token_ids, **GO_ON},
+    )
+    stops = {tokenizer.token_text(token_id) for token_id in stop_token_ids}
+    assert not stops & set(answer.choices[0].text)
+    assert answer.usage is not None
+    if answer.choices[0].finish_reason == "stop":
+        assert answer.usage.completion_tokens <= 64
+
+
+def test_a_bias_forces_a_token(resident: Caller, tiny_base: Path) -> None:
+    (token_id,) = Tokenizer(tiny_base).encode("Q")
+    answer = resident.openai.completions.create(
+        model="bot", prompt="bias", max_tokens=5, logit_bias={str(token_id): 100}
+    )
+    assert answer.choices[0].text == "QQQQQ"
+
+
+def test_repeated_prompts_count_cached_tokens(resident: Caller) -> None:
+    prompt = "A prompt that is a good deal longer than one block of the KV cache."
+    answers = [
+        resident.openai.completions.create(model="bot", prompt=prompt, max_tokens=1)
+        for _ in range(2)
+    ]
+    usage = answers[1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 64

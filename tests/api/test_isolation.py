@@ -1,0 +1,168 @@
+"""Tenants on one server: each gets its own, and learns nothing of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.http_uploads import open_upload
+from support.server import Caller, ServerUnderTest
+
+MARKER = "EXTREMELY-PRIVATE-PROMPT"
+GO_ON = {"ignore_eos": True}
+
+
+@pytest.fixture
+def neighbours(
+    make_caller: Callable[[], Caller], adapters: list[Path]
+) -> tuple[Caller, Caller, list[dict[str, Any]]]:
+    """Two tenants, each with other weights under the same name, and their versions."""
+    left, right = make_caller(), make_caller()
+    return left, right, [left.push(adapters[0], "bot"), right.push(adapters[1], "bot")]
+
+
+def test_the_same_name_answers_each_tenant_with_its_own_weights_in_one_batch(
+    neighbours: tuple[Caller, Caller, list[dict[str, Any]]], server: ServerUnderTest
+) -> None:
+    *callers, versions = neighbours
+    prompt = "The same prompt for both of them, long enough to fill a block or two."
+
+    async def ask(caller: Caller) -> tuple[str, str, str, str]:
+        async with caller.openai_async as client:
+            raw = await client.completions.with_raw_response.create(
+                model="bot", prompt=prompt, max_tokens=16, temperature=0, extra_body=GO_ON
+            )
+        answer = raw.parse()
+        headers = raw.headers
+        return (
+            answer.choices[0].text,
+            answer.model,
+            headers["x-loraplex-digest"],
+            headers["x-request-id"],
+        )
+
+    async def ask_together() -> list[tuple[str, str, str, str]]:
+        return await asyncio.gather(*(ask(caller) for caller in callers * 4))
+
+    alone = [asyncio.run(ask(caller)) for caller in callers]
+    assert alone[0][0] != alone[1][0]
+    for position, (text, model, digest, request_id) in enumerate(asyncio.run(ask_together())):
+        owner = position % 2
+        assert text == alone[owner][0]
+        assert model == versions[owner]["id"]
+        assert digest == versions[owner]["digest"]
+        usage = server.usage_of(request_id, callers[owner])
+        assert usage is not None
+        assert usage.adapter_digest == digest
+        assert server.usage_of(request_id, callers[1 - owner]) is None
+
+
+def test_prefix_caches_do_not_meet(
+    neighbours: tuple[Caller, Caller, list[dict[str, Any]]], adapters: list[Path]
+) -> None:
+    left, right, _ = neighbours
+    right.push(adapters[0], "copy")
+    prompt = "A prompt of several blocks that both tenants happen to send, word for word."
+
+    def num_cached(caller: Caller, model: str) -> int:
+        answer = caller.openai.completions.create(model=model, prompt=prompt, max_tokens=1)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    for model in ("bot", "tiny"):
+        assert num_cached(left, model) == 0
+        assert num_cached(left, model) > 0
+        assert num_cached(right, model) == 0
+    assert num_cached(right, "copy") == 0
+
+
+def test_deleting_equal_bytes_leaves_the_other_tenant_serving(
+    make_caller: Callable[[], Caller], adapters: list[Path]
+) -> None:
+    left, right = make_caller(), make_caller()
+    ask = {"model": "bot", "prompt": "x", "max_tokens": 8, "temperature": 0}
+    for caller in (left, right):
+        caller.push(adapters[2], "bot")
+    before = right.openai.completions.create(**ask).choices[0].text
+    assert left.http.delete("/v1/adapters/bot").status_code == 200
+    assert right.openai.completions.create(**ask).choices[0].text == before
+
+
+FOREIGN_REQUESTS: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ("GET", "/v1/models/{model}", None),
+    ("GET", "/v1/adapters/{name}", None),
+    ("GET", "/v1/adapters/{name}/versions", None),
+    ("GET", "/v1/adapters/{name}/versions/1", None),
+    ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1}),
+    ("DELETE", "/v1/adapters/{name}/aliases/prod", None),
+    ("DELETE", "/v1/adapters/{name}/versions/1", None),
+    ("DELETE", "/v1/adapters/{name}", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), FOREIGN_REQUESTS)
+def test_foreign_is_exactly_like_unknown(
+    resident: Caller, caller: Caller, method: str, path: str, body: Any
+) -> None:
+    def ask(owner: str, name: str) -> tuple[int, str, dict[str, str]]:
+        model = f"{owner}/{name}"
+        content = body and {**body, **({"model": model} if "messages" in body else {})}
+        where = path.format(model=model.replace("/", "%2F"), name=name)
+        answer = caller.http.request(method, where, json=content)
+        request_id = answer.headers["x-request-id"]
+        text = answer.text.replace(request_id, "ID").replace(owner, "OWNER").replace(name, "NAME")
+        headers = {
+            key: value
+            for key, value in answer.headers.items()
+            if key not in {"x-request-id", "date", "content-length"}
+        }
+        return answer.status_code, text, headers
+
+    foreign, unknown = ask("resident", "bot"), ask("nobody", "xyz")
+    assert foreign == unknown
+    assert foreign[0] == 404
+
+
+def test_a_foreign_upload_is_exactly_like_an_unknown_one(
+    make_caller: Callable[[], Caller], adapters: list[Path]
+) -> None:
+    left, right = make_caller(), make_caller()
+    foreign = open_upload(left, adapters[0])["id"]
+    unknown = "0" * len(foreign)
+    for method, suffix in (("GET", ""), ("POST", "/commit"), ("PUT", "/content?offset=0")):
+        answers = [
+            right.http.request(
+                method,
+                f"/v1/uploads/{upload}{suffix}",
+                headers={"content-type": "application/octet-stream"},
+            )
+            for upload in (foreign, unknown)
+        ]
+        bodies = {a.text.replace(a.headers["x-request-id"], "ID") for a in answers}
+        assert len(bodies) == 1
+        assert answers[0].status_code == 404
+
+
+def test_no_log_line_holds_a_prompt_an_answer_or_a_key(
+    resident: Caller, server: ServerUnderTest
+) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"model": "bot", "prompt": MARKER, "max_tokens": 4},
+        {"model": "bot", "prompt": MARKER, "max_tokens": 4, "stop": 7},
+        {"model": MARKER.lower(), "prompt": MARKER},
+        {"model": "bot", "prompt": [MARKER, 3]},
+    ]
+    for body in bodies:
+        resident.http.post("/v1/completions", json=body)
+    resident.http.post(f"/v1/{MARKER}", params={"key": resident.key})
+    resident.http.get("/v1/models", headers={"authorization": f"Bearer {resident.key}x"})
+    log = server.log.read_text()
+    assert "request_finished" in log
+    for secret in (MARKER, MARKER.lower(), resident.key, resident.key.split("_")[-1]):
+        assert secret not in log

@@ -1,0 +1,77 @@
+"""What an upload's staging file holds, whatever happens to its sender."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from loraplex.api.services import staging as staging_module
+from loraplex.api.services.staging import Staging
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Staging:
+    return Staging(tmp_path / "uploads")
+
+
+def append(staging: Staging, offset: int, chunks: Callable[[], AsyncIterator[bytes]]) -> None:
+    asyncio.run(staging.append("one", offset, chunks()))
+
+
+async def three_chunks() -> AsyncIterator[bytes]:
+    for letter in b"abc":
+        yield bytes([letter]) * 5
+
+
+async def breaks_after_one() -> AsyncIterator[bytes]:
+    yield b"12345"
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize("write_bytes", [1, 7, 1 << 20])
+def test_parts_are_put_together(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, write_bytes: int
+) -> None:
+    monkeypatch.setattr(staging_module, "WRITE_BYTES", write_bytes)
+    append(staging, 0, three_chunks)
+    append(staging, 15, three_chunks)
+    expected = b"aaaaabbbbbccccc" * 2
+    assert staging.weights_path("one").read_bytes() == expected
+    assert staging.num_bytes("one") == 30
+    assert staging.sha256("one") == hashlib.sha256(expected).hexdigest()
+
+
+def test_what_came_before_a_break_is_kept(staging: Staging) -> None:
+    append(staging, 0, three_chunks)
+    with pytest.raises(ConnectionAbortedError):
+        append(staging, 15, breaks_after_one)
+    assert staging.weights_path("one").read_bytes() == b"aaaaabbbbbccccc12345"
+
+
+def test_bytes_behind_the_acknowledged_ones_are_dropped(staging: Staging) -> None:
+    append(staging, 0, three_chunks)
+    append(staging, 5, one_chunk)
+    assert staging.weights_path("one").read_bytes() == b"aaaaa12345"
+
+
+async def one_chunk() -> AsyncIterator[bytes]:
+    yield b"12345"
+
+
+def test_nothing_is_left_of_a_discarded_upload(staging: Staging, tmp_path: Path) -> None:
+    append(staging, 0, three_chunks)
+    staging.config_path("one").write_text("{}")
+    staging.discard("one")
+    staging.discard("one")
+    assert staging.num_bytes("one") == 0
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_the_folder_is_private(staging: Staging, tmp_path: Path) -> None:
+    append(staging, 0, three_chunks)
+    assert (tmp_path / "uploads").stat().st_mode & 0o777 == 0o700
+    assert staging.weights_path("one").stat().st_mode & 0o777 == 0o600
