@@ -14,8 +14,8 @@ from typing import NamedTuple
 from .extents import Extent
 from .identity import AdapterKey
 
-Cost = tuple[int, float]
-"""What it costs to displace an occupant: the kind of harm, then the time of its last use."""
+Cost = float
+"""What it costs to displace an occupant: the time of its last use."""
 
 
 class Occupant(NamedTuple):
@@ -80,7 +80,7 @@ def _in_line(
 def _window_from(line: list[Occupant], start: int, size: int) -> Window | None:
     """The shortest window that begins behind `line[start]`."""
     begin = line[start].extent.end
-    cost: Cost = (0, float("-inf"))
+    cost = float("-inf")
     victims: list[AdapterKey] = []
     for occupant in line[start + 1 :]:
         hole = Extent(begin, occupant.extent.offset - begin)

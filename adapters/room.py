@@ -173,7 +173,7 @@ class Room(Generic[BlockT]):
     def _cost_to_evict(self, record: Record[BlockT]) -> Cost | None:
         """Least recently used first, of those that may go now."""
         may_go = record.is_idle and self._clock() >= record.stays_until
-        return (0, record.last_used) if may_go else None
+        return record.last_used if may_go else None
 
 
 def _order(record: Record[BlockT]) -> int:
@@ -181,5 +181,4 @@ def _order(record: Record[BlockT]) -> int:
 
 
 def _cost_to_drain(record: Record[BlockT]) -> Cost:
-    """Idle ones before those in use."""
-    return (0 if record.is_idle else 1, record.last_used)
+    return record.last_used

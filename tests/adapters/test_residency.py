@@ -196,6 +196,28 @@ def test_the_least_recently_used_idle_adapter_makes_room() -> None:
     assert world.residency.num_evictions == 1
 
 
+def test_an_adapter_that_was_asked_for_counts_as_used() -> None:
+    world = ResidencyWorld(arena=6)
+    for key in (A, B):
+        world.use(key, 3)
+        world.now += 1
+    world.residency.request(A)
+    world.load(C, 3)
+    assert resident(world) == {A, C}
+
+
+def test_an_adapter_is_used_until_its_lease_ends() -> None:
+    world = ResidencyWorld(arena=6)
+    world.load(A, 3)
+    world.residency.acquire(A, "r")
+    world.now += 1
+    world.use(B, 3)
+    world.now += 1
+    world.residency.release("r")
+    world.load(C, 3)
+    assert resident(world) == {A, C}
+
+
 def test_no_more_adapters_are_displaced_than_needed() -> None:
     world = ResidencyWorld(arena=9)
     for key in (A, B):
@@ -225,9 +247,14 @@ def test_an_adapter_stays_a_while_after_it_came(is_claimed: bool, stay: float) -
 
 
 def test_waiting_adapters_are_placed_in_the_order_of_their_requests() -> None:
+    """A second attempt is a new request: D's first one failed."""
     world = ResidencyWorld(arena=4)
     world.load(A, 4)
     world.residency.acquire(A, "r")
+    world.residency.request(D)
+    world.residency.fetch_failed(D, "store_unavailable", "no answer")
+    world.wanted.clear()
+    world.now += MAX_BACKOFF_SECONDS
     for key in (B, C, D):
         world.residency.request(key)
     for key in (D, C, B):
