@@ -6,6 +6,7 @@ the tests that want it are skipped.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
@@ -48,7 +49,9 @@ def new_postgres_url() -> Iterator[str]:
 @cache
 def migrated_sqlite_file() -> Path:
     """A migrated, empty database, to be copied."""
-    path = Path(tempfile.mkdtemp(prefix="loraplex-")) / "template.db"
+    folder = tempfile.mkdtemp(prefix="loraplex-template-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "loraplex.db"
     database = Database(f"sqlite:///{path}")
     database.upgrade()
     database.close()
