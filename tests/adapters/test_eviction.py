@@ -36,6 +36,14 @@ def test_counts_the_free_space_beside_a_victim() -> None:
     assert window.extent == Extent(5, 10)
 
 
+def test_a_window_costs_as_much_as_its_most_recently_used_victim() -> None:
+    dear, cheap, wall = occupant(0, 4, 5.0), occupant(4, 4, 1.0), occupant(8, 4, None)
+    fair = [occupant(12, 4, 3.0), occupant(16, 4, 3.0)]
+    window = choose_window(8, capacity=CAPACITY, occupants=[dear, cheap, wall, *fair])
+    assert window is not None
+    assert window.victims == tuple(victim.key for victim in fair)
+
+
 def test_never_displaces_what_may_not_move_nor_touches_what_is_to_be_avoided() -> None:
     occupants = [occupant(0, 10, 1.0), occupant(10, 10, None)]
     assert choose_window(11, capacity=CAPACITY, occupants=occupants) is None
