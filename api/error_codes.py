@@ -103,7 +103,6 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
     "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),
     "store_unavailable": ErrorCode(503, "The adapter store did not answer in time.", True),
-    "shutting_down": ErrorCode(503, "This server is stopping.", True),
 }
 
 REJECTION_CODES: Mapping[str, ErrorCode] = {

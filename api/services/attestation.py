@@ -7,7 +7,6 @@ was not attested when the server stopped is attested after the next start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -123,21 +122,21 @@ class Attestations:
         return Verdict(None, error.code, error.message)
 
     async def _probe(self, key: AdapterKey) -> Effect:
-        """All probes at once, as one mixed batch. Raises ApiError or EngineError."""
-        sources = (None, None, key)
-        answers: list[Awaitable[Logits]] = [
-            self._first_logits(key.tenant_id, prompt, source)
-            for prompt in self._prompts
-            for source in sources
-        ]
-        logits = await asyncio.gather(*answers)
-        return summarize(
-            [
-                compare(len(prompt), *logits[start : start + len(sources)])
-                for start, prompt in zip(
-                    range(0, len(logits), len(sources)), self._prompts, strict=True
-                )
-            ]
+        """The base alone, then again beside the adapter: other batches round otherwise.
+
+        Raises ApiError or EngineError.
+        """
+        base = await self._logits(key.tenant_id, None)
+        again, adapter = await asyncio.gather(
+            self._logits(key.tenant_id, None), self._logits(key.tenant_id, key)
+        )
+        answers = zip(self._prompts, base, again, adapter, strict=True)
+        return summarize([compare(len(prompt), *logits) for prompt, *logits in answers])
+
+    async def _logits(self, tenant_id: str, adapter: AdapterKey | None) -> list[Logits]:
+        """The answers to all prompts, asked at once."""
+        return await asyncio.gather(
+            *(self._first_logits(tenant_id, prompt, adapter) for prompt in self._prompts)
         )
 
     async def _first_logits(

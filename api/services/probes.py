@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 NOISE_MARGIN = 2.0
 """An effect counts if it exceeds what the same base, asked twice, differs by, this many times."""
+ROUNDING = 64 * float(np.finfo(np.float32).eps)
+"""Relative to the largest logit: what another order of summation may change in fp32."""
 PROBE_TEXT = "The quick brown fox jumps over the lazy dog. In the beginning"
 NUM_RANDOM_PROBES = 4
 RANDOM_PROBE_TOKENS = 24
@@ -27,7 +29,7 @@ class ProbeEffect:
     num_tokens: int
     max_logit_delta: float
     noise_floor: float
-    """The base against itself."""
+    """The base against itself, and at least rounding."""
     kl_divergence: float
     """KL(base ‖ adapter), in nats."""
     changes_top_token: bool
@@ -62,11 +64,11 @@ def probe_prompts(text_ids: Sequence[int], vocab_size: int) -> list[list[int]]:
 
 
 def compare(num_tokens: int, base: Logits, base_again: Logits, adapter: Logits) -> ProbeEffect:
-    """The effect on one prompt; each argument is `[vocab_size]`."""
+    """The effect on one prompt; the logits are `[vocab_size]`."""
     return ProbeEffect(
         num_tokens=num_tokens,
         max_logit_delta=_max_delta(base, adapter),
-        noise_floor=_max_delta(base, base_again),
+        noise_floor=max(_max_delta(base, base_again), ROUNDING * float(np.abs(base).max())),
         kl_divergence=_kl_divergence(base, adapter),
         changes_top_token=bool(base.argmax() != adapter.argmax()),
     )

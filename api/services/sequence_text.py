@@ -14,7 +14,7 @@ from ...engine.messages import (
     TokensGenerated,
 )
 from ...engine.tokenizer import Tokenizer
-from ..errors import ApiError, from_error_info
+from ..errors import from_error_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,6 @@ class SequenceText:
         continues_prompt: bool,
     ) -> None:
         self._index = index
-        self._request = request
         prompt = request.prompt_token_ids if continues_prompt else ()
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids=prompt, stop=stop)
         ends = frozenset(request.sampling.stop_token_ids)
@@ -64,8 +63,7 @@ class SequenceText:
         """The rest of the text. Raises ApiError unless the sequence ended well."""
         if event.error is not None:
             raise from_error_info(event.error)
-        if event.reason is FinishReason.ABORTED:
-            raise ApiError("adapter_deleted" if self._request.adapter else "shutting_down")
+        assert event.reason is not FinishReason.ABORTED, "who aborts does not listen any more"
         piece = self._detokenizer.finish()
         by_length = event.reason is FinishReason.LENGTH and piece.stop is None
         return Delta(self._index, piece.text, [], "length" if by_length else "stop")

@@ -187,7 +187,7 @@ def test_control_bodies_have_a_limit_of_their_own(caller: Caller) -> None:
 def test_a_new_version_goes_live_by_its_alias(caller: Caller, adapters: list[Path]) -> None:
     caller.push(adapters[0], "bot", aliases=["prod"])
     caller.push(adapters[1], "bot")
-    ask = {"model": "bot", "prompt": "x", "max_tokens": 1}
+    ask: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 1}
     assert caller.openai.completions.create(**ask).model.endswith("bot@1")
     moved = caller.http.put("/v1/adapters/bot/aliases/prod", json={"version": 2})
     assert moved.json() == {

@@ -20,7 +20,7 @@ def test_token_ids_are_a_prompt_like_their_text(resident: Caller, tiny_base: Pat
         )
         .choices[0]
         .text
-        for prompt in ("Once upon", token_ids, ["Once upon"], [token_ids])  # type: ignore[list-item]
+        for prompt in ("Once upon", token_ids, ["Once upon"], [token_ids])
     }
     assert len(texts) == 1
 

@@ -85,7 +85,7 @@ def test_deleting_equal_bytes_leaves_the_other_tenant_serving(
     make_caller: Callable[[], Caller], adapters: list[Path]
 ) -> None:
     left, right = make_caller(), make_caller()
-    ask = {"model": "bot", "prompt": "x", "max_tokens": 8, "temperature": 0}
+    ask: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 8, "temperature": 0}
     for caller in (left, right):
         caller.push(adapters[2], "bot")
     before = right.openai.completions.create(**ask).choices[0].text

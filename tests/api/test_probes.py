@@ -9,6 +9,7 @@ import torch
 from loraplex.api.services.probes import (
     NUM_RANDOM_PROBES,
     RANDOM_PROBE_TOKENS,
+    ROUNDING,
     Logits,
     compare,
     probe_prompts,
@@ -30,7 +31,7 @@ def test_the_divergence_is_torchs() -> None:
     effect = compare(3, base, base, adapter)
     assert effect.kl_divergence == pytest.approx(expected, rel=1e-9)
     assert effect.max_logit_delta == pytest.approx(np.abs(base - adapter).max(), rel=1e-6)
-    assert effect.noise_floor == 0
+    assert effect.noise_floor == pytest.approx(ROUNDING * np.abs(base).max())
     assert effect.changes_top_token == (base.argmax() != adapter.argmax())
 
 
@@ -50,9 +51,10 @@ def test_an_effect_counts_only_above_the_noise(shift: float, is_noticeable: bool
     assert effect.is_noticeable is is_noticeable
 
 
-def test_a_silent_base_makes_any_change_count() -> None:
+def test_beside_a_silent_base_any_change_beyond_rounding_counts() -> None:
     base = draw(3)
     assert not summarize([compare(2, base, base, base)]).is_noticeable
+    assert not summarize([compare(2, base, base, np.nextafter(base, base + 1))]).is_noticeable
     assert summarize([compare(2, base, base, base * 1.0001)]).is_noticeable
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
+from openai import AsyncOpenAI, OpenAI
 
 from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
@@ -46,16 +46,12 @@ class Caller:
         return httpx.Client(base_url=self.url, headers=headers, timeout=60.0)
 
     @cached_property
-    def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
-        )
+    def openai(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0)
 
     @property
-    def openai_async(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
-        )
+    def openai_async(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0)
 
     def push(self, folder: Path, name: str, *, aliases: list[str] | None = None) -> dict[str, Any]:
         """Push through the CLI's own code; the version, ready."""
@@ -80,6 +76,16 @@ class ServerUnderTest:
     settings: Settings
     log: Path
     callers: list[Caller] = field(default_factory=list)
+
+    def engine_pid(self) -> int:
+        """The engine's process: the server's only child that is one."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        (pid,) = (
+            int(child)
+            for child in children.split()
+            if b"loraplex.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
+        return pid
 
     def is_ready(self) -> bool:
         """Whether it serves. Fails if the process has ended."""
@@ -114,7 +120,9 @@ class ServerUnderTest:
 
 
 @contextmanager
-def serving(base: Path, data_dir: Path, *options: str) -> Iterator[ServerUnderTest]:
+def serving(
+    base: Path, data_dir: Path, *options: str, **environment: str
+) -> Iterator[ServerUnderTest]:
     """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`."""
     data_dir.mkdir(exist_ok=True)
     port, log = free_port(), data_dir / "server.log"
@@ -126,7 +134,11 @@ def serving(base: Path, data_dir: Path, *options: str) -> Iterator[ServerUnderTe
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                **environment,
+            },
         )
     server = ServerUnderTest(f"http://127.0.0.1:{port}", process, Settings(data_dir=data_dir), log)
     try:

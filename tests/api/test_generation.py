@@ -1,0 +1,295 @@
+"""One HTTP request's sequences, over an engine whose every event the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.api.errors import ApiError
+from loraplex.api.metrics import Metrics
+from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
+from loraplex.api.services.sequence_text import Delta
+from loraplex.engine.client import EngineClient
+from loraplex.engine.messages import (
+    ErrorInfo,
+    FinishReason,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.tokenizer import Tokenizer
+
+Event = RequestStarted | TokensGenerated | RequestFinished
+PROMPT = [65, 66, 67]
+
+
+class ScriptedEngine:
+    """Plays a list of events for every request; a script that ends without a finish hangs."""
+
+    def __init__(self, *scripts: Sequence[Event]) -> None:
+        self.scripts = list(scripts)
+        self.closed: list[str] = []
+
+    async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        script = self.scripts.pop(0)
+        try:
+            for event in script:
+                yield event
+            if not script or not isinstance(script[-1], RequestFinished):
+                await asyncio.Event().wait()
+        finally:
+            self.closed.append(request.request_id)
+
+
+def started(num_cached: int = 0) -> RequestStarted:
+    return RequestStarted("r", 0.5, 0.25, Tier.HOST, 0.25, num_cached)
+
+
+def finished(
+    reason: FinishReason = FinishReason.LENGTH, code: str | None = None
+) -> RequestFinished:
+    error = ErrorInfo(code, "planted") if code else None
+    return RequestFinished("r", reason, len(PROMPT), 0, error)
+
+
+def script(*events: Event) -> list[Event]:
+    return list(events)
+
+
+class Scenario:
+    """A generation over scripts, and what it metered."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *scripts: Sequence[Event],
+        stop: tuple[str, ...] = (),
+        **sampling: Any,
+    ) -> None:
+        self.engine = ScriptedEngine(*scripts)
+        self.outcomes: list[Outcome] = []
+        self.fails_to_meter = False
+        specs = [
+            SequenceSpec(
+                index=index,
+                request=GenerationRequest(
+                    f"r-{index}",
+                    "tenant",
+                    PROMPT,
+                    SamplingParams(**sampling),
+                    adapter=AdapterKey("tenant", "sha256:0"),
+                ),
+                is_first_choice=index == 0,
+                stop=stop,
+                continues_prompt=False,
+            )
+            for index in range(len(scripts))
+        ]
+        self.generation = Generation(
+            specs,
+            engine=cast(EngineClient, self.engine),
+            tokenizer=tokenizer,
+            metrics=Metrics(lambda: None),
+            arrived_at=time.monotonic(),
+            meter=self.meter,
+        )
+
+    async def meter(self, outcome: Outcome) -> None:
+        if self.fails_to_meter:
+            raise ApiError("database_unavailable")
+        self.outcomes.append(outcome)
+
+    async def start(self, *, is_loading: bool = False) -> RequestStarted:
+        return await self.generation.start(is_loading=lambda: is_loading, patience_seconds=0.01)
+
+    async def text(self) -> tuple[str, str | None]:
+        """Everything of the only choice, and why it ended."""
+        await self.start()
+        deltas = [delta async for delta in self.generation.deltas()]
+        return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_base: Path) -> Tokenizer:
+    return Tokenizer(tiny_base)
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> TokensGenerated:
+    return TokensGenerated("r", tokenizer.encode(text))
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+def test_text_and_counts(tokenizer: Tokenizer) -> None:
+    events = script(started(2), tokens(tokenizer, "Hel"), tokens(tokenizer, "lo"), finished())
+    scenario = Scenario(tokenizer, events)
+    assert run(scenario.text()) == ("Hello", "length")
+    (outcome,) = scenario.outcomes
+    assert outcome.finish_reason == "length"
+    assert outcome.tier is Tier.HOST
+    counts = outcome.counts
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (3, 2)
+    assert counts.num_completion_tokens == 5
+
+
+def test_the_token_that_ends_the_output_is_paid_and_not_shown(tokenizer: Tokenizer) -> None:
+    (eos,) = tokenizer.eos_token_ids
+    end = TokensGenerated("r", [eos])
+    events = script(started(), tokens(tokenizer, "Hi"), end, finished(FinishReason.STOP))
+    scenario = Scenario(tokenizer, events)
+    assert run(scenario.text()) == ("Hi", "stop")
+    assert scenario.outcomes[0].counts.num_completion_tokens == 3
+
+
+def test_an_ordinary_token_may_be_a_stop_token(tokenizer: Tokenizer) -> None:
+    stop_token = tokenizer.encode("!")
+    events = script(started(), tokens(tokenizer, "Hi!"), finished(FinishReason.STOP))
+    scenario = Scenario(tokenizer, events, stop_token_ids=tuple(stop_token))
+    assert run(scenario.text()) == ("Hi", "stop")
+
+
+def test_a_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:
+    events = script(started(), tokens(tokenizer, "one, tw"), tokens(tokenizer, "o, three"))
+    scenario = Scenario(tokenizer, events, stop=("two",))
+    assert run(scenario.text()) == ("one, ", "stop")
+    assert scenario.engine.closed == ["r-0"]
+    assert scenario.outcomes[0].counts.num_completion_tokens == len("one, two")
+
+
+def test_what_was_held_back_for_a_stop_string_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    events = script(started(), tokens(tokenizer, "one, tw"), finished())
+    scenario = Scenario(tokenizer, events, stop=("two",))
+    assert run(scenario.text()) == ("one, tw", "length")
+
+
+def test_it_is_metered_before_the_last_delta_and_only_once(tokenizer: Tokenizer) -> None:
+    scripts = [script(started(), tokens(tokenizer, "a"), finished())] * 2
+    scenario = Scenario(tokenizer, *scripts)
+
+    async def follow() -> list[tuple[Delta, int]]:
+        await scenario.start()
+        seen = [(d, len(scenario.outcomes)) async for d in scenario.generation.deltas()]
+        await scenario.generation.aclose()
+        return seen
+
+    seen = run(follow())
+    assert [number for _, number in seen] == [0] * (len(seen) - 1) + [1]
+    assert len(scenario.outcomes) == 1
+    counts = scenario.outcomes[0].counts
+    assert (counts.num_prompt_tokens, counts.num_completion_tokens) == (3, 2)
+
+
+def test_an_answer_that_cannot_be_metered_is_not_finished(tokenizer: Tokenizer) -> None:
+    scenario = Scenario(tokenizer, script(started(), tokens(tokenizer, "a"), finished()))
+    scenario.fails_to_meter = True
+    with pytest.raises(ApiError) as failure:
+        run(scenario.text())
+    assert failure.value.code == "database_unavailable"
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "engine_unavailable"])
+def test_a_refusal_by_the_engine_is_raised_at_the_start(tokenizer: Tokenizer, code: str) -> None:
+    scenario = Scenario(tokenizer, [finished(FinishReason.ERROR, code)])
+
+    async def begin() -> None:
+        try:
+            await scenario.start()
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(ApiError) as failure:
+        run(begin())
+    assert failure.value.code == code
+    assert scenario.outcomes == []
+
+
+def test_an_error_on_the_way_is_raised_and_what_was_generated_is_metered(
+    tokenizer: Tokenizer,
+) -> None:
+    broken = finished(FinishReason.ERROR, "engine_restarted")
+    failing = script(started(), tokens(tokenizer, "ab"), broken)
+    scenario = Scenario(tokenizer, failing, script(started(), tokens(tokenizer, "c")))
+
+    async def follow() -> None:
+        await scenario.start()
+        try:
+            async for _ in scenario.generation.deltas():
+                pass
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(ApiError) as failure:
+        run(follow())
+    assert failure.value.code == "engine_restarted"
+    assert sorted(scenario.engine.closed) == ["r-0", "r-1"]
+    (outcome,) = scenario.outcomes
+    assert outcome.finish_reason == "aborted"
+    assert outcome.counts.num_completion_tokens == 3
+
+
+def test_a_caller_does_not_wait_for_ever_for_an_adapter(tokenizer: Tokenizer) -> None:
+    scenario = Scenario(tokenizer, [])
+
+    async def begin() -> None:
+        try:
+            await scenario.start(is_loading=True)
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(ApiError) as failure:
+        run(begin())
+    assert failure.value.code == "adapter_loading"
+    assert scenario.engine.closed == ["r-0"]
+
+
+def test_a_caller_waits_for_its_turn_if_the_adapter_is_there(tokenizer: Tokenizer) -> None:
+    scenario = Scenario(tokenizer, [started(), finished()])
+    num_questions = 0
+    hold = asyncio.Event()
+    submit: Callable[[GenerationRequest], AsyncIterator[Event]] = scenario.engine.submit
+
+    async def submit_later(request: GenerationRequest) -> AsyncIterator[Event]:
+        await hold.wait()
+        async for event in submit(request):
+            yield event
+
+    def is_loading() -> bool:
+        nonlocal num_questions
+        num_questions += 1
+        if num_questions == 3:
+            hold.set()
+        return False
+
+    scenario.engine.submit = submit_later  # type: ignore[method-assign]
+
+    async def begin() -> RequestStarted:
+        return await scenario.generation.start(is_loading=is_loading, patience_seconds=0.001)
+
+    assert run(begin()) == started()
+    assert num_questions >= 3
+
+
+def test_closing_before_anything_started_meters_nothing(tokenizer: Tokenizer) -> None:
+    scenario = Scenario(tokenizer, [])
+
+    async def close() -> None:
+        task = asyncio.create_task(scenario.start())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await scenario.generation.aclose()
+        await scenario.generation.aclose()
+
+    run(close())
+    assert scenario.outcomes == []

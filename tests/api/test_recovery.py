@@ -1,0 +1,108 @@
+"""Processes that die or are told to stop: what callers see, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.envelopes import check_envelope
+from support.http_uploads import WEIGHTS, commit, open_upload, put
+from support.server import Caller, ServerUnderTest, serving
+from support.waiting import wait_for
+
+LONG: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 480, "ignore_eos": True}
+
+
+@contextmanager
+def streaming(caller: Caller, **changes: Any) -> Iterator[Iterator[str]]:
+    """The events of a long generation that has begun: the first was received."""
+    body = {**LONG, "stream": True, **changes}
+    with caller.http.stream("POST", "/v1/completions", json=body) as answer:
+        events = (line[6:] for line in answer.iter_lines() if line.startswith("data: "))
+        assert json.loads(next(events))["choices"]
+        yield events
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_engine_costs_coded_errors_and_nothing_else(
+    server: ServerUnderTest, resident: Caller
+) -> None:
+    before = resident.openai.completions.create(
+        model="bot", prompt="Before and after", max_tokens=8, temperature=0
+    )
+    with streaming(resident, n=8) as events:
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        *_, last = events
+    error = json.loads(last)["error"]
+    assert error["code"] == "engine_restarted"
+    assert error["retryable"] is True
+
+    meanwhile = httpx.get(f"{server.url}/ready")
+    if meanwhile.status_code != 200:
+        check_envelope(meanwhile, "engine_unavailable")
+    wait_for(server.is_ready, seconds=120)
+    after = resident.openai.completions.create(
+        model="bot", prompt="Before and after", max_tokens=8, temperature=0
+    )
+    assert after.choices[0].text == before.choices[0].text
+    assert after.model == before.model
+
+
+def test_a_killed_server_loses_nothing_it_acknowledged(
+    tiny_base: Path, tmp_path: Path, adapters: list[Path]
+) -> None:
+    weights = (adapters[1] / WEIGHTS).read_bytes()
+    with serving(tiny_base, tmp_path / "data") as server:
+        caller = server.make_caller("acme")
+        pushed = caller.push(adapters[0], "bot", aliases=["prod"])
+        upload = open_upload(caller, adapters[1], "half")
+        put(caller, upload, weights[:5000], 0)
+        unattested = open_upload(caller, adapters[2], "unattested")
+        put(caller, unattested, (adapters[2] / WEIGHTS).read_bytes(), 0)
+        commit(caller, unattested)
+        engine = server.engine_pid()
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: not is_alive(engine))
+
+    with serving(tiny_base, tmp_path / "data") as server:
+        again = Caller(server.url, caller.tenant_id, caller.slug, caller.key)
+        server.callers.append(again)
+        kept = again.http.get("/v1/adapters/bot/versions/1").json()
+        assert {**kept, "tier": ""} == {**pushed, "tier": ""}
+        assert again.http.get(f"/v1/uploads/{upload['id']}").json()["received_bytes"] == 5000
+        put(again, upload, weights[5000:], 5000)
+        assert commit(again, upload).json()["id"] == "acme/half@1"
+        wait_for(
+            lambda: (
+                again.http.get("/v1/adapters/unattested").json()["versions"][0]["state"] == "ready"
+            )
+        )
+        with streaming(again) as events:
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = events
+        assert last == "[DONE]"
+        assert server.process.wait(60) == 0
+
+
+def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: Path) -> None:
+    with serving(tiny_base, tmp_path / "data", LORAPLEX_DRAIN_SECONDS="0.01") as server:
+        caller = server.make_caller("acme")
+        with streaming(caller, model=tiny_base.name, n=8) as events:
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = events
+        assert json.loads(last)["error"]["code"] == "engine_restarted"
+        assert server.process.wait(60) == 0

@@ -1,0 +1,179 @@
+"""Streams as they go over the wire, driven event by event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from loraplex.api import sse
+from loraplex.api.disconnects import ClientDisconnected, unless_disconnected
+from loraplex.api.sse import DONE, PING, EventStream, sse_data
+
+
+class Connection:
+    """A caller that records what is sent to it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.has_gone = asyncio.Event()
+        self.is_stuck = False
+        self.num_closed = 0
+
+    async def receive(self) -> Message:
+        await self.has_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if self.is_stuck and message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.sent) and self.sent[-1].get("more_body") is False
+
+    async def serve(self, events: AsyncIterator[bytes]) -> None:
+        stream = EventStream(events, headers={"x-test": "1"}, close=self.close)
+        await stream({"type": "http"}, self.receive, self.send)
+
+
+def run(scenario: Callable[[Connection], Coroutine[Any, Any, None]]) -> Connection:
+    async def main() -> Connection:
+        connection = Connection()
+        await scenario(connection)
+        return connection
+
+    return asyncio.run(main())
+
+
+async def two_events() -> AsyncIterator[bytes]:
+    yield sse_data(b"1")
+    yield DONE
+
+
+def test_a_stream_is_its_events_and_an_end() -> None:
+    connection = run(lambda connection: connection.serve(two_events()))
+    assert connection.body == b"data: 1\n\ndata: [DONE]\n\n"
+    assert connection.is_complete
+    assert connection.num_closed == 1
+    headers = dict(connection.sent[0]["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert headers[b"x-test"] == b"1"
+    assert b"content-length" not in headers
+
+
+def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PING_INTERVAL_SECONDS", 0.001)
+
+    async def scenario(connection: Connection) -> None:
+        async def silent() -> AsyncIterator[bytes]:
+            while connection.body.count(PING) < 3:
+                await asyncio.sleep(0)
+            yield DONE
+
+        await connection.serve(silent())
+
+    connection = run(scenario)
+    assert connection.body.replace(PING, b"") == DONE
+    assert connection.is_complete
+
+
+def test_a_caller_that_goes_away_ends_the_stream() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            yield sse_data(b"1")
+            connection.has_gone.set()
+            await asyncio.Event().wait()
+
+        await connection.serve(endless())
+
+    connection = run(scenario)
+    assert connection.num_closed == 1
+    assert not connection.is_complete
+
+
+def test_a_caller_that_was_gone_before_the_first_event_costs_nothing() -> None:
+    async def scenario(connection: Connection) -> None:
+        connection.has_gone.set()
+
+        async def never_entered() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        await connection.serve(never_entered())
+
+    assert run(scenario).num_closed == 1
+
+
+def test_a_caller_that_reads_nothing_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "SEND_TIMEOUT_SECONDS", 0.001)
+
+    async def scenario(connection: Connection) -> None:
+        connection.is_stuck = True
+        await connection.serve(two_events())
+
+    connection = run(scenario)
+    assert connection.num_closed == 1
+    assert not connection.is_complete
+
+
+def test_an_unexpected_error_breaks_the_connection_instead_of_ending_it() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield sse_data(b"1")
+            raise RuntimeError("planted")
+
+        with pytest.raises(RuntimeError, match="planted"):
+            await connection.serve(broken())
+
+    connection = run(scenario)
+    assert connection.num_closed == 1
+    assert not connection.is_complete
+
+
+def test_work_is_cancelled_when_its_caller_goes_away() -> None:
+    async def scenario(connection: Connection) -> None:
+        was_cancelled = False
+
+        async def work() -> None:
+            nonlocal was_cancelled
+            connection.has_gone.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                was_cancelled = True
+                raise
+
+        with pytest.raises(ClientDisconnected):
+            await unless_disconnected(connection.receive, work())
+        assert was_cancelled
+
+    run(scenario)
+
+
+def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def succeed() -> int:
+            return 7
+
+        async def fail() -> int:
+            raise ValueError("planted")
+
+        assert await unless_disconnected(connection.receive, succeed()) == 7
+        with pytest.raises(ValueError, match="planted"):
+            await unless_disconnected(connection.receive, fail())
+
+    run(scenario)
