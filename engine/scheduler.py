@@ -225,10 +225,17 @@ class Scheduler:
             request_id=request.request_id,
             queue_seconds=waited,
             adapter_wait_seconds=0.0 if was_resident else min(waited, load_seconds),
-            adapter_tier=request.adapter_tier,
+            adapter_tier=self._found_tier(request),
             adapter_load_seconds=0.0 if was_resident else load_seconds,
             num_cached_tokens=request.num_cached_tokens,
         )
+
+    def _found_tier(self, request: Request) -> Tier | None:
+        """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
+        adapter = request.submitted.adapter
+        if adapter is None or request.adapter_tier is not Tier.STORE:
+            return request.adapter_tier
+        return self._residency.loaded_from(adapter) or Tier.STORE
 
 
 class _Step:

@@ -43,6 +43,9 @@ class FakeResidency:
     def failure(self, key: AdapterKey) -> Failure | None:
         return self.failures.get(key)
 
+    def loaded_from(self, key: AdapterKey) -> Tier | None:
+        return Tier.DISK
+
     def load_seconds(self, key: AdapterKey) -> float:
         return 0.5
 
@@ -176,7 +179,8 @@ def test_the_start_tells_how_long_the_adapter_took() -> None:
     bench.add("warm", 4, adapter=adapter, tier=Tier.DEVICE)
     bench.now = 2.0
     cold, warm = bench.scheduler.schedule().started
-    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_load_seconds) == ("store", 2.0, 0.5)
+    # On arrival only the fetcher knew that the block lay on the local disk.
+    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_load_seconds) == ("disk", 2.0, 0.5)
     assert (warm.adapter_tier, warm.adapter_wait_seconds, warm.adapter_load_seconds) == (
         "device",
         0.0,
