@@ -21,13 +21,14 @@ from ..adapters.errors import ObjectNotFound
 from ..adapters.fetcher import FetchedBlock, Fetcher
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
-from ..adapters.store import open_store
+from ..adapters.store import ObjectStore, open_store
 from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from ..engine.tokenizer import Tokenizer
 from ..platform.adapters import repository
 from ..platform.database import Database
+from ..platform.errors import InvalidValue
 from ..platform.keys.service import ApiKeyService
 from ..platform.secrets import API_KEY_PEPPER, derive_key
 from .control_plane import ControlPlane
@@ -74,7 +75,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
     async with AsyncExitStack() as stack:
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
-        store = open_store(settings.store_url)
+        store = _open_store(settings.store_url)
         disk_cache = DiskCache(settings.data_dir / "cache", settings.disk_cache_bytes)
         fetcher = Fetcher(store, disk_cache)
         stack.callback(fetcher.close)
@@ -142,6 +143,13 @@ class _BlockSource:
         return await asyncio.wrap_future(
             self._fetcher.fetch(key, sha256=version.object_sha256, size_bytes=version.size_bytes)
         )
+
+
+def _open_store(url: str) -> ObjectStore:
+    try:
+        return open_store(url)
+    except ValueError as exc:
+        raise InvalidValue(str(exc), param="store") from exc
 
 
 def _public_name(model: str, model_dir: Path) -> str:

@@ -18,7 +18,6 @@ from .settings import Settings
 
 GRACE_SECONDS = 5
 """For the last error events to reach their callers, behind the time to drain."""
-HEADER_TIMEOUT_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
 
@@ -26,13 +25,11 @@ KEEP_ALIVE_SECONDS = 75
 class DrainingServer(uvicorn.Server):
     """Told to stop, it takes no new connections; what outlives the drain ends with an error."""
 
-    def __init__(self, runtime: Runtime, *, host: str, port: int) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         drain_seconds = runtime.settings.drain_seconds
         super().__init__(
             uvicorn.Config(
                 create_app(runtime),
-                host=host,
-                port=port,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -56,12 +53,19 @@ class DrainingServer(uvicorn.Server):
         await self._engine.stop()
 
 
+def bind(host: str, port: int) -> socket.socket:
+    """The address to serve at, taken but not listening yet. Raises OSError if it is in use."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
 def run_server(
     settings: Settings,
     engine_config: EngineConfig,
     *,
-    host: str,
-    port: int,
+    listener: socket.socket,
     announce: Callable[[Runtime], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT; `announce` is called when everything is up.
@@ -72,11 +76,10 @@ def run_server(
     async def serve() -> None:
         async with open_runtime(settings, engine_config) as runtime:
             _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
-            server = DrainingServer(runtime, host=host, port=port)
             announce(runtime)
-            await server.serve()
+            await DrainingServer(runtime).serve(sockets=[listener])
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
 
 

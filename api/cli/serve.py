@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig, Quantization
 from ...engine.errors import EngineError
-from ..runtime import Runtime
 from ..settings import Settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
 
 app = typer.Typer(add_completion=False)
 
@@ -93,16 +95,19 @@ def serve(
 
 def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:
     from ..logs import configure_logging
-    from ..server import run_server
+    from ..server import bind, run_server
 
     configure_logging()
-    note(f"Loading {engine_config.model} ...")
-
-    def announce(runtime: Runtime) -> None:
-        _announce(runtime, f"http://{host}:{port}")
-
     try:
-        run_server(settings, engine_config, host=host, port=port, announce=announce)
+        listener = bind(host, port)
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        note(f"Loading {engine_config.model} ...")
+        run_server(
+            settings,
+            engine_config,
+            listener=listener,
+            announce=lambda runtime: _announce(runtime, url),
+        )
     except (EngineError, AdapterError, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 

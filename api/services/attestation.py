@@ -32,8 +32,10 @@ log = structlog.get_logger(__name__)
 
 NUM_WORKERS = 2
 CACHE_NAMESPACE = "attestation"
-MAX_ATTEMPTS = 8
+LOAD_FAILED = "adapter_load_failed"
+MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 30.0
 _PROBE_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -108,18 +110,19 @@ class Attestations:
         )
 
     async def _measure(self, key: AdapterKey) -> Verdict:
-        """The verdict; outages are waited out, a while longer each time."""
+        """The verdict. Outages say nothing about the adapter and are waited out."""
         pause = FIRST_PAUSE_SECONDS
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        num_load_failures = 0
+        while True:
             try:
                 return _judge(await self._probe(key))
             except (ApiError, EngineError) as exc:
                 error = as_api_error(exc)
-            if not error.published.retryable or attempt == MAX_ATTEMPTS:
-                break
+            num_load_failures += error.code == LOAD_FAILED
+            if not error.published.retryable or num_load_failures == MAX_LOAD_FAILURES:
+                return Verdict(None, error.code, error.message)
             await asyncio.sleep(pause)
-            pause *= 2
-        return Verdict(None, error.code, error.message)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _probe(self, key: AdapterKey) -> Effect:
         """The base alone, then again beside the adapter: other batches round otherwise.

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 NUM_EXAMINERS = 2
 """Intake processes at a time."""
 
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "float32": 4, "float16": 2, "bfloat16": 2}
+
 
 class Pushed(NamedTuple):
     """What an upload became."""
@@ -206,7 +208,7 @@ class Pushes:
             raise AdapterRejected("digest_mismatch", "The bytes do not have the declared SHA-256.")
         self._staging.config_path(upload.id).write_text(upload.config_json)
         self._staging.block_path(upload.id).unlink(missing_ok=True)
-        return run_intake(
+        report = run_intake(
             IntakeRequest(
                 config_path=str(self._staging.config_path(upload.id)),
                 weights_path=str(self._staging.weights_path(upload.id)),
@@ -215,6 +217,8 @@ class Pushes:
                 serving_dtype=self._info.dtype,
             )
         )
+        check_fits(report, self._info)
+        return report
 
     async def _accept(self, upload: Upload, report: IntakeReport) -> AdapterVersion:
         key = AdapterKey(upload.tenant_id, report.digest)
@@ -250,6 +254,16 @@ class Pushes:
         )
         assert version is not None, "versions' rows stay"
         return Pushed(upload.adapter_name, version.number)
+
+
+def check_fits(report: IntakeReport, info: EngineInfo) -> None:
+    """Raise AdapterRejected if the adapter exceeds the memory for all adapters."""
+    room = min(info.arena_bytes, info.host_cache_bytes)
+    needed = report.size_bytes * _ELEMENT_BYTES[info.dtype] // _ELEMENT_BYTES[report.dtype]
+    if needed > room:
+        raise AdapterRejected(
+            "adapter_too_large", f"The adapter needs {needed} bytes; the server has {room}."
+        )
 
 
 def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -> AdapterVersion:

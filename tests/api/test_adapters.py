@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.examination import IntakeReport
+from loraplex.api.services.pushes import check_fits
 from support.envelopes import check_envelope
+from support.fake_engine import fake_info
 from support.http_uploads import WEIGHTS, commit, declaration, open_upload, put
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
@@ -145,6 +150,41 @@ def test_an_adapter_whose_products_overflow_is_rejected_by_attestation(
         lambda: (found := caller.http.get(path).json())["state"] == "rejected" and found
     )
     assert settled["reason"]["code"] == "numerical_error"
+
+
+def test_an_adapter_larger_than_the_arena_is_refused() -> None:
+    report = IntakeReport(
+        digest="sha256:0",
+        base_id="base",
+        file_sha256="0",
+        size_bytes=1000,
+        dtype="BF16",
+        num_parameters=500,
+        num_modules=1,
+        min_rank=1,
+        max_rank=1,
+        targets=(),
+        delta_norm=1.0,
+        largest_deltas=(),
+    )
+    check_fits(
+        report,
+        replace(fake_info("base"), dtype="bfloat16", arena_bytes=1000, host_cache_bytes=1000),
+    )
+    for room in ({"arena_bytes": 1999}, {"host_cache_bytes": 1999}):
+        sizes = {"arena_bytes": 2000, "host_cache_bytes": 2000}
+
+    def check(dtype: str, *, arena_bytes: int, host_cache_bytes: int) -> None:
+        server = fake_info("base")
+        sizes = {"arena_bytes": arena_bytes, "host_cache_bytes": host_cache_bytes}
+        check_fits(report, replace(server, dtype=dtype, **sizes))  # type: ignore[arg-type]
+
+    check("bfloat16", arena_bytes=1000, host_cache_bytes=1000)
+    check("float32", arena_bytes=2000, host_cache_bytes=2000)
+    for arena_bytes, host_cache_bytes in ((1999, 2000), (2000, 1999)):
+        with pytest.raises(AdapterRejected) as rejection:
+            check("float32", arena_bytes=arena_bytes, host_cache_bytes=host_cache_bytes)
+        assert rejection.value.reason == "adapter_too_large"
 
 
 def test_another_base_is_refused_before_a_byte_is_sent(

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from loraplex.api.cli.exit_codes import ExitCode
 from support.envelopes import check_envelope
 from support.http_uploads import WEIGHTS, commit, open_upload, put
-from support.server import Caller, ServerUnderTest, serving
+from support.server import (
+    LORAPLEX,
+    Caller,
+    ServerUnderTest,
+    child_environment,
+    serving,
+)
 from support.waiting import wait_for
 
 LONG: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 480, "ignore_eos": True}
@@ -106,3 +116,32 @@ def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: P
             *_, last = events
         assert json.loads(last)["error"]["code"] == "engine_restarted"
         assert server.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "advice"),
+    [
+        (["--database", "sqlite:///{tmp}/other.db"], ExitCode.UNAVAILABLE, "loraplex db upgrade"),
+        (["--store", "ftp://host/folder"], ExitCode.USAGE, "not an adapter store"),
+        (["--port", "{port}"], ExitCode.UNAVAILABLE, "in use"),
+    ],
+    ids=["schema", "store", "port"],
+)
+def test_a_server_that_cannot_start_says_why(
+    tiny_base: Path, tmp_path: Path, options: list[str], code: ExitCode, advice: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        facts = {"tmp": tmp_path, "port": taken.getsockname()[1]}
+        command = ["serve", "--model", str(tiny_base), "--data-dir", str(tmp_path), "--port", "0"]
+        done = subprocess.run(
+            [*LORAPLEX, *command, *(option.format(**facts) for option in options)],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == code, done.stderr
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr

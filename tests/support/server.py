@@ -27,6 +27,7 @@ from loraplex.platform.tenants import service as tenants
 from loraplex.platform.usage.models import UsageRecord
 from support.waiting import wait_for
 
+LORAPLEX = (sys.executable, "-m", "loraplex")
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 """Options of a server that leaves room for others on the machine."""
 
@@ -126,7 +127,7 @@ def serving(
     """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`."""
     data_dir.mkdir(exist_ok=True)
     port, log = free_port(), data_dir / "server.log"
-    command = [sys.executable, "-m", "loraplex", "serve", "--model", str(base)]
+    command = [*LORAPLEX, "serve", "--model", str(base)]
     where = ["--data-dir", str(data_dir), "--port", str(port)]
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -134,11 +135,7 @@ def serving(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                **environment,
-            },
+            env=child_environment(**environment),
         )
     server = ServerUnderTest(f"http://127.0.0.1:{port}", process, Settings(data_dir=data_dir), log)
     try:
@@ -149,6 +146,11 @@ def serving(
             caller.close()
         process.terminate()
         process.wait(60)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Our environment for a process that imports from where we do."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **changes}
 
 
 def free_port() -> int:
