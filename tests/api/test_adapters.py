@@ -167,12 +167,6 @@ def test_an_adapter_larger_than_the_arena_is_refused() -> None:
         delta_norm=1.0,
         largest_deltas=(),
     )
-    check_fits(
-        report,
-        replace(fake_info("base"), dtype="bfloat16", arena_bytes=1000, host_cache_bytes=1000),
-    )
-    for room in ({"arena_bytes": 1999}, {"host_cache_bytes": 1999}):
-        sizes = {"arena_bytes": 2000, "host_cache_bytes": 2000}
 
     def check(dtype: str, *, arena_bytes: int, host_cache_bytes: int) -> None:
         server = fake_info("base")
