@@ -129,7 +129,7 @@ def read_block_header(path: Path) -> BlockHeader:
             raise ObjectCorrupt(f"{path.name} is not an adapter block")
         try:
             fields = json.loads(file.read(length))
-            slices = [(int(index), int(rank), float(scale)) for index, rank, scale in fields["slices"]]
+            slices = [(int(i), int(rank), float(scale)) for i, rank, scale in fields["slices"]]
             header = BlockHeader(
                 base_id=fields["base_id"],
                 digest=fields["digest"],

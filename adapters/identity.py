@@ -31,9 +31,7 @@ class TensorDigest(NamedTuple):
     sha256: bytes
 
 
-def adapter_digest(
-    tensors: Iterable[TensorDigest], config: dict[str, object], base_id: str
-) -> str:
+def adapter_digest(tensors: Iterable[TensorDigest], config: dict[str, object], base_id: str) -> str:
     """Digest of an adapter: its original tensors, canonical config and the base it is bound to.
 
     Fields are tagged and length-prefixed, so no two different inputs encode alike. The order of

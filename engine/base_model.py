@@ -53,7 +53,8 @@ class BaseModel:
     def weight_bytes(self) -> int:
         """What the weights take as they are served."""
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
-        return packed + sum(parameter.nbytes for parameter in self.model.parameters())
+        rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
+        return packed + rest
 
     def attach_arena(self, arena: Arena) -> None:
         """Let every projection add the deltas of this arena's adapters."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..adapters.residency import Residency, Tier
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_pool import BlockPool
-from .errors import AdapterLoadFailed, EngineError, PromptTooLong
+from .errors import AdapterDeleted, AdapterLoadFailed, EngineError, PromptTooLong
 from .messages import RequestStarted
 from .prefix_cache import PrefixCache
 from .request import Request
@@ -160,7 +160,9 @@ class Scheduler:
         if failure is None:
             return False
         self.finish(request)
-        step.failed.append((request, AdapterLoadFailed(failure.code, failure.message)))
+        deleted = failure.code == AdapterDeleted.code
+        error = AdapterDeleted() if deleted else AdapterLoadFailed(failure.code, failure.message)
+        step.failed.append((request, error))
         return True
 
     def _lease(self, request: Request) -> bool:

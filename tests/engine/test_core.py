@@ -50,7 +50,7 @@ def first_difference_is_a_near_tie(
     logits = engine.answers[probe].tokens[0].logits
     assert logits is not None
     best, second = torch.frombuffer(bytearray(logits), dtype=torch.float32).topk(2).values.tolist()
-    return best - second < NEAR_TIE
+    return bool(best - second < NEAR_TIE)
 
 
 def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import save_byte_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from loraplex.engine.detokenizer import Detokenizer, Piece
 from loraplex.engine.tokenizer import Tokenizer
+from support.models import save_byte_tokenizer
 
 EOS = 256
 WORD_TOKENS = ["\u2581", "\u2581a", "a", "b", "\u2581ab", "lo", "<0x0A>"]

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.models import save_byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from loraplex.engine.errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
 from loraplex.engine.tokenizer import Tokenizer
+from support.models import save_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
