@@ -41,11 +41,14 @@ async def run_workload(
         base_url=base_url, headers=headers, limits=limits, timeout=timeout
     ) as client:
         started = perf_counter()
-        async with asyncio.TaskGroup() as group:
-            workers = [
-                group.create_task(_work(client, waiting, on_finished))
-                for _ in range(workload.concurrency)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                workers = [
+                    group.create_task(_work(client, waiting, on_finished))
+                    for _ in range(workload.concurrency)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         wall_seconds = perf_counter() - started
     timings = tuple(timing for worker in workers for timing in worker.result())
     return Run(timings=timings, wall_seconds=wall_seconds)
@@ -64,11 +67,14 @@ async def _work(
 
 async def _send(client: httpx.AsyncClient, request: LoadRequest) -> RequestTiming:
     sent = perf_counter()
-    async with client.stream("POST", "/completions", json=_body(request)) as response:
-        if response.status_code != httpx.codes.OK:
-            text = (await response.aread()).decode(errors="replace")
-            raise RequestFailed(f"{request.model}: HTTP {response.status_code}: {text}")
-        return await _read_events(response, request, sent)
+    try:
+        async with client.stream("POST", "/completions", json=_body(request)) as response:
+            if response.status_code != httpx.codes.OK:
+                text = (await response.aread()).decode(errors="replace")
+                raise RequestFailed(f"{request.model}: HTTP {response.status_code}: {text}")
+            return await _read_events(response, request, sent)
+    except httpx.TransportError as exc:
+        raise RequestFailed(f"{request.model}: {exc or type(exc).__name__}") from exc
 
 
 async def _read_events(

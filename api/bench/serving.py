@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..local.installation import Installation, TenantAccess
+import httpx
+
+from ..local.installation import Installation, StepFailed, TenantAccess
 from .load_client import run_workload
 from .models import BaseShape, make_adapter, make_base, text_token_ids
 from .summary import Run, Summary, summarize
@@ -43,13 +45,22 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedBase:
+    """The base as its server describes it."""
+
+    name: str
+    dtype: str
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Where the load goes."""
 
     base_url: str
     """Ends in `/v1`."""
     api_key: str
-    base_model: str
+    base: ServedBase
     adapters: Sequence[str]
 
 
@@ -58,13 +69,14 @@ class Report:
     """The mix and the base alone, by the same client against the same server."""
 
     plan: Plan
+    served: ServedBase
     mixed: Summary
-    base: Summary
+    base_only: Summary
 
     @property
     def ratio(self) -> float:
         """Mixed throughput as a share of the base's."""
-        return self.mixed.output_tokens_per_second / self.base.output_tokens_per_second
+        return self.mixed.output_tokens_per_second / self.base_only.output_tokens_per_second
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "ratio": self.ratio}
@@ -77,6 +89,17 @@ def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
     for index, path in enumerate(paths):
         make_adapter(path, shape, rank=plan.rank, seed=index)
     return paths
+
+
+def served_base(url: str, tenant: TenantAccess) -> ServedBase:
+    """Ask the server at `url` for its base. Raises `StepFailed` where it does not say."""
+    headers = {"Authorization": f"Bearer {tenant.api_key}"}
+    try:
+        response = httpx.get(f"{url}/v1/base", headers=headers).raise_for_status()
+    except httpx.HTTPError as exc:
+        raise StepFailed(f"{url}: {exc}") from exc
+    base = response.json()
+    return ServedBase(name=base["id"], dtype=base["dtype"], quantization=base["quantization"])
 
 
 def push_adapters(
@@ -110,7 +133,7 @@ def measure(
             )
         )
 
-    base_only = [target.base_model]
+    base_only = [target.base.name]
     run(target.adapters, plan.num_warmup, WARMUP_SEED)
     run(base_only, plan.num_warmup, WARMUP_SEED + 1)
     mixed: list[Run] = []
@@ -118,4 +141,4 @@ def measure(
     for seed in range(WARMUP_SEED + 2, WARMUP_SEED + 2 + 2 * plan.repeats, 2):
         mixed.append(run(target.adapters, plan.num_requests, seed))
         base.append(run(base_only, plan.num_requests, seed + 1))
-    return Report(plan=plan, mixed=summarize(mixed), base=summarize(base))
+    return Report(plan=plan, served=target.base, mixed=summarize(mixed), base_only=summarize(base))

@@ -1,0 +1,68 @@
+"""An installation worked as an operator works his: by `loraplex` commands, which are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMMAND_SECONDS = 120.0
+
+
+class StepFailed(Exception):
+    """A `loraplex` command ended with an error; the message is what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAccess:
+    """A tenant and a key of it."""
+
+    slug: str
+    api_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A data folder and the server that serves it; `show` is given each command as it is run."""
+
+    data_dir: Path
+    url: str
+    show: Callable[[str], None]
+
+    def create_tenant(self, slug: str) -> TenantAccess:
+        """Make a tenant and a key."""
+        self._run("tenants", "create", slug)
+        key = self._run("keys", "create", slug)["key"]
+        return TenantAccess(slug=slug, api_key=key)
+
+    def push(self, tenant: TenantAccess, folder: Path, name: str) -> str:
+        """Push an adapter's folder as `name`; returns the version it became, in its pinned form."""
+        version: str = self._run(
+            "adapters", "push", str(folder), name, environment={"LORAPLEX_API_KEY": tenant.api_key}
+        )["id"]
+        return version
+
+    def _run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+        self.show(shlex.join(["loraplex", *arguments]))
+        result = subprocess.run(
+            [sys.executable, "-m", "loraplex", *arguments, "--json"],
+            env={**os.environ, **self.environment, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise StepFailed(f"{shlex.join(arguments)}: {result.stderr.strip()}")
+        return json.loads(result.stdout)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the commands read instead of the user's own settings."""
+        return {"LORAPLEX_DATA_DIR": str(self.data_dir), "LORAPLEX_URL": self.url}
