@@ -54,10 +54,13 @@ class AdapterLoadFailed(EngineError):
     """The adapter's weights could not be brought to the device."""
 
     code = "adapter_load_failed"
+    retryable = True
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class AdapterTooLarge(EngineError):
+    """The adapter is larger than the memory for all adapters."""
+
+    code = "adapter_too_large"
 
 
 class AdapterDeleted(EngineError):

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 from ..adapters.residency import Residency, Tier
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_pool import BlockPool
-from .errors import AdapterDeleted, AdapterLoadFailed, EngineError, PromptTooLong
+from .errors import (
+    AdapterDeleted,
+    AdapterLoadFailed,
+    AdapterTooLarge,
+    EngineError,
+    PromptTooLong,
+)
 from .messages import RequestStarted
 from .prefix_cache import PrefixCache
 from .request import Request
@@ -160,9 +166,8 @@ class Scheduler:
         if failure is None:
             return False
         self.finish(request)
-        deleted = failure.code == AdapterDeleted.code
-        error = AdapterDeleted() if deleted else AdapterLoadFailed(failure.code, failure.message)
-        step.failed.append((request, error))
+        error = _LOAD_ERRORS.get(failure.code, AdapterLoadFailed)
+        step.failed.append((request, error(f"{error.__doc__} {failure.message}")))
         return True
 
     def _lease(self, request: Request) -> bool:
@@ -238,6 +243,12 @@ class Scheduler:
         if adapter is None or request.adapter_tier is not Tier.STORE:
             return request.adapter_tier
         return self._residency.loaded_from(adapter) or Tier.STORE
+
+
+_LOAD_ERRORS: dict[str, type[EngineError]] = {
+    error.code: error for error in (AdapterDeleted, AdapterTooLarge)
+}
+"""What a caller can act on; every other failure of a load is one for the operator's log."""
 
 
 class _Step:

@@ -242,6 +242,20 @@ def test_a_failed_fetch_fails_only_the_requests_that_need_it(
     assert codes == ["adapter_load_failed", None, None, "adapter_load_failed"]
 
 
+def test_an_adapter_larger_than_the_arena_is_refused_by_name(
+    tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
+) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, arena_bytes=16 << 10)
+    small, huge = engine.add_adapter(adapter_folders[0]), engine.add_adapter(adapter_folders[5])
+    ids = [engine.submit([1, 2, 3], adapter) for adapter in (small, huge)]
+    engine.run()
+    codes = [
+        end.error.code if (end := engine.answers[i].finished) and end.error else None for i in ids
+    ]
+    assert codes == [None, "adapter_too_large"]
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampling", "code"),
     [
