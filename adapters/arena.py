@@ -23,6 +23,7 @@ from .identity import AdapterKey
 from .layout import BaseLayout
 
 INITIAL_ROWS = 16
+_CACHE_LINE = 64
 CUDA_PIECE_ELEMENTS = 4 << 20
 
 SliceEntry = tuple[int, int, int]
@@ -58,7 +59,7 @@ class Arena:
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
-        self.flat = torch.zeros(self._extents.capacity, dtype=dtype, device=device)
+        self.flat = _zeros(self._extents.capacity, dtype, device)
         self.on_remove: Callable[[int], None] | None = None
         """Called with each row that is removed: who keeps copies of its matrices zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
@@ -170,6 +171,16 @@ class Arena:
         self.row_tables = self.row_tables + [self._untouched] * num_rows
         self._generations += [0] * num_rows
         self._free_rows = list(range(num_rows, 2 * num_rows))
+
+
+def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU of pages that take no memory until an adapter is written to them."""
+    if device.type != "cpu":
+        return torch.zeros(num_elements, dtype=dtype, device=device)
+    num_bytes = num_elements * dtype.itemsize
+    untouched = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)  # calloc; torch would fill
+    start = -untouched.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype)
 
 
 class _CudaCopies:
