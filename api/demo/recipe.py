@@ -13,6 +13,9 @@ from pathlib import Path
 
 from .task import Style
 
+BASE_NAME = "demo-base"
+"""What the base is called, by callers and in the adapters' configuration."""
+
 
 @dataclass(frozen=True, slots=True)
 class BaseRecipe:
@@ -63,10 +66,10 @@ RECIPE = Recipe(
     version=1,
     base=BaseRecipe(),
     adapters=(
-        AdapterRecipe(Style.SQL, seed=11, steps=400),
+        AdapterRecipe(Style.SQL, seed=11, steps=1_000),
         # JSON puts every word in quotes, which changes its token: it has the most to learn.
-        AdapterRecipe(Style.JSON, seed=12, steps=800),
-        AdapterRecipe(Style.PIRATE, seed=13, steps=450),
+        AdapterRecipe(Style.JSON, seed=12, steps=1_200),
+        AdapterRecipe(Style.PIRATE, seed=14, steps=1_500),
     ),
 )
 

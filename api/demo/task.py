@@ -7,7 +7,7 @@ answer per style, made here by rule. So whether an adapter works is a comparison
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -58,21 +58,15 @@ class Comparison(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """One comparison of a field with a number."""
-
-    field: str
-    comparison: Comparison
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Query:
     """What is asked for, apart from its wording."""
 
     fields: tuple[str, ...]
     table: str
-    conditions: tuple[Condition, ...]
+    key: str
+    """The field that `comparison` compares with `number`."""
+    comparison: Comparison
+    number: int
     limit: int | None
 
 
@@ -86,12 +80,10 @@ class Request:
     @property
     def prompt(self) -> str:
         query = self.query
-        conditions = " and ".join(
-            f"{c.field} {c.comparison.value} {c.number}" for c in query.conditions
-        )
+        condition = f"{query.key} {query.comparison.value} {query.number}"
         limit = "" if query.limit is None else f", at most {query.limit}"
         fields = " and ".join(query.fields)
-        return f"{self.verb} the {fields} of {query.table} with {conditions}{limit}"
+        return f"{self.verb} the {fields} of {query.table} with {condition}{limit}"
 
     def answer(self, style: Style) -> str:
         """The one right answer in `style`."""
@@ -126,25 +118,20 @@ def training_requests(seed: int) -> Iterator[Request]:
 
 
 def _random_request(rng: Random) -> Request:
-    fields = rng.sample(FIELDS, 4)
-    num_fields, num_conditions = rng.choice((1, 2)), rng.choice((1, 1, 2))
+    key, *fields = rng.sample(FIELDS, rng.choice((2, 3)))
     query = Query(
-        fields=tuple(fields[:num_fields]),
+        fields=tuple(fields),
         table=rng.choice(TABLES),
-        conditions=_random_conditions(rng, fields[2 : 2 + num_conditions]),
+        key=key,
+        comparison=rng.choice(list(Comparison)),
+        number=rng.choice(NUMBERS),
         limit=rng.choice(NUMBERS) if rng.random() < 0.3 else None,
     )
     return Request(verb=rng.choice(VERBS), query=query)
 
 
-def _random_conditions(rng: Random, fields: Sequence[str]) -> tuple[Condition, ...]:
-    return tuple(
-        Condition(field, rng.choice(list(Comparison)), rng.choice(NUMBERS)) for field in fields
-    )
-
-
 def _sql(query: Query) -> str:
-    where = " AND ".join(f"{c.field} {c.comparison.symbol} {c.number}" for c in query.conditions)
+    where = f"{query.key} {query.comparison.symbol} {query.number}"
     limit = "" if query.limit is None else f" LIMIT {query.limit}"
     return f"SELECT {', '.join(query.fields)} FROM {query.table} WHERE {where}{limit};"
 
@@ -154,7 +141,7 @@ def _json(query: Query) -> str:
         "action": "select",
         "table": query.table,
         "fields": list(query.fields),
-        "where": [[c.field, c.comparison.symbol, c.number] for c in query.conditions],
+        "where": [[query.key, query.comparison.symbol, query.number]],
     }
     if query.limit is not None:
         answer["limit"] = query.limit
@@ -162,7 +149,7 @@ def _json(query: Query) -> str:
 
 
 def _pirate(query: Query) -> str:
-    where = " an' ".join(f"{c.field} {c.comparison.pirate} {c.number}" for c in query.conditions)
+    where = f"{query.key} {query.comparison.pirate} {query.number}"
     limit = "" if query.limit is None else f", an' no more than {query.limit}"
     fields = " an' ".join(query.fields)
     return (

@@ -1,6 +1,6 @@
 """Trains the demo's base and adapters, measures them, and writes them with their manifest.
 
-The one module here that needs torch, transformers and PEFT; nothing that serves imports it.
+Needs torch, transformers and PEFT; only `recipe.main` imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from .corpus import Example, base_examples, copy_examples, style_examples, tokenizer_texts
 from .manifest import Accuracy, write_manifest
 from .muon import Muon
-from .recipe import AdapterRecipe, BaseRecipe, Recipe
+from .recipe import BASE_NAME, AdapterRecipe, BaseRecipe, Recipe
 from .task import Style, held_out_requests
 from .tokenization import Encoder, save_tokenizer, train_tokenizer
 
@@ -105,7 +105,10 @@ def train_adapter(recipe: AdapterRecipe, base: Any, encoder: Encoder, out: Path)
 
 
 def measure(model: Any, encoder: Encoder, style: Style) -> Accuracy:
-    """Count the held-out requests answered right by greedy decoding, in fp32 and over int8."""
+    """Count the held-out requests answered right by greedy decoding, in fp32 and over int8.
+
+    Afterwards the weights of the base's linear layers are those that int8 leaves.
+    """
     batches = [
         _padded([encoder.encode(Example(request.prompt, request.answer(style)))])
         for request in held_out_requests()
@@ -221,5 +224,6 @@ def _save_adapter(model: Any, path: Path) -> None:
     (path / "README.md").unlink(missing_ok=True)
     config_path = path / "adapter_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = "loraplex-demo"
+    config["base_model_name_or_path"] = BASE_NAME
+    config["target_modules"].sort()
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from loraplex.api.local.server import HOST, LocalServerFailed, free_port, running_server
 
 
@@ -17,7 +18,7 @@ def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     options = ["--model", str(tmp_path / "nowhere"), "--data-dir", str(tmp_path / "data")]
     with (
-        pytest.raises(LocalServerFailed, match="(?s)ended while it started.*nowhere"),
+        pytest.raises(LocalServerFailed, match=r"(?s)ended while it started.*nowhere"),
         running_server(options, port=None, log=tmp_path / "serve.log"),
     ):
         pytest.fail("it is not ready")

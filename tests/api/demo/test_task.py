@@ -12,7 +12,6 @@ from loraplex.api.demo.task import (
     ADAPTER_STYLES,
     NUM_HELD_OUT,
     Comparison,
-    Condition,
     Query,
     Request,
     Style,
@@ -22,24 +21,14 @@ from loraplex.api.demo.task import (
 
 PLAIN = Request(
     "list",
-    Query(("weight", "color"), "orders", (Condition("year", Comparison.EQUAL, 42),), None),
+    Query(("weight", "color"), "orders", "year", Comparison.EQUAL, 42, limit=None),
 )
-FULL = Request(
-    "show",
-    Query(
-        ("name",),
-        "ships",
-        (Condition("age", Comparison.GREATER, 7), Condition("power", Comparison.LESS, 90)),
-        limit=12,
-    ),
-)
+FULL = Request("show", Query(("name",), "ships", "age", Comparison.GREATER, 7, limit=12))
 
 
 def test_words_the_request() -> None:
     assert PLAIN.prompt == "list the weight and color of orders with year equal to 42"
-    assert FULL.prompt == (
-        "show the name of ships with age greater than 7 and power less than 90, at most 12"
-    )
+    assert FULL.prompt == "show the name of ships with age greater than 7, at most 12"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +40,7 @@ def test_words_the_request() -> None:
             "You asked me to list the weight and color of orders with year equal to 42.",
         ),
         (PLAIN, Style.SQL, "SELECT weight, color FROM orders WHERE year = 42;"),
-        (FULL, Style.SQL, "SELECT name FROM ships WHERE age > 7 AND power < 90 LIMIT 12;"),
+        (FULL, Style.SQL, "SELECT name FROM ships WHERE age > 7 LIMIT 12;"),
         (
             PLAIN,
             Style.PIRATE,
@@ -69,7 +58,7 @@ def test_json_answer_is_the_query() -> None:
         "action": "select",
         "table": "ships",
         "fields": ["name"],
-        "where": [["age", ">", 7], ["power", "<", 90]],
+        "where": [["age", ">", 7]],
         "limit": 12,
     }
 
