@@ -102,7 +102,7 @@ def _run(
             if json_file is not None:
                 write_results(outcome.results, json_file)
             if keep_serving:
-                print_next_steps(out, pushed.adapters[0], server.url)
+                print_next_steps(out, pushed.namesakes, server.url)
                 _serve_until_interrupted(out, server)
             else:
                 out.print("To try it yourself, run `loraplex demo` on a terminal: it goes on.")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -31,21 +34,34 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     )
 
 
-def print_next_steps(console: Console, adapter: PushedAdapter, url: str) -> None:
+def print_next_steps(console: Console, namesakes: Sequence[PushedAdapter], url: str) -> None:
     """Print commands that work as they stand, for as long as the server runs."""
-    prompt = held_out_requests(1)[0].prompt
-    body = json.dumps({"model": adapter.name, "messages": [{"role": "user", "content": prompt}]})
-    key = adapter.tenant.api_key
+    mine, theirs = namesakes
+    key = mine.tenant.api_key
+    python = _python()
     console.print("\n[bold]Try next[/bold]")
-    for command in (
-        f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
-        f"  -H 'Content-Type: application/json' -d '{body}'",
-        f"python -c \"from openai import OpenAI; print(OpenAI(base_url='{url}/v1', "
-        f"api_key='{key}').models.list())\"",
-        f"LORAPLEX_URL={url} LORAPLEX_API_KEY={key} loraplex adapters ls",
+    for line in (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"  -H 'Authorization: Bearer {key}' \\\n  -d '{_chat_body(mine.name)}'",
+        f"# {theirs.tenant.slug} means another adapter by the same name; its key:\n"
+        f"# {theirs.tenant.api_key}",
+        f'{python} -c "from openai import OpenAI; '
+        f"print(OpenAI(base_url='{url}/v1', api_key='{key}').models.list())\"",
+        f"LORAPLEX_URL={url} LORAPLEX_API_KEY={key} {python} -m loraplex adapters ls",
     ):
         # Plain text without wrapping, so that it can be copied.
-        console.print(Text(command), soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)
+
+
+def _python() -> str:
+    """This interpreter, as a shell in this folder finds it."""
+    path, folder = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(path.relative_to(folder) if path.is_relative_to(folder) else path))
+
+
+def _chat_body(model: str) -> str:
+    prompt = held_out_requests(1)[0].prompt
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}]})
 
 
 def _samples(outcome: Outcome) -> RenderableType:
