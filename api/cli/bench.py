@@ -143,18 +143,18 @@ def _site(
 
 def _print_report(report: Report) -> None:
     plan, served = report.plan, report.served
-    table = Table(
-        title=f"{plan.concurrency} concurrent, {plan.prompt_tokens} in, {plan.output_tokens} out, "
+    console = Console()
+    console.print(
+        f"{plan.concurrency} concurrent, {plan.prompt_tokens} in, {plan.output_tokens} out, "
         f"{plan.num_adapters} adapters of rank {plan.rank}; {served.dtype}, quantization "
-        f"{served.quantization}; {plan.repeats} runs each",
-        title_justify="left",
+        f"{served.quantization}; {plan.repeats} runs each"
     )
+    table = Table()
     for heading in ("", "mixed adapters", "base only"):
         table.add_column(heading, justify="right" if heading else "left")
     rows = zip(_rows(report.mixed), _rows(report.base_only), strict=True)
     for (name, mixed), (_, base_only) in rows:
         table.add_row(name, f"{mixed:,.1f}", f"{base_only:,.1f}")
-    console = Console()
     console.print(table)
     console.print(f"mixed / base only: [bold]{report.ratio:.2f}[/bold]")
 
