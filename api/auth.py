@@ -57,6 +57,8 @@ def bearer_token(request: Request) -> str:
     if not sent:
         raise ApiError("missing_api_key")
     scheme, _, token = sent[0].partition(" ")
+    if len(sent) == 1 and not token and scheme.lower() != "bearer":
+        raise ApiError("missing_api_key", "Send the key as `Authorization: Bearer <key>`.")
     if len(sent) > 1 or scheme.lower() != "bearer" or not token:
         raise ApiError("invalid_api_key")
     return token.strip()

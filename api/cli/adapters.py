@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .client import ApiClient, open_client
+from ...platform.names import is_adapter_name, is_alias_name
+from .client import ApiClient, api_path, open_client
+from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
 from .push import push_adapter, read_adapter, wait_until_settled
 
@@ -16,7 +18,31 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 alias_app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(alias_app, name="alias", help="Move and remove aliases.")
 
-Name = Annotated[str, typer.Argument(help="The adapter's name.")]
+LIVE = "prod"
+"""The alias that a bare name means."""
+
+
+def _check_name(name: str) -> str:
+    if not is_adapter_name(name):
+        raise CommandFailed(
+            f"{name!r} is no adapter's name. Give the adapter's own name, such as support-bot, "
+            "without tenant/ or @version: a-z, 0-9, '.', '_' and '-', at most 64 of them.",
+            ExitCode.USAGE,
+        )
+    return name
+
+
+def _check_alias(alias: str) -> str:
+    if not is_alias_name(alias):
+        raise CommandFailed(
+            f"{alias!r} is no alias. Give it alone, such as prod; a number names a version.",
+            ExitCode.USAGE,
+        )
+    return alias
+
+
+Name = Annotated[str, typer.Argument(callback=_check_name, help="The adapter's own name.")]
+Alias = Annotated[str, typer.Argument(callback=_check_alias, help="Such as prod.")]
 
 
 @app.command("push")
@@ -64,7 +90,7 @@ def list_(as_json: AsJson = False) -> None:
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show an adapter's versions, where their weights are, and their measured effect."""
     with open_client() as client:
-        adapter = client.get(f"/adapters/{name}")
+        adapter = client.get(api_path("adapters", name))
     if as_json:
         print_json(adapter)
         return
@@ -79,9 +105,9 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Delete an adapter or one version; returns when nothing of it is left anywhere."""
-    path = f"/adapters/{name}" if version is None else f"/adapters/{name}/versions/{version}"
+    part = () if version is None else ("versions", version)
     with open_client() as client:
-        receipt = client.delete(path)
+        receipt = client.delete(api_path("adapters", name, *part))
     if as_json:
         print_json(receipt)
         return
@@ -93,13 +119,13 @@ def remove(
 @alias_app.command("set")
 def set_alias(
     name: Name,
-    alias: Annotated[str, typer.Argument(help="Such as prod.")],
+    alias: Alias,
     version: Annotated[int, typer.Argument(min=1)],
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at a ready version; new requests follow it at once."""
     with open_client() as client:
-        answer = client.put(f"/adapters/{name}/aliases/{alias}", {"version": version})
+        answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
     if as_json:
         print_json(answer)
     else:
@@ -107,10 +133,10 @@ def set_alias(
 
 
 @alias_app.command("rm")
-def remove_alias(name: Name, alias: str, as_json: AsJson = False) -> None:
+def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
     """Forget an alias; the version it points at stays."""
     with open_client() as client:
-        client.delete(f"/adapters/{name}/aliases/{alias}")
+        client.delete(api_path("adapters", name, "aliases", alias))
     if as_json:
         print_json({"adapter": name, "alias": alias, "deleted": True})
     else:
@@ -122,7 +148,23 @@ def _print_pushed(client: ApiClient, version: dict[str, Any]) -> None:
     note(f"{version['digest']}  {version['state']}  {_effect(version)}")
     for warning in version["report"]["warnings"]:
         note(f"Warning: {warning['message']}")
+    if version["state"] != "ready":
+        return
     note(_how_to_call(client.url, version))
+    if _live_version(client, version["adapter"]) not in (None, version["version"]):
+        note(
+            f"Make it live: loraplex adapters alias set {version['adapter']} {LIVE} "
+            f"{version['version']}"
+        )
+
+
+def _live_version(client: ApiClient, name: str) -> int | None:
+    """What the bare name means by its alias; None without one, and for a key that may not ask."""
+    try:
+        aliases: dict[str, int] = client.get(api_path("adapters", name))["aliases"]
+    except CommandFailed:  # the push is done: what only adds a hint does not fail it
+        return None
+    return aliases.get(LIVE)
 
 
 def _how_to_call(url: str, version: dict[str, Any]) -> str:
@@ -134,7 +176,7 @@ def _how_to_call(url: str, version: dict[str, Any]) -> str:
         f"    -d '{json.dumps(body)}'\n"
         f"or, with the openai package:\n"
         f'  client = OpenAI(base_url="{url}/v1", api_key=os.environ["LORAPLEX_API_KEY"])\n'
-        f'  client.chat.completions.create(model="{version["adapter"]}", messages=[...])'
+        f'  client.chat.completions.create(model="{version["id"]}", messages=[...])'
     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -17,6 +18,7 @@ SLOW_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 """For what the server answers only when it is done: examinations and deletions."""
 
 _EXIT_CODES = {
+    400: ExitCode.USAGE,
     401: ExitCode.AUTHENTICATION,
     403: ExitCode.AUTHENTICATION,
     404: ExitCode.NOT_FOUND,
@@ -64,14 +66,25 @@ class ApiClient:
         except httpx.TransportError as exc:
             reason = str(exc) or type(exc).__name__
             raise ServerUnreachable(f"{self.url}: {reason}", ExitCode.UNAVAILABLE) from exc
-        if response.is_success:
+        if not response.is_success:
+            raise _failure(response)
+        try:
             return response.json() if response.content else None
-        raise _failure(response)
+        except ValueError as exc:
+            raise CommandFailed(
+                f"{self.url} does not answer as a Loraplex server: is LORAPLEX_URL right?",
+                ExitCode.UNAVAILABLE,
+            ) from exc
+
+
+def api_path(*parts: str | int) -> str:
+    """The path of these parts: what is in a part never ends it or begins a query."""
+    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
 @contextmanager
 def open_client() -> Iterator[ApiClient]:
-    """The client of the environment. Raises CommandFailed if there is no key."""
+    """The client of the environment. Raises CommandFailed without a key and a URL to send it to."""
     url = os.environ.get("LORAPLEX_URL", DEFAULT_URL).rstrip("/").removesuffix("/v1")
     key = os.environ.get("LORAPLEX_API_KEY")
     if not key:
@@ -79,9 +92,18 @@ def open_client() -> Iterator[ApiClient]:
             "Set LORAPLEX_API_KEY to your key; `loraplex keys create` makes one.",
             ExitCode.AUTHENTICATION,
         )
-    headers = {"authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
+    with _connect(url, key) as client:
         yield ApiClient(client, url)
+
+
+def _connect(url: str, key: str) -> httpx.Client:
+    headers = {"authorization": f"Bearer {key}"}
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
+    except UnicodeEncodeError:
+        raise CommandFailed("LORAPLEX_API_KEY is not a key.", ExitCode.AUTHENTICATION) from None
+    except httpx.InvalidURL:
+        raise CommandFailed("LORAPLEX_URL is not a URL.", ExitCode.USAGE) from None
 
 
 def _failure(response: httpx.Response) -> CommandFailed:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from .client import ApiClient, ServerUnreachable
+from .client import ApiClient, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 
 CONFIG_FILE = "adapter_config.json"
@@ -66,19 +66,19 @@ def push_adapter(
         "aliases": aliases,
         "base_id": base_id,
     }
-    upload = client.post(f"/adapters/{name}/uploads", declaration)
+    upload = client.post(api_path("adapters", name, "uploads"), declaration)
     with _progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
         task = progress.add_task(name, total=adapter.size_bytes)
         _send_parts(
             client, upload, weights, lambda received: progress.update(task, completed=received)
         )
-    version: dict[str, Any] = client.post(f"/uploads/{upload['id']}/commit", is_slow=True)
+    version: dict[str, Any] = client.post(api_path("uploads", upload["id"], "commit"), is_slow=True)
     return version
 
 
 def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, Any]:
     """The version once it is ready. Raises CommandFailed if it is rejected."""
-    path = f"/adapters/{version['adapter']}/versions/{version['version']}"
+    path = api_path("adapters", version["adapter"], "versions", version["version"])
     while version["state"] not in SETTLED_STATES:
         time.sleep(POLL_SECONDS)
         version = client.get(path)
@@ -95,7 +95,7 @@ def _send_parts(
     report: Callable[[int], None],
 ) -> None:
     """Send what the server does not have yet; ask again where it stands when a part breaks."""
-    path = f"/uploads/{upload['id']}"
+    path = api_path("uploads", upload["id"])
     num_failures = 0
     while upload["received_bytes"] < upload["size_bytes"]:
         offset = upload["received_bytes"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loraplex.api.cli import main, push
-from loraplex.api.cli.client import ApiClient, ServerUnreachable
+from loraplex.api.cli.client import ApiClient, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
 from support.server import Caller, free_port
 
@@ -54,8 +54,90 @@ def test_push_prints_the_version_and_how_to_call_it(
     assert "ready" in err
     assert "moves logits by up to" in err
     assert f"curl {caller.url}/v1/chat/completions" in err
-    assert 'model="bot"' in err
+    assert f'"model": "{caller.slug}/bot@1"' in err
+    assert f'model="{caller.slug}/bot@1"' in err
+    assert "Make it live" not in err
     assert caller.key not in err
+
+
+def test_push_says_how_to_make_a_version_live_that_prod_hides(
+    command: Command, adapters: list[Path], caller: Caller
+) -> None:
+    command("push", str(adapters[0]), "bot", "--alias", "prod")
+    err = command("push", str(adapters[1]), "bot")[2]
+    assert f'model="{caller.slug}/bot@2"' in err
+    assert "loraplex adapters alias set bot prod 2" in err
+
+
+def test_push_does_not_say_how_to_call_what_is_not_ready(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unattested = {
+        "id": "acme/bot@1",
+        "adapter": "bot",
+        "version": 1,
+        "digest": "sha256:0",
+        "state": "attesting",
+        "attestation": None,
+        "report": {"warnings": []},
+    }
+    monkeypatch.setattr(
+        "loraplex.api.cli.adapters.push_adapter", lambda *_args, **_options: unattested
+    )
+    code, out, err = command("push", str(adapters[0]), "bot", "--no-wait")
+    assert (code, out) == (ExitCode.OK, "acme/bot@1\n")
+    assert "curl" not in err
+    assert "OpenAI" not in err
+
+
+@pytest.mark.parametrize(
+    "name", ["bot?x=1", "bot#x", "../models", "..", "", "acme/bot", "bot@1", "bot@prod", "Bot", "ä"]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [("show",), ("rm",), ("push", "."), ("alias", "rm", "{name}", "prod"), ("alias", "set")],
+    ids=" ".join,
+)
+def test_only_an_adapters_own_name_reaches_the_server(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
+    words = [word.format(name=name) for word in arguments]
+    rest = [] if "rm" in words[1:] else [name]
+    rest += ["prod", "1"] if words[-1] == "set" else []
+    code, _, err = command(*words, *rest)
+    assert code == ExitCode.USAGE
+    assert "without tenant/ or @version" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("alias", ["..", "1", "prod?x", "bot@prod"])
+def test_only_an_alias_reaches_the_server(
+    command: Command, monkeypatch: pytest.MonkeyPatch, alias: str
+) -> None:
+    monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
+    code, _, err = command("alias", "rm", "bot", alias)
+    assert code == ExitCode.USAGE
+    assert "no alias" in err
+
+
+def test_a_part_of_a_path_stays_one_part() -> None:
+    assert api_path("adapters", "a/b?c#d", "versions", 3) == "/adapters/a%2Fb%3Fc%23d/versions/3"
+
+
+def test_a_url_of_something_else_is_named(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_URL", "http://host:port")
+    assert command("ls")[0] == ExitCode.USAGE
+    monkeypatch.setattr(
+        "loraplex.api.cli.client.httpx.Client.request",
+        lambda *_args, **_options: httpx.Response(200, text="<html>"),
+    )
+    monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
+    code, _, err = command("ls")
+    assert code == ExitCode.UNAVAILABLE
+    assert "LORAPLEX_URL" in err
 
 
 def test_the_life_of_an_adapter_as_json(
@@ -98,6 +180,7 @@ def test_exit_codes(
 ) -> None:
     assert command("show", "nothing")[0] == ExitCode.NOT_FOUND
     assert command("push")[0] == ExitCode.USAGE
+    assert command("push", str(adapters[0]), "bot", "--alias", "1")[0] == ExitCode.USAGE
     command("push", str(adapters[0]), "bot", "--alias", "prod")
     assert command("rm", "bot", "--version", "1")[0] == ExitCode.CONFLICT
     assert command("push", str(adapters[0]), "other", "--base-id", "x")[0] == (

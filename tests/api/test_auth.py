@@ -76,6 +76,12 @@ def test_an_anonymous_body_is_not_waited_for(server: ServerUnderTest) -> None:
         assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
 
 
+def test_a_key_without_its_scheme_is_told_how_to_be_sent(resident: Caller) -> None:
+    answer = httpx.get(f"{resident.url}/v1/models", headers={"authorization": resident.key})
+    check_envelope(answer, "missing_api_key")
+    assert "`Authorization: Bearer <key>`" in answer.json()["error"]["message"]
+
+
 def test_two_keys_at_once_are_no_key(resident: Caller) -> None:
     headers = [("authorization", f"Bearer {resident.key}")] * 2
     answer = httpx.get(f"{resident.url}/v1/models", headers=headers)
