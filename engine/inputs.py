@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from ..kernels.attention import AttentionBatch, PrefillChunk
-from .block_pool import NULL_BLOCK
+from ..kernels.attention import AttentionBatch, DecodeGroup, PrefillChunk
+from .block_pool import NULL_BLOCK, padding_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,31 @@ def make_inputs(spans: Sequence[Span], *, block_size: int, device: torch.device)
         last_rows.append(start + len(span.token_ids) - 1)
         if len(span.token_ids) > 1:
             chunks.append(_make_chunk(span, start, block_size, device))
-    decodes = spans[:num_decodes]
     return StepInputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64(positions, device),
         attention=AttentionBatch(
             slot_mapping=_int64(slots, device),
-            num_decodes=num_decodes,
-            decode_block_tables=_int64(_padded_tables(decodes, block_size), device),
-            decode_context_lens=_int64([span.end for span in decodes], device),
+            decodes=tuple(_make_groups(spans[:num_decodes], block_size, device)),
             prefills=tuple(chunks),
         ),
         last_rows=tuple(last_rows),
     )
+
+
+def _make_groups(
+    spans: Sequence[Span], block_size: int, device: torch.device
+) -> Iterator[DecodeGroup]:
+    start = 0
+    for _, group in groupby(spans, key=lambda span: padding_class(-(-span.end // block_size))):
+        members = list(group)
+        yield DecodeGroup(
+            start=start,
+            end=start + len(members),
+            block_tables=_int64(_padded_tables(members, block_size), device),
+            context_lens=_int64([span.end for span in members], device),
+        )
+        start += len(members)
 
 
 def _make_chunk(span: Span, start: int, block_size: int, device: torch.device) -> PrefillChunk:

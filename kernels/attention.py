@@ -16,6 +16,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Adjacent decoding sequences `[start, end)` of similar length, computed as one."""
+
+    start: int
+    end: int
+    block_tables: Tensor
+    """int64 `[end - start, max_blocks]`, padded with the null block."""
+    context_lens: Tensor
+    """int64 `[end - start]`."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """One sequence's adjacent new tokens `[start, end)` of the flat batch."""
 
@@ -32,11 +44,7 @@ class AttentionBatch:
 
     slot_mapping: Tensor
     """int64 `[num_tokens]`: block id × block size + offset."""
-    num_decodes: int
-    decode_block_tables: Tensor
-    """int64 `[num_decodes, max_blocks]`, padded with the null block."""
-    decode_context_lens: Tensor
-    """int64 `[num_decodes]`."""
+    decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillChunk, ...]
 
 
@@ -71,8 +79,11 @@ def paged_attention(
     before them in their own sequence.
     """
     out = q.new_empty(*q.shape[:2], value_cache.shape[-1])
-    if batch.num_decodes:
-        out[: batch.num_decodes] = _attend_decodes(q, key_cache, value_cache, batch, options)
+    for group in batch.decodes:
+        queries = q[group.start : group.end]
+        out[group.start : group.end] = _attend_decodes(
+            queries, key_cache, value_cache, group, options
+        )
     for chunk in batch.prefills:
         queries = q[chunk.start : chunk.end]
         out[chunk.start : chunk.end] = _attend_chunk(
@@ -85,22 +96,22 @@ def _attend_decodes(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    batch: AttentionBatch,
+    group: DecodeGroup,
     options: AttentionOptions,
 ) -> Tensor:
-    tables, lens = batch.decode_block_tables, batch.decode_context_lens
+    tables, lens = group.block_tables, group.context_lens
     num_heads, num_kv_heads = q.shape[1], key_cache.shape[2]
     keys = key_cache[tables].flatten(1, 2).transpose(1, 2)  # [B, kv_heads, context, dim]
     values = value_cache[tables].flatten(1, 2).transpose(1, 2)
     # The heads that share a key/value head become its queries: nothing is repeated.
-    queries = q[: batch.num_decodes].view(-1, num_kv_heads, num_heads // num_kv_heads, q.shape[-1])
+    queries = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, q.shape[-1])
     positions = torch.arange(keys.shape[2], device=q.device)
     visible = positions < lens[:, None]
     if options.sliding_window:
         visible &= positions >= lens[:, None] - options.sliding_window
     sinks = options.sinks.view(num_kv_heads, -1, 1) if options.sinks is not None else None
     out = _softmax_attention(queries, keys, values, visible[:, None, None, :], options, sinks)
-    return out.reshape(batch.num_decodes, num_heads, -1)
+    return out.reshape(len(q), num_heads, -1)
 
 
 def _attend_chunk(
