@@ -43,33 +43,40 @@ def plan_memory(
     activation_bytes: int,
     bytes_per_block: int,
     max_model_len: int,
+    is_host: bool,
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
+
+    `is_host`: the device is the host itself, so its memory also holds the host cache, and the
+    decode windows, which copy at most what the arena holds.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
     if config.memory_bytes is not None:
         available_bytes = min(available_bytes, config.memory_bytes - weight_bytes)
     reserve = int(available_bytes * RESERVE_FRACTION)
-    usable = available_bytes - reserve - activation_bytes
+    host_cache = config.host_cache_bytes if is_host else 0
+    usable = available_bytes - reserve - activation_bytes - host_cache
+    copies = 2 if is_host else 1
     arena = config.arena_bytes
     if arena is None:
-        arena = max(0, int(usable * ARENA_FRACTION))
+        arena = max(0, int(usable * ARENA_FRACTION / copies))
     blocks_per_sequence = -(-max_model_len // config.kv_block_size)
     useful = config.max_num_seqs * blocks_per_sequence * bytes_per_block
     kv = config.kv_cache_bytes
     if kv is None:
-        kv = max(0, min(usable - arena, useful))
+        kv = max(0, min(usable - copies * arena, useful))
     num_blocks = kv // bytes_per_block
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
-        f"adapter arena {_mib(arena)}",
+        f"adapter arena {_mib(arena)}"
+        + (f", its decode windows as much, host cache {_mib(host_cache)}" if is_host else ""),
         f"KV cache {num_blocks} blocks of {config.kv_block_size} tokens, "
         f"{bytes_per_block} bytes each: {_mib(num_blocks * bytes_per_block)} for "
         f"{num_blocks * config.kv_block_size} tokens",
     ]
-    if arena + num_blocks * bytes_per_block > usable:
+    if copies * arena + num_blocks * bytes_per_block > usable:
         raise InsufficientMemory("the given sizes do not fit: " + "; ".join(lines))
     if num_blocks < (1 if config.max_model_len is None else blocks_per_sequence):
         raise InsufficientMemory(

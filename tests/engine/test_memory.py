@@ -15,6 +15,7 @@ SIZES: dict[str, Any] = {
     "activation_bytes": 100 * MIB,
     "bytes_per_block": MIB,
     "max_model_len": 1600,
+    "is_host": False,
 }
 
 
@@ -24,6 +25,15 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
     assert plan.num_kv_blocks == 600 + 1
     assert plan.max_model_len == 1600
     assert any("600 blocks" in line for line in plan.lines)
+
+
+def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None:
+    config = EngineConfig("m", host_cache_bytes=200 * MIB)
+    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    assert plan.arena_bytes == 75 * MIB  # half of a quarter of 800 - 200
+    assert plan.num_kv_blocks == 450 + 1
+    with pytest.raises(InsufficientMemory):
+        plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **{**SIZES, "is_host": True})
 
 
 def test_kv_takes_no_more_than_the_batch_can_use() -> None:
