@@ -16,6 +16,9 @@ from torch import Tensor
 from .messages import TokenLogprob, TokenLogprobs
 from .sampling_params import SamplingParams
 
+MIN_TEMPERATURE = 1e-5
+"""Below it the draw is greedy for any logits that fp32 tells apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
@@ -44,7 +47,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Tok
     """Log-probabilities of `tokens` and of each row's `num_top` likeliest tokens."""
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    values, ids = logprobs.topk(num_top)
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
     return [
         TokenLogprobs(
             chosen=TokenLogprob(token, logprob),
@@ -100,8 +103,9 @@ def _penalize(logits: Tensor, row: SamplingRow) -> None:
 def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Scale by temperature, cut to top-k, top-p and min-p, add each row's Gumbel noise."""
     params = [row.params for row in rows]
-    temperature = _column([p.temperature for p in params], logits)
-    scaled = logits / temperature
+    temperature = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
+    # The likeliest token is at 0, so that no temperature, however small, makes it overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     scaled = _keep_top_k(scaled, [p.top_k for p in params])
     scaled = _keep_top_p(scaled, [p.top_p for p in params])
     scaled = _keep_min_p(scaled, [p.min_p for p in params])
@@ -134,6 +138,7 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
     limits = _column([p if p < 1.0 else 2.0 for p in top_p], logits)
     cut = before >= limits
+    cut[:, 0] = False  # the likeliest stays, however small top_p is
     return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
 
 

@@ -45,7 +45,7 @@ class SamplingParams:
         _check("top_k", self.top_k, 0, 1 << 31)
         _check("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 10.0, exclusive_low=True)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

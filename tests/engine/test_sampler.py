@@ -81,6 +81,13 @@ def test_the_limits_that_cut_nothing_cut_nothing() -> None:
     assert torch.equal(frequencies(2000, top_p=1.0, min_p=0.0), plain)
 
 
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1e-40}, {"temperature": 1e-6}, {"top_p": 1e-46}, {"top_k": 1}]
+)
+def test_the_smallest_values_mean_the_likeliest_token(params: dict[str, Any]) -> None:
+    assert sample(LOGITS[None] * 50, [make_row(**params)]) == [LOGITS.argmax().item()]
+
+
 def test_each_row_keeps_its_own_limits() -> None:
     rows = [
         make_row(1, top_k=1),
@@ -175,7 +182,7 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
         ("top_p", 1.1),
         ("top_k", -1),
         ("min_p", 1.5),
-        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-3),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("seed", 1 << 63),
