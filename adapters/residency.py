@@ -205,13 +205,6 @@ class Residency(Generic[BlockT]):
         record = self._records.get(key)
         return record.source if record is not None and record.state is State.RESIDENT else None
 
-    def load_seconds(self, key: AdapterKey) -> float:
-        """From the request to residency, in the load that made it resident; 0 if it is not."""
-        record = self._records.get(key)
-        if record is None or record.state is not State.RESIDENT:
-            return 0.0
-        return record.resident_since - record.begun_at
-
     def snapshot(self) -> list[AdapterStatus]:
         """Every adapter that is in memory, requested or failed."""
         keys = dict.fromkeys([*self._records, *self._host.keys()])

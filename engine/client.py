@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, assert_never
 
-from ..adapters.errors import AdapterError, AdapterUnavailable, StoreUnavailable
+from ..adapters.errors import AdapterError, AdapterUnavailable
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Tier
 from .config import EngineConfig
@@ -168,7 +168,7 @@ class EngineClient:
             message = f"the engine process could not be started: {exc}"
         finally:
             self._process = None
-        return self._bury(self._reported or ErrorInfo(EngineUnavailable.code, message, True))
+        return self._bury(self._reported or ErrorInfo(EngineUnavailable.code, message))
 
     def _bury(self, cause: ErrorInfo) -> float | None:
         """Settle what a dead process has left; the seconds until the next life, None if none."""
@@ -326,5 +326,4 @@ class EngineClient:
 
 
 def _as_info(error: EngineError | AdapterError) -> ErrorInfo:
-    retryable = isinstance(error, StoreUnavailable) or getattr(error, "retryable", False)
-    return ErrorInfo(error.code, str(error), retryable)
+    return ErrorInfo(error.code, str(error))

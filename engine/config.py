@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .errors import InvalidParameter
+
 
 class Quantization(StrEnum):
     """How the base model's linear layers are held and multiplied."""
@@ -45,3 +47,9 @@ class EngineConfig:
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise InvalidParameter(
+                "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
+            )

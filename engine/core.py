@@ -136,6 +136,12 @@ class EngineCore:
         pending = self._scheduler.has_requests or self._residency.has_pending_work
         return pending or bool(self._outbox) or self._has_events
 
+    @property
+    def awaits_message(self) -> bool:
+        """After a step: only a message, such as a fetched adapter, can make the next one useful."""
+        idle = not self._scheduler.num_running and not self._residency.has_pending_work
+        return idle and not self._outbox and not self._has_events
+
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""
         match message:
@@ -180,6 +186,10 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def _submit(self, submitted: GenerationRequest) -> None:
+        if self._scheduler.get(submitted.request_id):
+            # An end event under this id would end the first request's stream.
+            logger.error("request id %s is in use", submitted.request_id)
+            return
         adapter = submitted.adapter
         seed = submitted.sampling.seed
         request = Request(
@@ -222,7 +232,7 @@ class EngineCore:
                 reason=reason,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_generated_tokens=request.num_generated_tokens,
-                error=ErrorInfo(error.code, str(error), error.retryable) if error else None,
+                error=ErrorInfo(error.code, str(error)) if error else None,
                 stop_token_id=stop_token_id,
             )
         )
@@ -251,7 +261,7 @@ class EngineCore:
             logits = self._runner.run(sequences)
         except Exception:
             if len(sequences) == 1:
-                self._fail_step(sequences[0])
+                self._fail(sequences[0].request)
                 return
             logger.exception("a step of %d sequences failed; running them alone", len(sequences))
             for sequence in sequences:
@@ -264,13 +274,13 @@ class EngineCore:
         try:
             logits = self._runner.run((sequence,))
         except Exception:
-            self._fail_step(sequence)
+            self._fail(sequence.request)
         else:
             self._process((sequence,), logits)
 
-    def _fail_step(self, sequence: ScheduledSequence) -> None:
-        logger.exception("request %s cannot be computed", sequence.request.request_id)
-        self._finish(sequence.request, FinishReason.ERROR, EngineError())
+    def _fail(self, request: Request) -> None:
+        logger.exception("request %s cannot be computed", request.request_id)
+        self._finish(request, FinishReason.ERROR, EngineError())
 
     def _drop_stale(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
         """End requests whose adapter is not what their lease says; return the others."""
@@ -284,46 +294,37 @@ class EngineCore:
 
     def _process(self, sequences: tuple[ScheduledSequence, ...], logits: Tensor) -> None:
         """Turn a step's logits into tokens, and tokens into events."""
-        row_of = {
-            sequence: row for row, sequence in enumerate(part for part in sequences if part.samples)
-        }
+        row_of = {sequence: row for row, sequence in enumerate(sequences)}
         finite = logits.isfinite().all(-1).tolist()
-        sampled: list[ScheduledSequence] = []
+        sampling: list[ScheduledSequence] = []
         for sequence in self._drop_stale(sequences):
-            row = row_of.get(sequence)
-            if row is not None and not finite[row]:
+            if not finite[row_of[sequence]]:
                 self._finish(sequence.request, FinishReason.ERROR, NumericalError())
                 continue
+            if sequence.samples:
+                sampling.append(sequence)
             self._scheduler.advance(sequence)
-            if row is not None:
-                sampled.append(sequence)
-        if sampled:
-            self._sample([part.request for part in sampled], logits[[row_of[s] for s in sampled]])
+        if sampling:
+            rows = [row_of[sequence] for sequence in sampling]
+            self._sample([sequence.request for sequence in sampling], logits[rows])
 
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
-        tokens = sample(logits, [_sampling_row(request) for request in requests])
-        wanted = [r.submitted.sampling.num_logprobs for r in requests]
-        logprobs = None
-        if any(number is not None for number in wanted):
-            logprobs = logprobs_of(logits, tokens, max(number or 0 for number in wanted))
-        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-            is_first = request.num_generated_tokens == 0
-            wants_logits = request.submitted.return_logits and is_first
-            number = wanted[row]
-            entry = None
-            if logprobs and number is not None:
-                entry = [TokenLogprobs(logprobs[row].chosen, logprobs[row].top[:number])]
-            self._events.tokens.append(
-                TokensGenerated(
-                    request.request_id,
-                    [token],
-                    logprobs=entry,
-                    logits=logits[row].cpu().numpy().tobytes() if wants_logits else None,
-                )
-            )
+        """Draw each request's next token; a request that makes that fail is found and ended."""
+        try:
+            drawn = _draw(requests, logits)
+        except Exception:
+            if len(requests) == 1:
+                self._fail(requests[0])
+                return
+            logger.exception("sampling %d rows failed; drawing them alone", len(requests))
+            for row, request in enumerate(requests):
+                self._sample([request], logits[row : row + 1])
+            return
+        for request, generated in zip(requests, drawn, strict=True):
+            self._events.tokens.append(generated)
             self._num_generated_tokens += 1
-            request.token_ids.append(token)
-            self._finish_if_done(request, token)
+            request.token_ids += generated.token_ids
+            self._finish_if_done(request, generated.token_ids[-1])
 
     def _finish_if_done(self, request: Request, token: int) -> None:
         params = request.submitted.sampling
@@ -378,6 +379,24 @@ def _sampling_row(request: Request) -> SamplingRow:
     )
 
 
+def _draw(requests: Sequence[Request], logits: Tensor) -> list[TokensGenerated]:
+    """The next token of each request, from its row of `logits`; changes nothing."""
+    tokens = sample(logits, [_sampling_row(request) for request in requests])
+    wanted = [request.submitted.sampling.num_logprobs for request in requests]
+    logprobs = None
+    if any(number is not None for number in wanted):
+        logprobs = logprobs_of(logits, tokens, max(number or 0 for number in wanted))
+    drawn = []
+    for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+        number, entry = wanted[row], None
+        if logprobs and number is not None:
+            entry = [TokenLogprobs(logprobs[row].chosen, logprobs[row].top[:number])]
+        wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
+        raw = logits[row].cpu().numpy().tobytes() if wants_logits else None
+        drawn.append(TokensGenerated(request.request_id, [token], logprobs=entry, logits=raw))
+    return drawn
+
+
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt", "is empty")
@@ -398,6 +417,7 @@ def _plan(config: EngineConfig, base: BaseModel) -> MemoryPlan:
             base.kv_shapes, block_size=config.kv_block_size, dtype=base.dtype
         ),
         max_model_len=base.max_model_len,
+        is_host=base.device.type == "cpu",
     )
 
 

@@ -9,8 +9,6 @@ class EngineError(Exception):
     """The engine failed."""
 
     code: ClassVar[str] = "engine_error"
-    retryable: ClassVar[bool] = False
-    """Whether sending the same request again may help."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
@@ -54,7 +52,6 @@ class AdapterLoadFailed(EngineError):
     """The adapter's weights could not be brought to the device."""
 
     code = "adapter_load_failed"
-    retryable = True
 
 
 class AdapterTooLarge(EngineError):
@@ -73,21 +70,18 @@ class StaleExtent(EngineError):
     """A scheduled row's adapter is no longer where its lease says."""
 
     code = "stale_extent"
-    retryable = True
 
 
 class EngineRestarted(EngineError):
     """The engine process stopped while this request ran; send it again."""
 
     code = "engine_restarted"
-    retryable = True
 
 
 class EngineUnavailable(EngineError):
     """The engine is not running."""
 
     code = "engine_unavailable"
-    retryable = True
 
 
 class InsufficientMemory(EngineError):

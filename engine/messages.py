@@ -37,7 +37,6 @@ class ErrorInfo:
 
     code: str
     message: str
-    retryable: bool = False
 
 
 # --- towards the engine -------------------------------------------------------------------------
@@ -142,11 +141,9 @@ class RequestStarted:
     queue_seconds: float
     """From arrival in the engine to the first schedule, the adapter's wait included."""
     adapter_wait_seconds: float
-    """Part of `queue_seconds` in which only the adapter was missing."""
+    """Part of `queue_seconds` in which its adapter was not on the device."""
     adapter_tier: Tier | None
     """Where the adapter was when the request arrived; None for the base model."""
-    adapter_load_seconds: float
-    """Fetching, reading and copying the adapter, if this request had to wait for it."""
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""
 

@@ -44,7 +44,7 @@ class Core(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def has_work(self) -> bool: ...
+    def awaits_message(self) -> bool: ...
 
     def handle(self, message: ToEngine) -> None: ...
 
@@ -88,7 +88,7 @@ def _serve(core: Core, socket: zmq.Socket[bytes]) -> Never:
         for answer in messages:
             _send(socket, answer)
         timeout_ms = 0 if messages else BUSY_POLL_MS
-        if not core.has_work:
+        if core.awaits_message:
             timeout_ms = IDLE_POLL_MS
 
 

@@ -34,6 +34,9 @@ class Request:
     last_block_key: bytes = ROOT_KEY
     lease: Lease | None = None
     started: bool = False
+    adapter_missing_since: float | None = None
+    """Since when only its adapter keeps it waiting."""
+    adapter_wait_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.submitted.prompt_token_ids)

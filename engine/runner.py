@@ -41,26 +41,18 @@ class ModelRunner:
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> Tensor:
         """Compute keys and values of the scheduled tokens.
 
-        Returns fp32 logits `[number of sequences that sample, vocab_size]`, in their order.
+        Returns fp32 logits `[len(sequences), vocab_size]` of each one's last scheduled token, be it
+        sampled from or only looked at: one that is not finite has written what must not be reused.
         """
         spans = [_span(sequence) for sequence in sequences]
         inputs = make_inputs(spans, block_size=self._cache.block_size, device=self._base.device)
-        rows = [
-            row
-            for row, sequence in zip(inputs.last_rows, sequences, strict=True)
-            if sequence.samples
-        ]
-        # A model needs at least one row; a step of inner chunks has none to sample from.
-        wanted = torch.tensor(rows or [0], dtype=torch.int64).to(self._base.device)
+        rows = torch.tensor(inputs.last_rows, dtype=torch.int64).to(self._base.device)
         forward = PagedForward(self._cache, inputs.attention, self._lora_batch(sequences))
         try:
-            logits = run_model(
-                self._base.model, forward, inputs.input_ids, inputs.positions, wanted
-            )
+            return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
         except BaseException:
             self._base.forget_step()
             raise
-        return logits[: len(rows)]
 
     def _lora_batch(self, sequences: tuple[ScheduledSequence, ...]) -> LoraBatch | None:
         """None for a step of base rows only: it pays nothing for LoRA."""

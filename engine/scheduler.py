@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency, Tier
 from .batch import ScheduledBatch, ScheduledSequence
-from .block_pool import BlockPool
+from .block_pool import BlockPool, padding_class
 from .errors import (
     AdapterDeleted,
     AdapterLoadFailed,
@@ -151,10 +152,17 @@ class Scheduler:
         return not preempted
 
     def _admit_waiting(self, step: _Step) -> None:
+        absent: set[AdapterKey | None] = set()
         for request in tuple(self._waiting):
             if not step.budget or len(self._running) == self.limits.max_num_seqs:
                 return
-            if self._fails(request, step) or not self._lease(request):
+            adapter = request.submitted.adapter
+            if adapter not in absent and self._fails(request, step):
+                continue
+            if adapter in absent or not self._lease(request):
+                absent.add(adapter)
+                if request.adapter_missing_since is None:
+                    request.adapter_missing_since = self._clock()
                 continue
             if not self._admit(request, step):
                 # Smaller requests behind it must not take the blocks it waits for.
@@ -175,15 +183,22 @@ class Scheduler:
         if adapter is None:
             return True
         request.lease = self._residency.acquire(adapter, request.request_id)
-        return request.lease is not None
+        if request.lease is None:
+            return False
+        if request.adapter_missing_since is not None:
+            request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
+            request.adapter_missing_since = None
+        return True
 
     def _admit(self, request: Request, step: _Step) -> bool:
         self._reuse_prefix(request)
-        num_tokens = min(request.num_remaining_tokens, step.budget)
-        blocks = self._grow(request, num_tokens)
-        if blocks is None:
+        # Blocks come chunk by chunk, but who could not finish its prompt would only be preempted.
+        if self._num_missing_blocks(request, request.num_remaining_tokens) > self._pool.num_free:
             self._give_back(request)
             return False
+        num_tokens = min(request.num_remaining_tokens, step.budget)
+        blocks = self._grow(request, num_tokens)
+        assert blocks is not None
         self._waiting.remove(request)
         self._running.append(request)
         if not request.started:
@@ -203,14 +218,18 @@ class Scheduler:
         request.num_computed_tokens = len(block_ids) * self.limits.block_size
 
     def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Give the request the blocks that `num_tokens` more tokens need; None if there are too
-        few."""
-        length = request.num_computed_tokens + num_tokens
-        needed = -(-length // self.limits.block_size) - len(request.block_ids)
-        blocks = self._pool.allocate(max(needed, 0))
+        """Give the request the blocks that `num_tokens` more tokens need.
+
+        None if there are too few.
+        """
+        blocks = self._pool.allocate(self._num_missing_blocks(request, num_tokens))
         if blocks is not None:
             request.block_ids.extend(blocks)
         return blocks
+
+    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        length = request.num_computed_tokens + num_tokens
+        return max(-(-length // self.limits.block_size) - len(request.block_ids), 0)
 
     def _preempt(self, victim: Request) -> None:
         self.num_preemptions += 1
@@ -224,16 +243,11 @@ class Scheduler:
         request.forget_progress()
 
     def _describe_start(self, request: Request) -> RequestStarted:
-        adapter = request.submitted.adapter
-        waited = self._clock() - request.arrival_time
-        was_resident = request.adapter_tier is None or request.adapter_tier == Tier.DEVICE
-        load_seconds = self._residency.load_seconds(adapter) if adapter else 0.0
         return RequestStarted(
             request_id=request.request_id,
-            queue_seconds=waited,
-            adapter_wait_seconds=0.0 if was_resident else min(waited, load_seconds),
+            queue_seconds=self._clock() - request.arrival_time,
+            adapter_wait_seconds=request.adapter_wait_seconds,
             adapter_tier=self._found_tier(request),
-            adapter_load_seconds=0.0 if was_resident else load_seconds,
             num_cached_tokens=request.num_cached_tokens,
         )
 
@@ -280,4 +294,6 @@ class _Step:
 
 def _batch_order(sequence: ScheduledSequence) -> tuple[bool, int]:
     lease = sequence.request.lease
-    return not sequence.is_decode, lease.row if lease else -1
+    if sequence.is_decode:
+        return False, padding_class(len(sequence.request.block_ids))
+    return True, lease.row if lease else -1

@@ -51,7 +51,7 @@ class ScriptedEngine:
 
 
 def started(num_cached: int = 0) -> RequestStarted:
-    return RequestStarted("r", 0.5, 0.25, Tier.HOST, 0.25, num_cached)
+    return RequestStarted("r", 0.5, 0.25, Tier.HOST, num_cached)
 
 
 def finished(

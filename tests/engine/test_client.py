@@ -259,7 +259,7 @@ def test_adapters_are_fetched_side_by_side(tmp_path: Path) -> None:
     ("error", "expected"),
     [
         (ObjectNotFound("gone"), ErrorInfo("object_not_found", "gone")),
-        (StoreUnavailable("slow"), ErrorInfo("store_unavailable", "slow", retryable=True)),
+        (StoreUnavailable("slow"), ErrorInfo("store_unavailable", "slow")),
         (
             ZeroDivisionError("an internal secret"),
             ErrorInfo(
@@ -317,7 +317,6 @@ def test_a_killed_engine_ends_its_requests_by_code_and_serves_again(tmp_path: Pa
             for stream in streams:
                 events = await collect(stream)
                 assert error_of(events).code == RESTARTED
-                assert error_of(events).retryable
                 assert end_of(events).num_generated_tokens == 1
             await until(lambda: client.is_ready)
             assert client.pid != first_pid
@@ -508,7 +507,7 @@ def test_stopping_ends_the_process_and_what_is_open(tmp_path: Path) -> None:
             assert pid is not None
             await client.stop()
             await client.stop()
-            assert error_of(await collect(stream)).retryable
+            error_of(await collect(stream))
             assert (client.pid, client.is_ready) == (None, False)
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

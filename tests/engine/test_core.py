@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from loraplex.engine.messages import Abort, EvictAdapter, FinishReason, GenerationRequest, Submit
+from loraplex.engine.sampler import sample
+from loraplex.engine.sampling_params import SamplingParams
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
 from support.engine import LocalEngine
 from support.models import make_adapter
@@ -180,6 +182,29 @@ def test_an_adapter_that_overflows_leaves_its_neighbours_unchanged(
     assert started.num_cached_tokens == 0, "blocks of a failed request were published"
 
 
+def test_a_chunk_that_overflows_inside_a_prompt_is_not_reused(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    """The token that overflows comes in an early chunk; nothing of that chunk may be published."""
+    engine = LocalEngine(tiny_base, tmp_path, max_num_batched_tokens=64, max_num_seqs=8)
+    engine.core._base.model.get_input_embeddings().weight[77] = float("inf")
+    prefix = list(range(48))
+    expected = engine.submit([*prefix, 5], cache_namespace="reference")
+    poisoned = engine.submit([*prefix, 77, *range(40)])
+    engine.run()
+    end = engine.answers[poisoned].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "numerical_error"
+
+    clean = engine.submit([*prefix, 5])
+    engine.run()
+
+    assert engine.answers[clean].token_ids == engine.answers[expected].token_ids
+    assert len(engine.answers[clean].token_ids) > 0
+    engine.close()
+
+
 def test_prefix_reuse_stays_within_tenant_adapter_and_label(
     engine: LocalEngine, adapter_folders: list[Path]
 ) -> None:
@@ -299,6 +324,38 @@ def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(
     assert end.error is not None
     assert end.error.code == "engine_error"
     assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+
+
+def test_a_request_that_breaks_sampling_ends_alone(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = list(range(20))
+    expected = engine.generate(prompt)
+
+    def fail_on_poison(logits: torch.Tensor, rows: Any) -> list[int]:
+        if any(7 in row.params.logit_bias for row in rows):
+            raise RuntimeError("a defect that this request triggers")
+        return sample(logits, rows)
+
+    monkeypatch.setattr("loraplex.engine.core.sample", fail_on_poison)
+    ids = [engine.submit(prompt), engine.submit(prompt, logit_bias={7: 1.0}), engine.submit(prompt)]
+    engine.run()
+    assert engine.answers[ids[0]].token_ids == engine.answers[ids[2]].token_ids == expected
+    end = engine.answers[ids[1]].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "engine_error"
+
+
+def test_a_request_id_in_use_is_left_to_its_first_owner(engine: LocalEngine) -> None:
+    prompt = list(range(20))
+    expected = engine.generate(prompt)
+    first = engine.submit(prompt, request_id="same")
+    engine.step()
+    request = GenerationRequest("same", "globex", [1, 2, 3], SamplingParams(temperature=0.0))
+    engine.core.handle(Submit(request))
+    engine.run()
+    assert engine.answers[first].token_ids == expected
 
 
 def test_the_end_of_sequence_and_stop_tokens_end_a_request(engine: LocalEngine) -> None:

@@ -46,9 +46,6 @@ class FakeResidency:
     def loaded_from(self, key: AdapterKey) -> Tier | None:
         return Tier.DISK
 
-    def load_seconds(self, key: AdapterKey) -> float:
-        return 0.5
-
 
 class Bench:
     """A scheduler with a pool, and a device that draws token 0 for whatever samples."""
@@ -174,18 +171,17 @@ def test_a_request_whose_adapter_is_missing_is_passed_by_and_served_when_it_come
 def test_the_start_tells_how_long_the_adapter_took() -> None:
     bench = Bench()
     adapter = AdapterKey("acme", "sha256:aa")
-    bench.residency.resident.add(adapter)
     bench.add("cold", 4, adapter=adapter, tier=Tier.STORE)
+    bench.now = 0.5
+    bench.step()
+    bench.now = 1.5
+    bench.residency.resident.add(adapter)
     bench.add("warm", 4, adapter=adapter, tier=Tier.DEVICE)
     bench.now = 2.0
     cold, warm = bench.scheduler.schedule().started
     # On arrival only the fetcher knew that the block lay on the local disk.
-    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_load_seconds) == ("disk", 2.0, 0.5)
-    assert (warm.adapter_tier, warm.adapter_wait_seconds, warm.adapter_load_seconds) == (
-        "device",
-        0.0,
-        0.0,
-    )
+    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_wait_seconds) == ("disk", 2.0, 1.5)
+    assert (warm.adapter_tier, warm.queue_seconds, warm.adapter_wait_seconds) == ("device", 0.5, 0)
 
 
 def test_a_failed_adapter_ends_its_requests_only() -> None:

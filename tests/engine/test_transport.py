@@ -40,7 +40,7 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.transport import decode_from_engine, decode_to_engine, encode
 
 KEY = AdapterKey("acme", "sha256:" + "ab" * 32)
-ERROR = ErrorInfo("store_unavailable", "no answer", retryable=True)
+ERROR = ErrorInfo("store_unavailable", "no answer")
 LAYOUT = BaseLayout("base", (Projection((Slice("q_proj", 8, 4),)),), {"lm_head": "tied"})
 INFO = EngineInfo(
     base_id="base",
@@ -64,8 +64,8 @@ SAMPLING = SamplingParams(
 )
 EVENTS = StepEvents(
     started=[
-        RequestStarted("r", 0.5, 0.25, Tier.DISK, 0.2, 16),
-        RequestStarted("b", 0, 0, None, 0, 0),
+        RequestStarted("r", 0.5, 0.25, Tier.DISK, 16),
+        RequestStarted("b", 0, 0, None, 0),
     ],
     tokens=[
         TokensGenerated("r", [1, 2], logits=b"\x00\xff"),

@@ -86,6 +86,7 @@ class LocalEngine:
         request_id: str | None = None,
         tenant_id: str = "acme",
         return_logits: bool = False,
+        cache_namespace: str = "",
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -94,7 +95,13 @@ class LocalEngine:
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
         tenant_id = adapter.tenant_id if adapter else tenant_id
         request = GenerationRequest(
-            request_id, tenant_id, list(prompt), params, adapter, return_logits=return_logits
+            request_id,
+            tenant_id,
+            list(prompt),
+            params,
+            adapter,
+            cache_namespace=cache_namespace,
+            return_logits=return_logits,
         )
         self.core.handle(Submit(request))
         return request_id

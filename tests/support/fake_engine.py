@@ -77,8 +77,8 @@ class FakeCore:
         self._outbox: list[FromEngine] = []
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._outbox or self._requests)
+    def awaits_message(self) -> bool:
+        return not (self._outbox or self._requests)
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -126,7 +126,7 @@ class FakeCore:
         output = self._outputs.get(request.request_id)
         if output is None:
             tier = self._fetched.get(request.adapter) if request.adapter else None
-            events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0.0, 0))
+            events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
             self._outbox.append(_stats(len(self._requests)))
             output = self._outputs[request.request_id] = []
         elif prompt == HANG:
