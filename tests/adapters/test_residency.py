@@ -75,7 +75,7 @@ def test_an_adapter_in_host_memory_is_not_fetched_again() -> None:
     assert world.wanted == []
 
 
-def test_load_time_counts_from_the_request_to_residency() -> None:
+def test_a_resident_adapter_says_where_its_load_found_it() -> None:
     world = ResidencyWorld()
     world.residency.request(A)
     world.now += 3
