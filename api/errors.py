@@ -18,12 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..adapters.errors import AdapterError, AdapterRejected
-from ..engine.errors import EngineError
+from ..engine.errors import EngineError, EngineRestarted, EngineUnavailable
 from ..engine.messages import ErrorInfo
 from ..platform.errors import PlatformError
 from .error_codes import ERROR_CODES, ErrorCode
 
 DEFAULT_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
+_ENGINE_DOWN_CODES = frozenset({EngineUnavailable.code, EngineRestarted.code})
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 _UNION_BRANCHES = frozenset({"str", "token_ids"})
 
@@ -37,12 +39,10 @@ class ApiError(Exception):
         message: str | None = None,
         *,
         param: str | None = None,
-        retry_after_seconds: float | None = None,
     ) -> None:
         self.code = code
         self.message = message or ERROR_CODES[code].meaning
         self.param = param
-        self.retry_after_seconds = retry_after_seconds
         super().__init__(self.message)
 
     @property
@@ -83,7 +83,7 @@ def error_response(request: Request, error: ApiError) -> Response:
     request.state.error_code = error.code
     headers = {"x-should-retry": "true" if error.published.retryable else "false"}
     if error.published.retryable:
-        seconds = error.retry_after_seconds or DEFAULT_RETRY_SECONDS
+        seconds = _retry_seconds(request, error.code)
         headers["retry-after-ms"] = str(round(seconds * 1000))
         headers["retry-after"] = str(math.ceil(seconds))
     if error.published.status == 401:
@@ -94,6 +94,14 @@ def error_response(request: Request, error: ApiError) -> Response:
         headers=headers,
         media_type="application/json",
     )
+
+
+def _retry_seconds(request: Request, code: str) -> float:
+    """Until it is worth asking again: an engine that is down needs as long as its last start."""
+    if code not in _ENGINE_DOWN_CODES:
+        return DEFAULT_RETRY_SECONDS
+    start_seconds: float | None = request.app.state.runtime.engine.start_seconds
+    return min(max(start_seconds or 0.0, DEFAULT_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
 
 def as_api_error(error: Exception) -> ApiError:

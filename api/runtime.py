@@ -6,6 +6,7 @@ Opened before the first request and closed after the last.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +33,7 @@ from ..platform.errors import InvalidValue
 from ..platform.keys.service import ApiKeyService
 from ..platform.secrets import API_KEY_PEPPER, derive_key
 from .control_plane import ControlPlane
+from .data_dir_lock import locked_data_dir
 from .metrics import Metrics
 from .services.attestation import Attestations
 from .services.deletions import Deletions
@@ -70,9 +72,10 @@ CurrentRuntime = Annotated[Runtime, Depends(current_runtime)]
 async def open_runtime(settings: Settings, engine_config: EngineConfig) -> AsyncIterator[Runtime]:
     """Start everything; what an earlier run left unfinished is taken up.
 
-    Raises a PlatformError, EngineError or AdapterError if a part cannot start.
+    Raises DataDirInUse, or a PlatformError, EngineError or AdapterError if a part cannot start.
     """
     async with AsyncExitStack() as stack:
+        stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
         store = _open_store(settings.store_url)
@@ -158,14 +161,15 @@ def _public_name(model: str, model_dir: Path) -> str:
 
 
 def _write_layout(data_dir: Path, layout: BaseLayout) -> Path:
-    """The base's layout as a file, for the intake processes."""
-    path = data_dir / "layout.json"
-    path.write_text(layout_to_json(layout))
-    return path
+    """The base's layout as a file, for the intake processes; another base's is another file."""
+    content = layout_to_json(layout).encode()
+    path = data_dir / f"layout-{hashlib.sha256(content).hexdigest()}.json"
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(content)
+    return unfinished.replace(path)
 
 
 def _open_control_plane(settings: Settings) -> ControlPlane:
-    settings.prepare_data_dir()
     database = Database(settings.database_url)
     if settings.is_database_embedded:
         database.upgrade()

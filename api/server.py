@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import signal
 import socket
@@ -25,7 +26,8 @@ KEEP_ALIVE_SECONDS = 75
 class DrainingServer(uvicorn.Server):
     """Told to stop, it takes no new connections; what outlives the drain ends with an error."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, on_drain: Callable[[float], None]) -> None:
+        """`on_drain` is told for how long requests are let finish, if any run at the end."""
         drain_seconds = runtime.settings.drain_seconds
         super().__init__(
             uvicorn.Config(
@@ -40,8 +42,11 @@ class DrainingServer(uvicorn.Server):
         )
         self._engine = runtime.engine
         self._drain_seconds = drain_seconds
+        self._on_drain = on_drain
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._engine.num_open_requests:
+            self._on_drain(self._drain_seconds)
         ending = asyncio.create_task(self._end_stragglers())
         try:
             await super().shutdown(sockets)
@@ -53,12 +58,39 @@ class DrainingServer(uvicorn.Server):
         await self._engine.stop()
 
 
+class CannotListen(Exception):
+    """The address cannot be served at: it is in use, not this machine's, or not ours to take."""
+
+    def __init__(self, host: str, port: int, cause: OSError) -> None:
+        option = "--port" if cause.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        super().__init__(
+            f"cannot listen at {address(host, port)}: {cause.strerror}; choose another {option}"
+        )
+
+
+def address(host: str, port: int) -> str:
+    """`host:port` as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """The address to serve at, taken but not listening yet. Raises OSError if it is in use."""
+    """The address to serve at, taken but not listening yet. Raises CannotListen."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise CannotListen(host, port, exc) from exc
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Take connections. Raises CannotListen if another server was faster at the same address."""
+    try:
+        listener.listen()
+    except OSError as exc:
+        raise CannotListen(*listener.getsockname()[:2], exc) from exc
 
 
 def run_server(
@@ -67,17 +99,21 @@ def run_server(
     *,
     listener: socket.socket,
     announce: Callable[[Runtime], None],
+    on_drain: Callable[[float], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `announce` is called when everything is up.
+    """Serve until SIGTERM or SIGINT; `announce` is called when everything is up, `on_drain`
+    when it is told to stop while requests run, with the seconds that they have.
 
-    Raises a PlatformError, EngineError or AdapterError if a part cannot start.
+    Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
+    cannot start.
     """
 
     async def serve() -> None:
         async with open_runtime(settings, engine_config) as runtime:
             _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
+            listen(listener)
             announce(runtime)
-            await DrainingServer(runtime).serve(sockets=[listener])
+            await DrainingServer(runtime, on_drain=on_drain).serve(sockets=[listener])
 
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -25,6 +25,7 @@ from .errors import (
     EngineError,
     EngineRestarted,
     EngineUnavailable,
+    InsufficientMemory,
     InvalidParameter,
     UnsupportedModel,
 )
@@ -52,6 +53,10 @@ from .request_stream import RequestEvent, RequestStream
 from .supervisor import ENGINE_COMMAND, EngineProcess, RestartPolicy
 
 MAX_SUBMISSIONS = 2
+_START_ERRORS: Mapping[str, type[EngineError]] = {
+    error.code: error for error in (UnsupportedModel, InsufficientMemory)
+}
+"""What the operator can do something about."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +95,9 @@ class EngineClient:
         self._reported: ErrorInfo | None = None
         """What the process has said about its own end."""
         self._ready_at: float | None = None
+        self._spawned_at = 0.0
+        self.start_seconds: float | None = None
+        """How long the last start took that succeeded; None before the first."""
         self._supervision: asyncio.Task[None] | None = None
         self._is_stopping = asyncio.Event()
         self._has_first_outcome = asyncio.Event()
@@ -126,13 +134,15 @@ class EngineClient:
     async def start(self) -> None:
         """Start the engine and wait until it is ready; from then on it is restarted if it dies.
 
-        Raises EngineUnavailable if it cannot start; `failure` has the engine's own code.
+        Raises UnsupportedModel, InsufficientMemory, or EngineUnavailable for all other reasons;
+        `failure` has the engine's own code.
         """
         assert self._supervision is None, "an engine client is started once"
         self._supervision = asyncio.create_task(self._supervise())
         await self._has_first_outcome.wait()
         if not self.is_ready:
-            raise EngineUnavailable(self.failure.message if self.failure else None)
+            failure = self.failure or ErrorInfo(EngineUnavailable.code, str(EngineUnavailable()))
+            raise _START_ERRORS.get(failure.code, EngineUnavailable)(failure.message)
 
     async def stop(self) -> None:
         """End the engine; what is still open ends with an error. Idempotent."""
@@ -158,6 +168,7 @@ class EngineClient:
 
     async def _live(self) -> float | None:
         """One life of the process; the seconds until the next one may begin, None if none may."""
+        self._spawned_at = time.monotonic()
         try:
             self._process = await EngineProcess.spawn(self._config, command=self._command)
             if self._is_stopping.is_set():
@@ -202,7 +213,7 @@ class EngineClient:
         id is still open.
         """
         if not self.is_ready:
-            raise EngineUnavailable(self.failure.message if self.failure else None)
+            raise EngineUnavailable
         if request.request_id in self._streams:
             raise InvalidParameter("request_id", "is in use")
         stream = RequestStream(request, abort=self._abort)
@@ -319,6 +330,7 @@ class EngineClient:
             raise error
         self._info = info
         self._ready_at = time.monotonic()
+        self.start_seconds = self._ready_at - self._spawned_at
         self.failure = None
         self._has_first_outcome.set()
         for stream in self._streams.values():

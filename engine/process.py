@@ -56,6 +56,8 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     log_to_stderr()
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
     _end_with_parent()
     endpoint, config_json = sys.argv[1:]
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
@@ -66,7 +68,7 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
             config = msgspec.json.decode(config_json, type=EngineConfig)
             _serve((make_core or _load_core)(config), socket)
         except Exception as exc:
-            _log.exception("engine_failed")
+            _log_failure(exc)
             _send(socket, EngineFailed(_as_error_info(exc)))
     return 1
 
@@ -104,6 +106,13 @@ def _receive(socket: zmq.Socket[bytes], timeout_ms: int) -> Iterator[ToEngine]:
 
 def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
     socket.send_multipart(encode(message))
+
+
+def _log_failure(exc: Exception) -> None:
+    if isinstance(exc, EngineError):  # foreseen: its sentence says it all
+        _log.error("engine_failed", extra={"code": exc.code, "error": str(exc)})
+    else:
+        _log.exception("engine_failed")
 
 
 def _as_error_info(exc: Exception) -> ErrorInfo:

@@ -80,6 +80,8 @@ class EngineProcess:
                     stdin=stdin,
                     stdout=_STDERR,
                     env=engine_environment(os.environ),
+                    # Its own group: a signal to ours reaches us alone, and draining is ours to do.
+                    start_new_session=True,
                 )
             finally:
                 os.close(stdin)

@@ -9,7 +9,7 @@ import typer
 
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig, Quantization
-from ...engine.errors import EngineError
+from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
 from ..settings import Settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
@@ -21,6 +21,8 @@ app = typer.Typer(add_completion=False)
 
 GIB = 1 << 30
 DEFAULTS = EngineConfig(model="")
+_OPERATOR_CODES = frozenset({UnsupportedModel.code, InsufficientMemory.code})
+"""Of engines that never start as they were asked to."""
 
 
 @app.command()
@@ -94,21 +96,28 @@ def serve(
 
 
 def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:
+    from ..data_dir_lock import DataDirInUse
     from ..logs import configure_logging
-    from ..server import bind, run_server
+    from ..server import CannotListen, address, bind, run_server
 
     configure_logging()
     try:
         listener = bind(host, port)
-        url = f"http://{host}:{listener.getsockname()[1]}"
+        url = f"http://{address(host, listener.getsockname()[1])}"
         note(f"Loading {engine_config.model} ...")
         run_server(
             settings,
             engine_config,
             listener=listener,
             announce=lambda runtime: _announce(runtime, url),
+            on_drain=lambda seconds: note(
+                f"Stopping: waiting up to {seconds:g} s for running requests."
+            ),
         )
-    except (EngineError, AdapterError, OSError) as exc:
+    except EngineError as exc:
+        exit_code = ExitCode.USAGE if exc.code in _OPERATOR_CODES else ExitCode.UNAVAILABLE
+        raise CommandFailed(str(exc), exit_code) from exc
+    except (AdapterError, CannotListen, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 
 

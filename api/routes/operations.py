@@ -24,8 +24,7 @@ async def health() -> Response:
 async def ready(runtime: CurrentRuntime) -> Response:
     """The engine takes requests now."""
     if not runtime.engine.is_ready:
-        failure = runtime.engine.failure
-        raise ApiError("engine_unavailable", failure.message if failure else None)
+        raise ApiError("engine_unavailable")
     return JSONResponse({"status": "ready"})
 
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.data_dir_lock import locked_data_dir
 from support.envelopes import check_envelope
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.server import (
@@ -38,6 +39,11 @@ def streaming(caller: Caller, **changes: Any) -> Iterator[Iterator[str]]:
         events = (line[6:] for line in answer.iter_lines() if line.startswith("data: "))
         assert json.loads(next(events))["choices"]
         yield events
+
+
+def interrupt_group(server: ServerUnderTest) -> None:
+    """As ^C on a terminal and a supervisor's stop do: everything of the server's group at once."""
+    os.killpg(server.process.pid, signal.SIGTERM)
 
 
 def is_alive(pid: int) -> bool:
@@ -63,6 +69,8 @@ def test_a_killed_engine_costs_coded_errors_and_nothing_else(
     meanwhile = httpx.get(f"{server.url}/ready")
     if meanwhile.status_code != 200:
         check_envelope(meanwhile, "engine_unavailable")
+        assert "status" not in meanwhile.json()["error"]["message"]
+        assert 1000 <= int(meanwhile.headers["retry-after-ms"]) <= 30_000
     wait_for(server.is_ready, seconds=120)
     after = resident.openai.completions.create(
         model="bot", prompt="Before and after", max_tokens=8, temperature=0
@@ -102,10 +110,14 @@ def test_a_killed_server_loses_nothing_it_acknowledged(
             )
         )
         with streaming(again) as events:
-            server.process.send_signal(signal.SIGTERM)
+            interrupt_group(server)
             *_, last = events
         assert last == "[DONE]"
         assert server.process.wait(60) == 0
+        log = server.log.read_text()
+        assert "Stopping: waiting up to 25 s for running requests." in log
+        assert "Loading weights" not in log
+        assert not list(server.settings.data_dir.glob("layout*.new"))
 
 
 def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: Path) -> None:
@@ -123,16 +135,24 @@ def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: P
     [
         (["--database", "sqlite:///{tmp}/other.db"], ExitCode.UNAVAILABLE, "loraplex db upgrade"),
         (["--store", "ftp://host/folder"], ExitCode.USAGE, "not an adapter store"),
-        (["--port", "{port}"], ExitCode.UNAVAILABLE, "in use"),
+        (
+            ["--port", "{port}"],
+            ExitCode.UNAVAILABLE,
+            "cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port",
+        ),
+        (["--data-dir", "{used}"], ExitCode.UNAVAILABLE, "Another server uses {used}"),
+        (["--memory-gib", "0.1", "--kv-cache-gib", "9"], ExitCode.USAGE, "memory"),
     ],
-    ids=["schema", "store", "port"],
+    ids=["schema", "store", "port", "data-dir", "memory"],
 )
 def test_a_server_that_cannot_start_says_why(
     tiny_base: Path, tmp_path: Path, options: list[str], code: ExitCode, advice: str
 ) -> None:
-    with socket.socket() as taken:
+    used = tmp_path / "used"
+    used.mkdir()
+    with socket.socket() as taken, locked_data_dir(used):
         taken.bind(("127.0.0.1", 0))
-        facts = {"tmp": tmp_path, "port": taken.getsockname()[1]}
+        facts = {"tmp": tmp_path, "port": taken.getsockname()[1], "used": used}
         command = ["serve", "--model", str(tiny_base), "--data-dir", str(tmp_path), "--port", "0"]
         done = subprocess.run(
             [*LORAPLEX, *command, *(option.format(**facts) for option in options)],
@@ -143,5 +163,6 @@ def test_a_server_that_cannot_start_says_why(
             check=False,
         )
     assert done.returncode == code, done.stderr
-    assert advice in done.stderr
+    assert advice.format(**facts) in done.stderr
+    assert "Serving" not in done.stderr
     assert "Traceback" not in done.stderr

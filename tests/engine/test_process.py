@@ -135,7 +135,11 @@ def test_a_failed_start_is_reported_by_code(tmp_path: Path) -> None:
     (tmp_path / FAIL_FILE).write_text("no such layer")
     with running_engine(tmp_path) as engine:
         failed = engine.receive()
-        assert engine.wait()[0] == 1
+        status, log = engine.wait()
+        assert status == 1
+    (record,) = map(json.loads, log)
+    assert (record["event"], record["error"]) == ("engine_failed", "no such layer")
+    assert "exception" not in record
     assert failed == EngineFailed(ErrorInfo("unsupported_model", "no such layer"))
 
 

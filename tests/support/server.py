@@ -135,6 +135,7 @@ def serving(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             env=child_environment(**environment),
         )
     server = ServerUnderTest(f"http://127.0.0.1:{port}", process, Settings(data_dir=data_dir), log)
