@@ -33,6 +33,11 @@ log = structlog.get_logger(__name__)
 NUM_WORKERS = 2
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
+_MESSAGES = {
+    "numerical_error": "Under this adapter the model's output is not finite: lower alpha, or take "
+    "an earlier checkpoint."
+}
+"""For who pushes, where the engine's sentence speaks to who asks."""
 MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -120,7 +125,7 @@ class Attestations:
                 error = as_api_error(exc)
             num_load_failures += error.code == LOAD_FAILED
             if not error.published.retryable or num_load_failures == MAX_LOAD_FAILURES:
-                return Verdict(None, error.code, error.message)
+                return Verdict(None, error.code, _MESSAGES.get(error.code, error.message))
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 

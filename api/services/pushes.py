@@ -192,7 +192,12 @@ class Pushes:
                 ),
             )
             self._staging.discard(upload.id)
-            log.info("adapter_rejected", tenant_id=upload.tenant_id, reason=reason)
+            log.info(
+                "adapter_rejected",
+                tenant_id=upload.tenant_id,
+                adapter=upload.adapter_name,
+                reason=reason,
+            )
             raise ApiError(reason, message, param=pointer) from exc
         version = await self._accept(upload, report)
         self._staging.discard(upload.id)
