@@ -90,7 +90,8 @@ def listen(listener: socket.socket) -> None:
     try:
         listener.listen()
     except OSError as exc:
-        raise CannotListen(*listener.getsockname()[:2], exc) from exc
+        host, port = listener.getsockname()[:2]
+        raise CannotListen(host, port, exc) from exc
 
 
 def run_server(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ..platform.errors import InvalidValue
 from ..platform.secrets import load_or_create_secret, parse_secret
 
 
@@ -71,3 +73,18 @@ class Settings(BaseSettings):
         if self.secret is not None:
             return parse_secret(self.secret.get_secret_value(), source="LORAPLEX_SECRET")
         return load_or_create_secret(self.data_dir / "secret")
+
+
+def load_settings(**flags: Any) -> Settings:
+    """A flag goes before the environment, the environment before the default.
+
+    Raises InvalidValue for the first setting that cannot be taken; its value is not repeated.
+    """
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as exc:
+        error = exc.errors(include_url=False, include_input=False)[0]
+        name = str(error["loc"][0])
+        is_flag = flags.get(name) is not None
+        shown = f"--{name.replace('_', '-')}" if is_flag else f"LORAPLEX_{name.upper()}"
+        raise InvalidValue(f"{shown}: {error['msg']}.", param=name) from None

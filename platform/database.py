@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import revisions
-from .errors import DatabaseUnavailable
+from .errors import DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for the one before it."""
 CONNECT_TIMEOUT_SECONDS = 5
+DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
 
 AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
 
@@ -29,7 +31,10 @@ class Database:
     """Opens units of work. Safe to share between threads; connects on first use."""
 
     def __init__(self, url: str) -> None:
-        """`url` as SQLAlchemy writes it: `sqlite:///…` or `postgresql+psycopg://…`."""
+        """`url` as SQLAlchemy writes it: `sqlite:///…` or `postgresql+psycopg://…`.
+
+        Raises InvalidValue if it is neither, or if its driver is not installed.
+        """
         self._url = url
         self._writing = make_engine(url)
         self._reading = self._writing.execution_options(read_only=True)
@@ -61,7 +66,9 @@ class Database:
             revisions.upgrade(self._url)
 
     def current_revision(self) -> str | None:
-        """The schema's revision; None for a database without one."""
+        """The schema's revision; None for a database without one, which is not made by asking."""
+        if _is_missing_file(make_url(self._url)):
+            return None
         with _unavailable_if_unanswered(), self._reading.connect() as connection:
             return revisions.current_revision(connection)
 
@@ -78,15 +85,29 @@ class Database:
 
 
 def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
-    """An engine with our settings for its database.
+    """An engine with our settings for its database. Raises InvalidValue.
 
     Migrations alone do without SQLite's foreign keys: there a table is altered by copying it.
     """
-    if make_url(url).get_backend_name() == "sqlite":
+    if _parse_url(url).get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
-    return create_engine(
-        url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-    )
+    try:
+        return create_engine(
+            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+        )
+    except ModuleNotFoundError as exc:
+        raise InvalidValue(f"PostgreSQL needs the package {exc.name}.", param="database") from exc
+
+
+def database_name(url: str) -> str:
+    """The database as it may be shown: without the password and without options."""
+    return make_url(url).set(query={}).render_as_string(hide_password=True)
+
+
+def failure_reason(error: DatabaseUnavailable) -> str:
+    """Why the database did not answer: the first line of what its driver says, for operators."""
+    original = getattr(error.__cause__, "orig", None)
+    return next(iter(str(original or error).splitlines()), str(error))
 
 
 def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
@@ -112,6 +133,30 @@ def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _parse_url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # the latter from its port
+        parsed = None
+    if parsed is None or parsed.drivername not in DRIVERS:
+        # The value is not repeated: it may hold a password.
+        raise InvalidValue(
+            "The database is no URL of a kind that is served: write sqlite:///PATH or "
+            "postgresql+psycopg://USER@HOST/NAME.",
+            param="database",
+        )
+    return parsed
+
+
+def _is_missing_file(url: URL) -> bool:
+    """An SQLite file that connecting would make, empty."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return False
+    path = Path(url.database or "")
+    is_file_uri = path.parts[0].startswith("file:")
+    return not is_file_uri and path.parent.is_dir() and not path.exists()
 
 
 @contextmanager

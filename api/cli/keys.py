@@ -14,8 +14,8 @@ from ...platform.keys.principal import Scope
 from ...platform.keys.service import ApiKeyService
 from ...platform.secrets import API_KEY_PEPPER, derive_key
 from ...platform.tenants import service as tenants
-from ..settings import Settings
-from .admin import DatabaseUrl, load_settings, moment, open_current_database
+from ..settings import Settings, load_settings
+from .admin import DatabaseUrl, DataDir, moment, open_current_database
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -36,10 +36,11 @@ def create(
         int | None, typer.Option(min=1, max=3650, show_default="never")
     ] = None,
     database: DatabaseUrl = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Issue a key and print it: this once, and never again."""
-    settings = load_settings(database)
+    settings = load_settings(database=database, data_dir=data_dir)
     expires_at = None if expires_in_days is None else utc_now() + timedelta(days=expires_in_days)
     with open_current_database(settings) as opened:
         tenant_id = _tenant_id(opened, tenant)
@@ -55,9 +56,14 @@ def create(
 
 
 @app.command("ls")
-def list_(tenant: TenantSlug, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def list_(
+    tenant: TenantSlug,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """List a tenant's keys, revoked ones included."""
-    settings = load_settings(database)
+    settings = load_settings(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         tenant_id = _tenant_id(opened, tenant)
         with opened.transaction(tenant_id, read_only=True) as session:
@@ -73,10 +79,11 @@ def revoke(
     tenant: TenantSlug,
     key_id: Annotated[str, typer.Argument(help="The key's id, the part after 'lpx_live_'.")],
     database: DatabaseUrl = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Refuse a key from now on."""
-    settings = load_settings(database)
+    settings = load_settings(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         tenant_id = _tenant_id(opened, tenant)
         with opened.transaction(tenant_id) as session:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig, Quantization
 from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
-from ..settings import Settings
+from ..settings import Settings, default_data_dir, load_settings
+from .admin import DatabaseUrl, DataDir, naming_the_database
+from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 
@@ -38,16 +40,20 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     served_model_name: Annotated[
-        str | None, typer.Option(help="What callers name the base.", show_default="its folder")
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_SERVED_MODEL_NAME",
+            help="What callers name the base.",
+            show_default="its folder",
+        ),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Home of the embedded database, store and secret.")
-    ] = None,
-    database: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL.", show_default="SQLite in the data folder")
-    ] = None,
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
     store: Annotated[
-        str | None, typer.Option(help="A folder or s3://bucket/prefix.", show_default="a folder")
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_STORE", help="A folder or s3://bucket/prefix.", show_default="a folder"
+        ),
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of one sequence.")
@@ -89,7 +95,7 @@ def serve(
         host_cache_bytes=_bytes(host_cache_gib) or 0,
         num_threads=num_threads,
     )
-    settings = _settings(
+    settings = load_settings(
         data_dir=data_dir, database=database, store=store, served_model_name=served_model_name
     )
     _run(settings, engine_config, host=host, port=port)
@@ -105,15 +111,16 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
         listener = bind(host, port)
         url = f"http://{address(host, listener.getsockname()[1])}"
         note(f"Loading {engine_config.model} ...")
-        run_server(
-            settings,
-            engine_config,
-            listener=listener,
-            announce=lambda runtime: _announce(runtime, url),
-            on_drain=lambda seconds: note(
-                f"Stopping: waiting up to {seconds:g} s for running requests."
-            ),
-        )
+        with naming_the_database(settings):
+            run_server(
+                settings,
+                engine_config,
+                listener=listener,
+                announce=lambda runtime: _announce(runtime, url),
+                on_drain=lambda seconds: note(
+                    f"Stopping: waiting up to {seconds:g} s for running requests."
+                ),
+            )
     except EngineError as exc:
         exit_code = ExitCode.USAGE if exc.code in _OPERATOR_CODES else ExitCode.UNAVAILABLE
         raise CommandFailed(str(exc), exit_code) from exc
@@ -125,12 +132,24 @@ def _announce(runtime: Runtime, url: str) -> None:
     for line in runtime.engine.info.memory_plan:
         note(f"  {line}")
     note(f"Serving {runtime.inference.served_model_name} at {url}/v1")
-    note("Make a tenant and a key: loraplex tenants create NAME && loraplex keys create NAME")
+    for line in next_steps(runtime.settings, url):
+        note(line)
 
 
-def _settings(**flags: Any) -> Settings:
-    """A flag goes before the environment, the environment before the default."""
-    return Settings(**{name: value for name, value in flags.items() if value is not None})
+def next_steps(settings: Settings, url: str) -> list[str]:
+    """What to do once it serves, with the options that another terminal needs."""
+    where = ""
+    if settings.data_dir != default_data_dir():
+        where += f" --data-dir {shlex.quote(str(settings.data_dir.absolute()))}"
+    if settings.database is not None:
+        where += " --database ..."  # not shown: it may hold a password
+    lines = [
+        f"Make a tenant and a key: loraplex tenants create NAME{where} && "
+        f"loraplex keys create NAME{where}"
+    ]
+    if url != DEFAULT_URL:
+        lines.append(f"Push to it: LORAPLEX_URL={url} loraplex adapters push FOLDER NAME")
+    return lines
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -8,7 +8,8 @@ import typer
 
 from ...platform.tenants import service as tenants
 from ...platform.tenants.models import Tenant
-from .admin import DatabaseUrl, load_settings, moment, open_current_database
+from ..settings import load_settings
+from .admin import DatabaseUrl, DataDir, moment, open_current_database
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -21,11 +22,12 @@ def create(
     slug: Slug,
     name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
     database: DatabaseUrl = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a tenant."""
     with (
-        open_current_database(load_settings(database)) as opened,
+        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
         opened.platform_transaction() as session,
     ):
         tenant = tenants.create_tenant(session, slug, name=name)
@@ -34,10 +36,10 @@ def create(
 
 
 @app.command("ls")
-def list_(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def list_(database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the tenants."""
     with (
-        open_current_database(load_settings(database)) as opened,
+        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
         opened.platform_transaction(read_only=True) as session,
     ):
         rows = [_tenant_row(tenant) for tenant in tenants.list_tenants(session)]
@@ -48,10 +50,12 @@ def list_(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
 
 
 @app.command("suspend")
-def suspend(slug: Slug, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def suspend(
+    slug: Slug, database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """Refuse a tenant's keys; its adapters stay."""
     with (
-        open_current_database(load_settings(database)) as opened,
+        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
         opened.platform_transaction() as session,
     ):
         tenant = tenants.suspend_tenant(session, slug)
@@ -59,10 +63,12 @@ def suspend(slug: Slug, database: DatabaseUrl = None, as_json: AsJson = False) -
 
 
 @app.command("resume")
-def resume(slug: Slug, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def resume(
+    slug: Slug, database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """Accept a suspended tenant's keys again."""
     with (
-        open_current_database(load_settings(database)) as opened,
+        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
         opened.platform_transaction() as session,
     ):
         tenant = tenants.resume_tenant(session, slug)

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from loraplex.api import cli
-from loraplex.api.settings import Settings, default_data_dir
+from loraplex.api.cli.client import DEFAULT_URL
+from loraplex.api.cli.serve import next_steps
+from loraplex.api.settings import Settings, default_data_dir, load_settings
 from loraplex.platform.database import Database
-from loraplex.platform.errors import ApiKeyRevoked, TenantSuspended
+from loraplex.platform.errors import ApiKeyRevoked, InvalidValue, TenantSuspended
 from loraplex.platform.keys.principal import Principal, Scope
 from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.keys.token import parse_token
 from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
 from loraplex.platform.tenants import service as tenants
+from support.server import free_port
 
 
 class Outcome(NamedTuple):
@@ -120,6 +123,92 @@ def test_asks_for_the_schema_before_anything_else(loraplex: Loraplex) -> None:
     outcome = loraplex("tenants", "ls")
     assert (outcome.exit_code, outcome.out) == (7, "")
     assert "loraplex db upgrade" in outcome.err
+
+
+def test_a_database_without_a_schema_is_named_and_not_made(
+    loraplex: Loraplex, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.db"
+    outcome = loraplex("tenants", "ls", "--database", f"sqlite:///{path}")
+    assert outcome.exit_code == 7
+    assert str(path) in outcome.err
+    assert not path.exists()
+
+
+def test_works_in_the_data_folder_that_is_named(
+    loraplex: Loraplex, data_dir: Path, tmp_path: Path
+) -> None:
+    where = ("--data-dir", str(tmp_path / "elsewhere"))
+    assert loraplex("db", "upgrade", *where).exit_code == 0
+    assert loraplex("tenants", "create", "acme", *where).exit_code == 0
+    assert loraplex("keys", "create", "acme", *where).out.startswith("lpx_live_")
+    assert not (data_dir / "loraplex.db").exists()
+    assert (tmp_path / "elsewhere" / "secret").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql",
+        "postgresql://user:hunter2@host/db",
+        "mysql://user:hunter2@host/db",
+        "postgresql+psycopg://user:hunter2@host:port/db",
+        "sqlite+aiosqlite:///hunter2.db",
+    ],
+)
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_database_that_is_not_served_is_refused_without_being_repeated(
+    loraplex: Loraplex, monkeypatch: pytest.MonkeyPatch, url: str, by_flag: bool
+) -> None:
+    if not by_flag:
+        monkeypatch.setenv("LORAPLEX_DATABASE", url)
+    outcome = loraplex("db", "current", *(["--database", url] if by_flag else []))
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert "postgresql+psycopg://USER@HOST/NAME" in outcome.err
+    assert "hunter2" not in outcome.err
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(
+    loraplex: Loraplex,
+) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql+psycopg://user:hunter2@127.0.0.1:{free_port()}/db?application_name=hunter2"
+    outcome = loraplex("tenants", "ls", "--database", url)
+    assert outcome.exit_code == 7
+    assert "user:***@127.0.0.1" in outcome.err
+    assert "refused" in outcome.err
+    assert "hunter2" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_setting_that_cannot_be_read_is_named_and_not_repeated(
+    loraplex: Loraplex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_DRAIN_SECONDS", "hunter2")
+    outcome = loraplex("tenants", "ls")
+    assert outcome.exit_code == 2
+    assert "LORAPLEX_DRAIN_SECONDS" in outcome.err
+    assert "hunter2" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_flag_that_cannot_be_taken_is_named() -> None:
+    with pytest.raises(InvalidValue, match=r"^--served-model-name: "):
+        load_settings(served_model_name="")
+
+
+def test_the_next_steps_are_for_the_installation_that_serves(tmp_path: Path) -> None:
+    plain = next_steps(Settings(data_dir=default_data_dir(), database=None), DEFAULT_URL)
+    assert plain == [
+        "Make a tenant and a key: loraplex tenants create NAME && loraplex keys create NAME"
+    ]
+    settings = Settings(
+        data_dir=tmp_path / "my data", database="postgresql+psycopg://u:hunter2@h/d"
+    )
+    make, push = next_steps(settings, "http://127.0.0.1:9000")
+    assert make.count(f" --data-dir '{tmp_path / 'my data'}' --database ...") == 2
+    assert "hunter2" not in make
+    assert "LORAPLEX_URL=http://127.0.0.1:9000 loraplex adapters push" in push
 
 
 def test_lists_what_it_made(installed: Loraplex) -> None:
