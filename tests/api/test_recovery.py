@@ -141,9 +141,10 @@ def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: P
             "cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port",
         ),
         (["--data-dir", "{used}"], ExitCode.UNAVAILABLE, "Another server uses {used}"),
+        (["--model", "./nowhere"], ExitCode.USAGE, "./nowhere is no folder here"),
         (["--memory-gib", "0.1", "--kv-cache-gib", "9"], ExitCode.USAGE, "memory"),
     ],
-    ids=["schema", "store", "port", "data-dir", "memory"],
+    ids=["schema", "store", "port", "data-dir", "model", "memory"],
 )
 def test_a_server_that_cannot_start_says_why(
     tiny_base: Path, tmp_path: Path, options: list[str], code: ExitCode, advice: str
