@@ -143,7 +143,7 @@ class Inference:
         specs = [
             SequenceSpec(
                 index=position * order.num_choices + choice,
-                request=_sequence_request(order, position, choice),
+                request=self._sequence_request(order, position, choice),
                 is_first_choice=choice == 0,
                 stop=order.stop,
                 continues_prompt=order.continues_prompt,
@@ -194,6 +194,16 @@ class Inference:
         if max(order.sampling.logit_bias, default=0) >= vocab_size:
             raise _outside_vocabulary("logit_bias", vocab_size)
 
+    def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
+        adapter = order.model.adapter
+        return GenerationRequest(
+            request_id=f"{order.request_id}-{position * order.num_choices + choice}",
+            tenant_id=order.principal.tenant_id,
+            prompt_token_ids=order.prompts[position],
+            sampling=_choice_sampling(order.sampling, choice, self.tokenizer.eos_token_ids),
+            adapter=adapter.key if adapter else None,
+        )
+
     def _is_loading(self, model: ServedModel) -> bool:
         stats = self._engine.stats
         if model.adapter is None or stats is None:
@@ -202,14 +212,15 @@ class Inference:
         return tiers.get(model.adapter.key) is not Tier.DEVICE
 
 
-def _sequence_request(order: Order, position: int, choice: int) -> GenerationRequest:
-    adapter = order.model.adapter
-    return GenerationRequest(
-        request_id=f"{order.request_id}-{position * order.num_choices + choice}",
-        tenant_id=order.principal.tenant_id,
-        prompt_token_ids=order.prompts[position],
-        sampling=replace(order.sampling, seed=_choice_seed(order.sampling.seed, choice)),
-        adapter=adapter.key if adapter else None,
+def _choice_sampling(
+    sampling: SamplingParams, choice: int, eos_token_ids: frozenset[int]
+) -> SamplingParams:
+    """A choice's own seed, and every token that ends it: some only the tokenizer's files name."""
+    eos = () if sampling.ignore_eos else sorted(eos_token_ids)
+    return replace(
+        sampling,
+        seed=_choice_seed(sampling.seed, choice),
+        stop_token_ids=(*sampling.stop_token_ids, *eos),
     )
 
 

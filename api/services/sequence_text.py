@@ -43,8 +43,7 @@ class SequenceText:
         self._index = index
         prompt = request.prompt_token_ids if continues_prompt else ()
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids=prompt, stop=stop)
-        ends = frozenset(request.sampling.stop_token_ids)
-        self._end_ids = ends if request.sampling.ignore_eos else ends | tokenizer.eos_token_ids
+        self._end_ids = frozenset(request.sampling.stop_token_ids)
 
     def push(self, event: TokensGenerated) -> tuple[Delta, int]:
         """The delta of these tokens, and how many of them the caller pays for.

@@ -147,7 +147,7 @@ def test_the_token_that_ends_the_output_is_paid_and_not_shown(tokenizer: Tokeniz
     (eos,) = tokenizer.eos_token_ids
     end = TokensGenerated("r", [eos])
     events = script(started(), tokens(tokenizer, "Hi"), end, finished(FinishReason.STOP))
-    scenario = Scenario(tokenizer, events)
+    scenario = Scenario(tokenizer, events, stop_token_ids=(eos,))
     assert run(scenario.text()) == ("Hi", "stop")
     assert scenario.outcomes[0].counts.num_completion_tokens == 3
 

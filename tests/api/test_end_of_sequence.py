@@ -1,0 +1,45 @@
+"""Where an output ends: also at tokens that only the tokenizer's files name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loraplex.engine.tokenizer import Tokenizer
+from support.models import make_tiny_llama
+from support.server import ServerUnderTest, serving
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base whose own configuration names no end-of-sequence token."""
+    path = make_tiny_llama(tmp_path_factory.mktemp("base"), eos_token_id=None)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((path / name).read_text()).get("eos_token_id") is None
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    with serving(base, tmp_path_factory.mktemp("server"), "--served-model-name", "tiny") as server:
+        yield server
+
+
+def test_the_tokenizers_own_end_of_sequence_ends_the_output(
+    server: ServerUnderTest, base: Path
+) -> None:
+    caller = server.make_caller("acme")
+    (eos,) = Tokenizer(base).eos_token_ids
+
+    def ask(**changes: object) -> tuple[str, str, int]:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 6, "logit_bias": {str(eos): 100}}
+        answer = caller.http.post("/v1/completions", json={**body, **changes})
+        assert answer.status_code == 200, answer.text
+        choice, usage = answer.json()["choices"][0], answer.json()["usage"]
+        return choice["text"], choice["finish_reason"], usage["completion_tokens"]
+
+    assert ask() == ("", "stop", 1)
+    assert ask(ignore_eos=True) == ("", "length", 6)
