@@ -150,6 +150,7 @@ def test_an_adapter_whose_products_overflow_is_rejected_by_attestation(
         lambda: (found := caller.http.get(path).json())["state"] == "rejected" and found
     )
     assert settled["reason"]["code"] == "numerical_error"
+    assert "lower alpha" in settled["reason"]["message"]
 
 
 def test_an_adapter_larger_than_the_arena_is_refused() -> None:
