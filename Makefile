@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, check the answers
 	$(BIN)/loraplex demo $(if $(ONCE),--once) $(if $(JSON),--json $(JSON))
 
-demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 5 minutes)
+demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
 test: $(INSTALLED) ## run the tests
