@@ -28,7 +28,7 @@ from ..bench.serving import (
 from ..bench.summary import Summary
 from ..local.installation import Installation, StepFailed, TenantAccess
 from ..local.server import LocalServerFailed, leave_on_sigterm, running_server
-from ..settings import Settings
+from ..settings import load_settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, print_json
 
@@ -84,7 +84,7 @@ def serving(
     if url is not None and key is None:
         raise CommandFailed("--url needs a key: set LORAPLEX_API_KEY", ExitCode.AUTHENTICATION)
     leave_on_sigterm()
-    folder = model_dir or Settings().prepare_data_dir() / "bench"
+    folder = model_dir or load_settings().prepare_data_dir() / "bench"
     serve_options = ("--quantize", quantize.value, "--dtype", dtype)
     try:
         report = _measure(plan, folder, serve_options, url=url, key=key)
