@@ -19,7 +19,6 @@ from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
-from .base_identity import compute_runtime_id
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_pool import BlockPool
@@ -31,6 +30,7 @@ from .errors import (
     NumericalError,
     StaleExtent,
 )
+from .info import describe_engine
 from .kv_cache import KvCache, kv_bytes_per_block
 from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
 from .messages import (
@@ -40,7 +40,6 @@ from .messages import (
     AdapterFetchFailed,
     AdapterResidency,
     AdapterWanted,
-    EngineInfo,
     EngineStats,
     ErrorInfo,
     EvictAdapter,
@@ -52,14 +51,12 @@ from .messages import (
     StepEvents,
     Submit,
     ToEngine,
-    TokenLogprobs,
-    TokensGenerated,
 )
+from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace, PrefixCache
 from .profiling import profile_step
 from .request import Request
 from .runner import ModelRunner
-from .sampler import SamplingRow, logprobs_of, sample
 from .scheduler import Scheduler, SchedulerLimits
 
 logger = logging.getLogger(__name__)
@@ -85,7 +82,7 @@ class EngineCore:
         self._clock = clock
         base = load_base_model(config)
         plan = _plan(config, base)
-        self.info = _describe(config, base, plan)
+        self.info = describe_engine(config, base, plan)
         self._base = base
         self._outbox: list[FromEngine] = []
         self._events = StepEvents()
@@ -311,7 +308,7 @@ class EngineCore:
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
         """Draw each request's next token; a request that makes that fail is found and ended."""
         try:
-            drawn = _draw(requests, logits)
+            drawn = draw_next_tokens(requests, logits)
         except Exception:
             if len(requests) == 1:
                 self._fail(requests[0])
@@ -369,34 +366,6 @@ class EngineCore:
         )
 
 
-def _sampling_row(request: Request) -> SamplingRow:
-    return SamplingRow(
-        params=request.submitted.sampling,
-        seed=request.seed,
-        position=len(request.token_ids),
-        prompt_token_ids=request.submitted.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-    )
-
-
-def _draw(requests: Sequence[Request], logits: Tensor) -> list[TokensGenerated]:
-    """The next token of each request, from its row of `logits`; changes nothing."""
-    tokens = sample(logits, [_sampling_row(request) for request in requests])
-    wanted = [request.submitted.sampling.num_logprobs for request in requests]
-    logprobs = None
-    if any(number is not None for number in wanted):
-        logprobs = logprobs_of(logits, tokens, max(number or 0 for number in wanted))
-    drawn = []
-    for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-        number, entry = wanted[row], None
-        if logprobs and number is not None:
-            entry = [TokenLogprobs(logprobs[row].chosen, logprobs[row].top[:number])]
-        wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
-        raw = logits[row].cpu().numpy().tobytes() if wants_logits else None
-        drawn.append(TokensGenerated(request.request_id, [token], logprobs=entry, logits=raw))
-    return drawn
-
-
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt", "is empty")
@@ -418,27 +387,4 @@ def _plan(config: EngineConfig, base: BaseModel) -> MemoryPlan:
         ),
         max_model_len=base.max_model_len,
         is_host=base.device.type == "cpu",
-    )
-
-
-def _describe(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> EngineInfo:
-    dtype = str(base.dtype).removeprefix("torch.")
-    return EngineInfo(
-        base_id=base.layout.base_id,
-        runtime_id=compute_runtime_id(
-            base.layout.base_id, quantization=config.quantization, dtype=dtype
-        ),
-        layout=base.layout,
-        model_type=base.config.model_type,
-        num_parameters=base.num_parameters,
-        vocab_size=base.vocab_size,
-        max_model_len=plan.max_model_len,
-        device=str(base.device),
-        dtype=dtype,
-        quantization=config.quantization,
-        num_kv_blocks=plan.num_kv_blocks - 1,
-        kv_block_size=config.kv_block_size,
-        arena_bytes=plan.arena_bytes,
-        host_cache_bytes=config.host_cache_bytes,
-        memory_plan=plan.lines,
     )

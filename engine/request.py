@@ -54,10 +54,6 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def num_remaining_tokens(self) -> int:
         """Known tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens

@@ -26,10 +26,9 @@ class SamplingRow:
 
     params: SamplingParams
     seed: int
-    position: int
-    """Position of the token to draw in its sequence."""
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    """Prompt and output so far; the token to draw comes behind them."""
+    num_prompt_tokens: int
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -87,16 +86,15 @@ def _penalize(logits: Tensor, row: SamplingRow) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
     params = row.params
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor([*row.prompt_token_ids, *row.output_token_ids], device=logits.device)
-        seen = seen.unique()
+        seen = torch.tensor(row.token_ids, device=logits.device).unique()
         scores = logits[seen]
         penalized = torch.where(
             scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty
         )
         logits[seen] = penalized
-    if row.output_token_ids and (params.presence_penalty or params.frequency_penalty):
-        output = torch.tensor(list(row.output_token_ids), device=logits.device)
-        tokens, counts = output.unique(return_counts=True)
+    output = row.token_ids[row.num_prompt_tokens :]
+    if output and (params.presence_penalty or params.frequency_penalty):
+        tokens, counts = torch.tensor(output, device=logits.device).unique(return_counts=True)
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
 
 
@@ -111,7 +109,7 @@ def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     scaled = _keep_min_p(scaled, [p.min_p for p in params])
     return scaled + gumbel_noise(
         torch.tensor([row.seed for row in rows], device=logits.device),
-        torch.tensor([row.position for row in rows], device=logits.device),
+        torch.tensor([len(row.token_ids) for row in rows], device=logits.device),
         logits.shape[-1],
     )
 

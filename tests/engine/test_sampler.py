@@ -24,12 +24,11 @@ LOGITS = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
 
 def make_row(
     seed: int = 0,
-    position: int = 5,
-    prompt: tuple[int, ...] = (),
+    prompt: tuple[int, ...] = (1, 2),
     output: tuple[int, ...] = (),
     **params: Any,
 ) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, position, prompt, output)
+    return SamplingRow(SamplingParams(**params), seed, [*prompt, *output], len(prompt))
 
 
 def frequencies(count: int = 40_000, **params: Any) -> Tensor:
@@ -127,15 +126,17 @@ def test_logit_bias_is_added() -> None:
 
 
 def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
-    row = make_row(seed=11, position=3)
+    row = make_row(seed=11, prompt=(0,) * 3)
     alone = sample(LOGITS[None], [row])
-    crowd = [make_row(seed=s, position=p) for s in range(6) for p in range(6)]
+    crowd = [make_row(seed=s, prompt=(0,) * p) for s in range(6) for p in range(6)]
     logits = torch.randn(len(crowd) + 1, VOCAB_SIZE)
     logits[20] = LOGITS
     crowd.insert(20, row)
     assert sample(logits, crowd)[20] == alone[0]
     draws = {
-        sample(LOGITS[None], [make_row(seed=s, position=p)])[0] for s in range(9) for p in range(9)
+        sample(LOGITS[None], [make_row(seed=s, prompt=(0,) * p)])[0]
+        for s in range(9)
+        for p in range(9)
     }
     assert len(draws) > 5
 

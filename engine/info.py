@@ -1,0 +1,32 @@
+"""What an engine tells of itself when it is ready."""
+
+from __future__ import annotations
+
+from .base_identity import compute_runtime_id
+from .base_model import BaseModel
+from .config import EngineConfig
+from .memory import MemoryPlan
+from .messages import EngineInfo
+
+
+def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> EngineInfo:
+    dtype = str(base.dtype).removeprefix("torch.")
+    return EngineInfo(
+        base_id=base.layout.base_id,
+        runtime_id=compute_runtime_id(
+            base.layout.base_id, quantization=config.quantization, dtype=dtype
+        ),
+        layout=base.layout,
+        model_type=base.config.model_type,
+        num_parameters=base.num_parameters,
+        vocab_size=base.vocab_size,
+        max_model_len=plan.max_model_len,
+        device=str(base.device),
+        dtype=dtype,
+        quantization=config.quantization,
+        num_kv_blocks=plan.num_kv_blocks - 1,
+        kv_block_size=config.kv_block_size,
+        arena_bytes=plan.arena_bytes,
+        host_cache_bytes=config.host_cache_bytes,
+        memory_plan=plan.lines,
+    )
