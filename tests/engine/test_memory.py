@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +11,7 @@ import torch
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InsufficientMemory
-from loraplex.engine.memory import MIB, available_bytes, peak_bytes, plan_memory
+from loraplex.engine.memory import MIB, available_bytes, plan_memory
 
 SIZES: dict[str, Any] = {
     "available_bytes": 1000 * MIB,
@@ -17,6 +21,7 @@ SIZES: dict[str, Any] = {
     "max_model_len": 1600,
     "is_host": False,
 }
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / ".src")}
 
 
 def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
@@ -68,7 +73,12 @@ def test_a_context_nobody_asked_for_shrinks_to_what_fits() -> None:
 
 
 def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:
-    cpu = torch.device("cpu")
-    peak = peak_bytes(cpu, lambda: torch.ones(64 * MIB, dtype=torch.uint8).max())
-    assert 48 * MIB < peak < 200 * MIB
-    assert available_bytes(cpu) > 0
+    # In a process of its own: this one's allocator may hold pages of earlier tests.
+    script = (
+        "import torch; from loraplex.engine.memory import peak_bytes; "
+        "run = lambda: torch.ones(64 << 20, dtype=torch.uint8).max(); "
+        "print(peak_bytes(torch.device('cpu'), run))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, env=ENV, check=True)
+    assert 56 * MIB < int(out.stdout) < 100 * MIB
+    assert available_bytes(torch.device("cpu")) > 0

@@ -14,7 +14,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
 from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
 from support.engine import MIB, LocalEngine
@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_served_is_a_coded_failure(tmp_path: Path) -> Non
     async def scenario() -> None:
         (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
         client = EngineClient(EngineConfig(str(tmp_path)), on_adapter_wanted=unused)
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(UnsupportedModel, match="mystery"):
             await client.start()
         assert client.failure is not None
         assert client.failure.code == "unsupported_model"
