@@ -39,7 +39,8 @@ class EngineConfig:
     """What the engine may use on the device, weights included; None: what is free, less a
     reserve."""
     arena_bytes: int | None = None
-    """Device bytes for adapters; None: a quarter of what the weights leave."""
+    """Device bytes for adapters; None: a quarter of what the weights leave, on the CPU half of
+    that, since its decode windows are given as much again."""
     kv_cache_bytes: int | None = None
     """Device bytes for KV blocks; None: the rest."""
     host_cache_bytes: int = 1 << 30

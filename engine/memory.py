@@ -48,7 +48,7 @@ def plan_memory(
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
     `is_host`: the device is the host itself, so its memory also holds the host cache, and the
-    decode windows, which copy at most what the arena holds.
+    decode windows: copies of the adapters that decode together, given as much as the arena.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
