@@ -50,7 +50,7 @@ def callers(
 
 
 def ask(client: OpenAI, is_stream: bool, order: dict[str, Any]) -> None:
-    answer = client.chat.completions.create(**order, stream=is_stream)
+    answer: Any = client.chat.completions.create(**order, stream=is_stream)
     for _ in answer if is_stream else ():
         pass
 
@@ -59,7 +59,7 @@ def ask_async(client: OpenAI, is_stream: bool, order: dict[str, Any]) -> None:
     async def run() -> None:
         url, key = client.base_url, client.api_key
         async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as asking:
-            answer = await asking.chat.completions.create(**order, stream=is_stream)
+            answer: Any = await asking.chat.completions.create(**order, stream=is_stream)
             if is_stream:
                 async for _ in answer:
                     pass
