@@ -52,6 +52,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
     "not_found": ErrorCode(404, "There is nothing at this path."),
     "method_not_allowed": ErrorCode(405, "The path does not know this method."),
+    "tenant_queue_full": ErrorCode(
+        429, "The tenant has as many requests waiting as one tenant may have.", True
+    ),
     "body_too_large": ErrorCode(413, "The body exceeds the limit of its route."),
     "unsupported_media_type": ErrorCode(
         415, "The body has another content type or encoding than the route reads."
@@ -75,6 +78,14 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
         400, "The base model has no chat template; use `/v1/completions`."
     ),
     "numerical_error": ErrorCode(422, "The model's output under this adapter is not finite."),
+    "adapter_quarantined": ErrorCode(
+        422,
+        "The engine stopped, or its numbers broke down, repeatedly under this version: check it and "
+        "push a new one.",
+    ),
+    "request_quarantined": ErrorCode(
+        422, "The engine stopped twice while this request ran; it is not tried again."
+    ),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
@@ -99,6 +110,10 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     "engine_restarted": ErrorCode(
         503, "The engine stopped while this request ran; send it again.", True
     ),
+    "overloaded": ErrorCode(
+        503, "More requests wait than are taken, or this one could not end by its deadline.", True
+    ),
+    "deadline_exceeded": ErrorCode(504, "The request's deadline passed before it ended."),
     "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),
     "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
     "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),

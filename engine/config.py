@@ -16,6 +16,17 @@ class Quantization(StrEnum):
     """Weights int8 per output channel, activations int8 per token (W8A8). CPU only."""
 
 
+class KvDtype(StrEnum):
+    """How keys and values are held in the cache."""
+
+    AUTO = "auto"
+    """In the model's own dtype."""
+    INT8 = "int8"
+    """A code per element, a scale per token and head."""
+    FP8 = "fp8"
+    """The same with e4m3 codes, where the device computes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine's configuration; everything else is derived from the model at start."""
@@ -48,6 +59,21 @@ class EngineConfig:
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
+    kv_dtype: KvDtype = KvDtype.AUTO
+    swap_bytes: int = 0
+    """Host memory for the KV of preempted sequences; 0: they are computed again."""
+    attention_window: int | None = None
+    """Layers that see everything see this many positions instead, and `attention_sinks` first
+    ones (StreamingLLM, Xiao et al. 2023): memory stays bounded however long an answer gets."""
+    attention_sinks: int = 4
+    target_itl_ms: float | None = None
+    """Prompts share a step with decodes only as far as the step is expected to stay below this."""
+    max_queued: int = 4096
+    """Requests that wait, over all tenants."""
+    max_queued_per_tenant: int = 1024
+    tenant_cap: float = 0.6
+    """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
+    wait for them."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens <= self.max_num_seqs:

@@ -46,6 +46,7 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    Prefetch,
     RequestFinished,
     RequestStarted,
     StepEvents,
@@ -153,6 +154,8 @@ class EngineCore:
                 self._residency.fetch_failed(key, error.code, error.message)
             case EvictAdapter(key):
                 self._evict(key)
+            case Prefetch(key):
+                self._residency.request(key)
             case _:
                 assert_never(message)
 
@@ -229,7 +232,7 @@ class EngineCore:
                 reason=reason,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_generated_tokens=request.num_generated_tokens,
-                error=ErrorInfo(error.code, str(error)) if error else None,
+                error=_as_info(error) if error else None,
                 stop_token_id=stop_token_id,
             )
         )
@@ -364,6 +367,10 @@ class EngineCore:
             num_adapter_evictions=self._residency.num_evictions,
             adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],
         )
+
+
+def _as_info(error: EngineError) -> ErrorInfo:
+    return ErrorInfo(error.code, str(error), error.retry_after_seconds)
 
 
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:

@@ -9,9 +9,49 @@ class EngineError(Exception):
     """The engine failed."""
 
     code: ClassVar[str] = "engine_error"
+    retry_after_seconds: float | None = None
+    """When it is worth another try, where that is known."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
+
+
+class NotNow(EngineError):
+    """There is no room for this request now."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str | None = None, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Overloaded(NotNow):
+    """More requests wait than the engine takes, or this one could not end by its deadline."""
+
+
+class TenantQueueFull(NotNow):
+    """This tenant has as many requests waiting as one tenant may have."""
+
+    code = "tenant_queue_full"
+
+
+class DeadlineExceeded(EngineError):
+    """The request's deadline passed before it ended."""
+
+    code = "deadline_exceeded"
+
+
+class RequestQuarantined(EngineError):
+    """The engine stopped twice while this request ran; it is not tried again."""
+
+    code = "request_quarantined"
+
+
+class AdapterQuarantined(EngineError):
+    """The engine stopped, or its numbers broke down, repeatedly under this adapter version."""
+
+    code = "adapter_quarantined"
 
 
 class InvalidParameter(EngineError):

@@ -1,6 +1,7 @@
 """What crosses the border between the engine and the rest: plain, typed, schema-checked data.
 
-Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter.
+Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter,
+Prefetch.
 From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, EngineStats, EngineFailed.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
@@ -37,6 +38,8 @@ class ErrorInfo:
 
     code: str
     message: str
+    retry_after_seconds: float | None = None
+    """When it is worth another try, where that is known."""
 
 
 # --- towards the engine -------------------------------------------------------------------------
@@ -56,6 +59,15 @@ class GenerationRequest:
     """Narrows the prefix cache within the tenant: attestation probes use their own."""
     return_logits: bool = False
     """Send the raw logits of the first generated position: what attestation compares."""
+    group_id: str | None = None
+    """Requests of one group have the same prompt, tenant and adapter: it is computed once, and the
+    others go on from its blocks. None: a request of its own."""
+    priority: int = 0
+    """Within its tenant lower ones run first; between tenants it says nothing."""
+    tenant_weight: float = 1.0
+    """The tenant's share of the device, in proportion to the others'."""
+    deadline_seconds: float | None = None
+    """The request must have ended so long after its arrival in the engine; None: whenever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,13 @@ class AdapterFetchFailed:
 @dataclass(frozen=True, slots=True)
 class EvictAdapter:
     """Forget this adapter: abort its requests, drop its weights from every tier and its KV."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Bring this adapter to the device though no request names it yet, as after a restart."""
 
     key: AdapterKey
 
@@ -237,5 +256,5 @@ class EngineStats:
     adapters: list[AdapterResidency] = field(default_factory=list)
 
 
-ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter
+ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter | Prefetch
 FromEngine = EngineReady | StepEvents | AdapterWanted | AdapterEvicted | EngineStats | EngineFailed
