@@ -17,6 +17,7 @@ _TYPES: Mapping[int, str] = {
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
+    429: "rate_limit_error",
 }
 
 
@@ -80,8 +81,8 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     "numerical_error": ErrorCode(422, "The model's output under this adapter is not finite."),
     "adapter_quarantined": ErrorCode(
         422,
-        "The engine stopped, or its numbers broke down, repeatedly under this version: check it and "
-        "push a new one.",
+        "The engine stopped, or its numbers broke down, repeatedly under this version: check it "
+        "and push a new one.",
     ),
     "request_quarantined": ErrorCode(
         422, "The engine stopped twice while this request ran; it is not tried again."
