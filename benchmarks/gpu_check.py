@@ -27,6 +27,7 @@ from benchmarks.bench_lora import time_kernels
 
 from loraplex.adapters.identity import AdapterKey
 from support.engine import LocalEngine
+from support.greedy import parts_at_near_tie
 from support.models import make_adapter, make_tiny_llama
 
 NEAR_TIE = 1e-3
@@ -95,7 +96,14 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
     near_ties = [
         index
         for index in differing
-        if parts_at_near_tie(reference, cases[index], keys, expected[index], actual[index])
+        if parts_at_near_tie(
+            reference,
+            cases[index].prompt,
+            adapter_of(cases[index], keys),
+            expected=expected[index],
+            actual=actual[index],
+            gap=NEAR_TIE,
+        )
     ]
     stats = tested.core.stats()
     num_tokens = sum(map(len, actual))
@@ -126,6 +134,10 @@ def make_cases(count: int) -> list[Case]:
     ]
 
 
+def adapter_of(case: Case, keys: Sequence[AdapterKey]) -> AdapterKey | None:
+    return None if case.adapter is None else keys[case.adapter]
+
+
 def make_engine(base: Path, directory: Path, device: str) -> LocalEngine:
     """fp32, an arena for about a third of the adapters, chunked prefill."""
     return LocalEngine(
@@ -149,36 +161,12 @@ def serve(
     began = time.perf_counter()
     ids = []
     for case in cases:
-        adapter = None if case.adapter is None else keys[case.adapter]
+        adapter = adapter_of(case, keys)
         ids.append(engine.submit(case.prompt, adapter, max_tokens=case.max_tokens, ignore_eos=True))
         if rng.random() < 0.5:
             engine.step()
     engine.run()
     return engine.tokens(ids), time.perf_counter() - began
-
-
-def parts_at_near_tie(
-    reference: LocalEngine,
-    case: Case,
-    keys: Sequence[AdapterKey],
-    expected: Sequence[int],
-    actual: Sequence[int],
-) -> bool:
-    """Whether the first different token is one that rounding may decide."""
-    if len(expected) != len(actual):
-        return False
-    index = next(
-        i for i, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]
-    )
-    adapter = None if case.adapter is None else keys[case.adapter]
-    probe = reference.submit(
-        [*case.prompt, *expected[:index]], adapter, max_tokens=1, return_logits=True
-    )
-    reference.run()
-    raw = reference.answers[probe].tokens[0].logits
-    assert raw is not None
-    logits = torch.frombuffer(bytearray(raw), dtype=torch.float32)
-    return bool(logits[expected[index]] - logits[actual[index]] < NEAR_TIE)
 
 
 if __name__ == "__main__":

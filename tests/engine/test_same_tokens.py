@@ -1,0 +1,274 @@
+"""The same request gives the same greedy tokens, however it is served.
+
+Alone without any cache is the reference; the other ways differ in what shares the batch, in where
+a prompt is cut, and in where its keys and values come from. Over families that differ in attention
+(windows, sinks, softcap, latent) and in layers (experts, fused projections, Conv1D), each with the
+base and two adapters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.messages import EngineStats, GenerationRequest, Submit
+from loraplex.engine.sampling_params import SamplingParams
+from support.engine import LocalEngine
+from support.families import SERVED, VOCAB_SIZE, save_family
+from support.greedy import parts_at_near_tie
+from support.models import make_adapter
+
+NEAR_TIE = 1e-4
+"""Logit gap, fp32, that another order of summation may cross."""
+MAX_NEAR_TIES = 1
+"""Of the cases of one family served in one way."""
+MIB = 1 << 20
+SYSTEM_PROMPT = [7 * index % VOCAB_SIZE for index in range(40)]
+"""Two full blocks and a half: longer than every family's window."""
+FAMILIES: dict[str, list[str]] = {
+    "llama": ["q_proj", "v_proj", "down_proj"],
+    "mistral-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "gemma2-softcap-window": ["q_proj", "o_proj", "up_proj"],
+    "gemma3-window": ["q_proj", "v_proj"],
+    "gpt_oss-sinks-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "mixtral": ["q_proj", "v_proj", "o_proj"],
+    "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "o_proj"],
+    "phi3-fused": ["qkv_proj", "gate_up_proj"],
+    "gpt2-conv1d": ["c_attn", "c_fc"],
+}
+"""Which layers of each family the adapters change."""
+UNTIED = {"tie_word_embeddings": False}
+"""A random model with tied embeddings repeats its last token, whatever its cache says."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request and the tokens it gives alone."""
+
+    prompt: list[int]
+    adapter: AdapterKey | None
+    max_tokens: int
+    expected: list[int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model with its adapters, and an engine that serves one request at a time, cacheless."""
+
+    model: Path
+    adapters: list[Path]
+    alone: LocalEngine
+    cases: list[Case]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    root = tmp_path_factory.mktemp("family")
+    model_type, differences = SERVED[request.param]
+    model = save_family(root / "base", model_type, {**differences, **UNTIED})
+    adapters = [
+        make_adapter(
+            model,
+            root / f"rank-{rank}",
+            seed=rank,
+            r=rank,
+            target_modules=FAMILIES[request.param],
+            fan_in_fan_out=request.param == "gpt2-conv1d",
+        )
+        for rank in (3, 8)
+    ]
+    alone = LocalEngine(model, root, max_num_seqs=1, prefix_caching=False)
+    cases = make_cases(alone, [alone.add_adapter(folder) for folder in adapters])
+    yield Family(model, adapters, alone, cases)
+    alone.close()
+
+
+def make_cases(alone: LocalEngine, keys: list[AdapterKey]) -> list[Case]:
+    rng = random.Random(3)
+    cases = []
+    for index in range(12):
+        prompt = SYSTEM_PROMPT if index % 2 else []
+        prompt = prompt + rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 50))
+        adapter = [None, *keys][index % 3]
+        max_tokens = rng.randint(6, 30)
+        expected = serve(alone, prompt, adapter, max_tokens)
+        assert len(expected) == max_tokens
+        cases.append(Case(prompt, adapter, max_tokens, expected))
+    return cases
+
+
+def serve(
+    engine: LocalEngine, prompt: list[int], adapter: AdapterKey | None, max_tokens: int
+) -> list[int]:
+    request_id = engine.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True)
+    engine.run()
+    return engine.answers[request_id].token_ids
+
+
+def serve_together(engine: LocalEngine, cases: list[Case]) -> list[list[int]]:
+    """All cases, some of them submitted while others run."""
+    ids = []
+    for index, case in enumerate(cases):
+        ids.append(
+            engine.submit(case.prompt, case.adapter, max_tokens=case.max_tokens, ignore_eos=True)
+        )
+        if index % 4 == 3:
+            engine.step()
+    engine.run()
+    return engine.tokens(ids)
+
+
+def serve_twice(engine: LocalEngine, cases: list[Case]) -> list[list[int]]:
+    """The second time every prompt is in the prefix cache."""
+    serve_together(engine, cases)
+    return serve_together(engine, cases)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to serve the cases, and the sign that it was that way."""
+
+    config: dict[str, object]
+    happened: Callable[[EngineStats], bool]
+    serve: Callable[[LocalEngine, list[Case]], list[list[int]]] = serve_together
+    num_kv_tokens: int | None = None
+    """What the KV cache holds; None: more than enough."""
+
+
+WAYS = {
+    "batched": Way(
+        {"prefix_caching": False, "max_num_batched_tokens": 2048},
+        lambda stats: stats.num_steps < 40,
+    ),
+    "chunked": Way(
+        {"prefix_caching": False, "max_num_batched_tokens": 23, "max_num_seqs": 12},
+        lambda stats: stats.num_steps > 40,
+    ),
+    "prefix-hit": Way(
+        {"max_num_batched_tokens": 64, "max_num_seqs": 12},
+        lambda stats: stats.num_cached_tokens > 12 * 16,
+        serve=serve_twice,
+    ),
+    "recomputed": Way(
+        {"max_num_batched_tokens": 64, "max_num_seqs": 12},
+        lambda stats: stats.num_preemptions > 0,
+        num_kv_tokens=240,
+    ),
+}
+
+
+def make_engine(family: Family, directory: Path, way: Way) -> LocalEngine:
+    config = dict(way.config)
+    if way.num_kv_tokens is not None:
+        info = family.alone.core.info
+        bytes_per_block = 4 * MIB // info.num_kv_blocks
+        config["kv_cache_bytes"] = way.num_kv_tokens // info.kv_block_size * bytes_per_block
+    return LocalEngine(family.model, directory, **config)
+
+
+def check_tokens(family: Family, cases: list[Case], actual: list[list[int]]) -> None:
+    differing = [
+        (case, tokens)
+        for case, tokens in zip(cases, actual, strict=True)
+        if tokens != case.expected
+    ]
+    for case, tokens in differing:
+        assert parts_at_near_tie(
+            family.alone,
+            case.prompt,
+            case.adapter,
+            expected=case.expected,
+            actual=tokens,
+            gap=NEAR_TIE,
+        )
+    assert len(differing) <= MAX_NEAR_TIES
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_tokens_are_those_of_the_request_alone(
+    name: str, family: Family, tmp_path: Path
+) -> None:
+    way = WAYS[name]
+    engine = make_engine(family, tmp_path, way)
+    for folder in family.adapters:
+        engine.add_adapter(folder)
+
+    actual = way.serve(engine, family.cases)
+
+    check_tokens(family, family.cases, actual)
+    assert way.happened(engine.core.stats()), f"nothing was {name}: {engine.core.stats()}"
+    engine.close()
+
+
+def test_an_adapter_changes_what_is_said(family: Family) -> None:
+    """Else equal tokens would say nothing about adapters."""
+    adapters = dict.fromkeys(case.adapter for case in family.cases)
+    answers = {
+        adapter: [serve(family.alone, case.prompt, adapter, 8) for case in family.cases[:4]]
+        for adapter in adapters
+    }
+    assert all(answers[a] != answers[b] for a, b in combinations(answers, 2))
+
+
+def test_choices_that_share_a_prompt_are_those_of_requests_alone(
+    family: Family, tmp_path: Path
+) -> None:
+    """`n > 1`: the prompt is computed once, and each choice writes behind it for itself.
+
+    Greedy choices would write the same, so each is denied the first tokens of those before it.
+    """
+    engine = LocalEngine(family.model, tmp_path, max_num_batched_tokens=64, max_num_seqs=12)
+    for folder in family.adapters:
+        engine.add_adapter(folder)
+    cases = [case for case in family.cases if len(case.prompt) % 16][:6]
+    expected = {}
+    for group, case in enumerate(cases):
+        denied: dict[int, float] = {}
+        for choice in range(3):
+            answer = serve_denied(family.alone, case, denied)
+            submit_choice(engine, f"{group}-{choice}", f"{group}", case, denied)
+            expected[f"{group}-{choice}"] = Case(case.prompt, case.adapter, 12, answer)
+            denied = {**denied, answer[0]: -100.0}
+    engine.run()
+
+    check_tokens(family, list(expected.values()), engine.tokens(expected))
+    assert len({tuple(case.expected) for case in expected.values()}) == len(expected)
+    num_computed = engine.core.stats().num_prompt_tokens - engine.core.stats().num_cached_tokens
+    assert num_computed < sum(len(case.prompt) for case in expected.values()) / 2
+    assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+    engine.close()
+
+
+def serve_denied(alone: LocalEngine, case: Case, denied: dict[int, float]) -> list[int]:
+    request_id = alone.submit(
+        case.prompt, case.adapter, max_tokens=12, ignore_eos=True, logit_bias=denied
+    )
+    alone.run()
+    return alone.answers[request_id].token_ids
+
+
+def submit_choice(
+    engine: LocalEngine, request_id: str, group_id: str, case: Case, denied: dict[int, float]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias=denied)
+    engine.core.handle(
+        Submit(
+            GenerationRequest(
+                request_id,
+                "acme",
+                case.prompt,
+                params,
+                case.adapter,
+                group_id=group_id,
+            )
+        )
+    )
