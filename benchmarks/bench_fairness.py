@@ -1,0 +1,271 @@
+"""What a tenant has to bear from others: its time to first token beside a flood and a squeeze.
+
+    make bench-fairness
+
+The victim asks short questions, one at a time. Equal: beside tenants of equal share that keep the
+batch full and more waiting. Flood: one of them keeps ten times as many requests open. Squeeze: one
+tenant alone has filled the KV cache with long outputs before the victim comes. The bar for p99 is
+1.5 times the equal case.
+
+Fairness must cost no throughput: the same mixed load is served once with its tenants and once as
+if all were one tenant, which makes it first come, first served. The bar is 0.95.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from benchmarks.report import Row, parse_options, print_report
+from benchmarks.timed_engine import (
+    MEASURED_SHAPE,
+    SMOKE_SHAPE,
+    Order,
+    TimedEngine,
+    make_model,
+    random_prompt,
+)
+
+from loraplex.api.bench.models import BaseShape
+from loraplex.api.bench.summary import RequestTiming, percentile
+
+VICTIM = "victim"
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: BaseShape = MEASURED_SHAPE
+    num_victim_requests: int = 100
+    num_peers: int = 3
+    max_num_seqs: int = 16
+    flood_factor: int = 10
+    num_prompt_tokens: int = 64
+    num_victim_outputs: int = 6
+    num_outputs: int = 48
+    num_long_outputs: int = 400
+    num_kv_tokens: int = 2_560
+    """Room for a full batch of ordinary requests, not of long ones."""
+    num_fill_steps: int = 120
+    """Before the victim's first request: for the others to take what there is."""
+    max_pause_steps: int = 8
+    """Between the victim's requests."""
+
+    @property
+    def num_load_victims(self) -> int:
+        """The victim's requests in the mixed load, which ends."""
+        return max(1, self.num_victim_requests // 5)
+
+
+SMOKE = Plan(
+    SMOKE_SHAPE,
+    num_victim_requests=5,
+    num_peers=2,
+    max_num_seqs=4,
+    flood_factor=3,
+    num_prompt_tokens=20,
+    num_victim_outputs=2,
+    num_outputs=6,
+    num_long_outputs=60,
+    num_kv_tokens=192,
+    num_fill_steps=12,
+    max_pause_steps=2,
+)
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One who asks again as soon as it is answered."""
+
+    tenant_id: str
+    num_open: int
+    """Requests it keeps open."""
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A scenario as the victim met it."""
+
+    name: str
+    victim: list[RequestTiming]
+    num_preemptions: int
+
+    def ttft_ms(self, percent: float) -> float:
+        return percentile([1_000 * timing.ttft_seconds for timing in self.victim], percent)
+
+    def as_row(self, equal: Outcome) -> Row:
+        return {
+            "victim beside": self.name,
+            "TTFT p50, ms": self.ttft_ms(50),
+            "TTFT p99, ms": self.ttft_ms(99),
+            "p99 over equal": self.ttft_ms(99) / equal.ttft_ms(99),
+            "preemptions": self.num_preemptions,
+        }
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """The mixed load served once."""
+
+    tokens_per_second: float
+    victim_ttft_p99_ms: float
+    answers: list[list[int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(__doc__ or "", arguments)
+    plan = SMOKE if options.is_smoke else Plan()
+    model = make_model(options.models, plan.shape)
+    outcomes = [meet(model, plan, name, others) for name, others in scenarios(plan).items()]
+    load = mixed_load(plan)
+    fair = serve_load(model, plan, load)
+    fcfs = serve_load(
+        model, plan, [(step, replace(order, tenant_id="everyone")) for step, order in load]
+    )
+    equal, flood, squeeze = outcomes
+    print_report(
+        "fairness",
+        [outcome.as_row(equal) for outcome in outcomes],
+        victim_requests=plan.num_victim_requests,
+        flood_p99_over_equal=flood.ttft_ms(99) / equal.ttft_ms(99),
+        squeeze_p99_over_equal=squeeze.ttft_ms(99) / equal.ttft_ms(99),
+        fair_tokens_per_second=fair.tokens_per_second,
+        fcfs_tokens_per_second=fcfs.tokens_per_second,
+        throughput_over_fcfs=fair.tokens_per_second / fcfs.tokens_per_second,
+        fair_victim_ttft_p99_ms=fair.victim_ttft_p99_ms,
+        fcfs_victim_ttft_p99_ms=fcfs.victim_ttft_p99_ms,
+        requests_answered_differently=sum(
+            a != b for a, b in zip(fair.answers, fcfs.answers, strict=True)
+        ),
+    )
+    return 0
+
+
+def scenarios(plan: Plan) -> dict[str, list[Tenant]]:
+    """Who shares the engine with the victim."""
+    peers = [
+        Tenant(f"peer-{index}", plan.max_num_seqs, plan.num_outputs)
+        for index in range(plan.num_peers)
+    ]
+    flooding = replace(peers[0], num_open=plan.flood_factor * plan.max_num_seqs)
+    squeezing = Tenant("squeezer", 2 * plan.max_num_seqs, plan.num_long_outputs)
+    return {
+        "equal shares": peers,
+        f"{plan.flood_factor} x flood": [flooding, *peers[1:]],
+        "fill and squeeze": [squeezing],
+    }
+
+
+def make_engine(model: Path, directory: str, plan: Plan) -> TimedEngine:
+    head_dim = plan.shape.hidden_size // plan.shape.num_heads
+    kv_bytes_per_token = 2 * 4 * plan.shape.num_layers * plan.shape.num_kv_heads * head_dim
+    engine = TimedEngine(
+        model,
+        Path(directory),
+        max_num_seqs=plan.max_num_seqs,
+        kv_cache_bytes=plan.num_kv_tokens * kv_bytes_per_token,
+        prefix_caching=False,
+    )
+    engine.warm_up((1, plan.max_num_seqs))
+    return engine
+
+
+def meet(model: Path, plan: Plan, name: str, others: Sequence[Tenant]) -> Outcome:
+    """Let the others fill the engine, then the victim ask one question after another."""
+    rng = Random(1)
+    with tempfile.TemporaryDirectory() as directory:
+        engine = make_engine(model, directory, plan)
+        step = _busy_step(engine, plan, others, rng)
+        for _ in range(plan.num_fill_steps):
+            step()
+        asked = []
+        for _ in range(plan.num_victim_requests):
+            prompt = random_prompt(rng, plan.shape, plan.num_prompt_tokens)
+            asked.append(engine.send(Order(prompt, plan.num_victim_outputs, VICTIM)))
+            while engine.is_open(asked[-1]):
+                step()
+            for _ in range(rng.randint(0, plan.max_pause_steps)):
+                step()
+        outcome = Outcome(name, engine.timings(asked), engine.core.stats().num_preemptions)
+        engine.close()
+    return outcome
+
+
+def _busy_step(
+    engine: TimedEngine, plan: Plan, others: Sequence[Tenant], rng: Random
+) -> Callable[[], None]:
+    """A step before which every other tenant has replaced its ended requests."""
+    open_ids: dict[str, list[str]] = {tenant.tenant_id: [] for tenant in others}
+
+    def step() -> None:
+        for tenant in others:
+            still_open = [i for i in open_ids[tenant.tenant_id] if engine.is_open(i)]
+            still_open += engine.send_all(
+                Order(
+                    random_prompt(rng, plan.shape, plan.num_prompt_tokens),
+                    tenant.num_output_tokens,
+                    tenant.tenant_id,
+                )
+                for _ in range(tenant.num_open - len(still_open))
+            )
+            open_ids[tenant.tenant_id] = still_open
+        engine.step()
+
+    return step
+
+
+def mixed_load(plan: Plan) -> list[tuple[int, Order]]:
+    """Orders by their step: a flood, long outputs and a peer at once, then the victim's."""
+    rng = Random(2)
+
+    def orders(tenant_id: str, count: int, num_output_tokens: int) -> list[Order]:
+        return [
+            Order(
+                random_prompt(rng, plan.shape, plan.num_prompt_tokens),
+                num_output_tokens,
+                tenant_id,
+            )
+            for _ in range(count)
+        ]
+
+    others = [
+        *orders("flood", 5 * plan.max_num_seqs, plan.num_outputs),
+        *orders("squeezer", plan.max_num_seqs // 2, plan.num_long_outputs),
+        *orders("peer", plan.max_num_seqs, plan.num_outputs),
+    ]
+    victims = orders(VICTIM, plan.num_load_victims, plan.num_victim_outputs)
+    pause = plan.num_victim_outputs + plan.max_pause_steps
+    return [(0, order) for order in others] + [
+        (index * pause, order) for index, order in enumerate(victims, start=1)
+    ]
+
+
+def serve_load(model: Path, plan: Plan, load: Sequence[tuple[int, Order]]) -> Throughput:
+    """All of the load to its end; prompt tokens count once, however often they were computed."""
+    with tempfile.TemporaryDirectory() as directory:
+        engine = make_engine(model, directory, plan)
+        began = time.perf_counter()
+        ids: list[str] = []
+        num_steps = 0
+        while len(ids) < len(load) or engine.num_open:
+            while len(ids) < len(load) and load[len(ids)][0] <= num_steps:
+                ids.append(engine.send(load[len(ids)][1]))
+            engine.step()
+            num_steps += 1
+        seconds = time.perf_counter() - began
+        victim = engine.timings(ids[-plan.num_load_victims :])
+        num_tokens = sum(len(order.prompt) + order.num_output_tokens for _, order in load)
+        throughput = Throughput(
+            num_tokens / seconds, Outcome("load", victim, 0).ttft_ms(99), engine.tokens(ids)
+        )
+        engine.close()
+    return throughput
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Time to first token behind a shared prompt of 1,000 tokens, with and without the prefix cache.
+
+    make bench-prefix
+
+Every request is the shared prompt and a question of its own. One at a time shows the latency of a
+lone user; all at once, what the cache is worth when the device is busy. Published: 5 to 10 times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from benchmarks.report import parse_options, print_report
+from benchmarks.timed_engine import (
+    MEASURED_SHAPE,
+    SMOKE_SHAPE,
+    Order,
+    TimedEngine,
+    make_model,
+    random_prompt,
+)
+
+from loraplex.api.bench.models import BaseShape
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: BaseShape = MEASURED_SHAPE
+    num_shared_tokens: int = 1_000
+    num_own_tokens: int = 24
+    num_output_tokens: int = 8
+    num_requests: int = 24
+    num_at_once: int = 8
+
+
+SMOKE = Plan(SMOKE_SHAPE, num_shared_tokens=100, num_own_tokens=5, num_requests=4, num_at_once=2)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One kind of load on one engine."""
+
+    ttft_seconds: float
+    """The median."""
+    num_cached_tokens: list[int]
+    answers: list[list[int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(__doc__ or "", arguments)
+    plan = SMOKE if options.is_smoke else Plan()
+    model = make_model(options.models, plan.shape)
+    without, cached = (
+        measure(model, plan, prefix_caching=prefix_caching) for prefix_caching in (False, True)
+    )
+    rows = [
+        {
+            "requests": name,
+            "without, ms": 1_000 * without[name].ttft_seconds,
+            "with cache, ms": 1_000 * cached[name].ttft_seconds,
+            "ratio": without[name].ttft_seconds / cached[name].ttft_seconds,
+        }
+        for name in without
+    ]
+    print_report(
+        "prefix",
+        rows,
+        shared_tokens=plan.num_shared_tokens,
+        own_tokens=plan.num_own_tokens,
+        cached_tokens_without=max(max(run.num_cached_tokens) for run in without.values()),
+        cached_tokens_with=min(min(run.num_cached_tokens) for run in cached.values()),
+        ttft_ratio=rows[0]["ratio"],
+        requests_answered_differently=sum(
+            a != b
+            for name in without
+            for a, b in zip(without[name].answers, cached[name].answers, strict=True)
+        ),
+    )
+    return 0
+
+
+def measure(model: Path, plan: Plan, *, prefix_caching: bool) -> dict[str, Outcome]:
+    rng = Random(1)
+    shared = random_prompt(rng, plan.shape, plan.num_shared_tokens)
+    orders = [
+        Order(shared + random_prompt(rng, plan.shape, plan.num_own_tokens), plan.num_output_tokens)
+        for _ in range(2 * plan.num_requests)
+    ]
+    one_by_one, at_once = orders[: plan.num_requests], orders[plan.num_requests :]
+    with tempfile.TemporaryDirectory() as directory:
+        engine = TimedEngine(
+            model,
+            Path(directory),
+            prefix_caching=prefix_caching,
+            max_num_seqs=plan.num_at_once,
+            kv_cache_bytes=512 << 20,
+        )
+        engine.warm_up()
+        # Fills the cache, where there is one, and shows both engines such a prompt once.
+        serve(engine, [Order(shared, 1)], 1)
+        outcomes = {
+            "one at a time": serve(engine, one_by_one, 1),
+            f"{plan.num_at_once} at once": serve(engine, at_once, plan.num_at_once),
+        }
+        engine.close()
+    return outcomes
+
+
+def serve(engine: TimedEngine, orders: Sequence[Order], num_at_once: int) -> Outcome:
+    ids: list[str] = []
+    for start in range(0, len(orders), num_at_once):
+        ids += engine.send_all(orders[start : start + num_at_once])
+        engine.run()
+    started = [engine.answers[request_id].started for request_id in ids]
+    return Outcome(
+        statistics.median(timing.ttft_seconds for timing in engine.timings(ids)),
+        [event.num_cached_tokens for event in started if event is not None],
+        engine.tokens(ids),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

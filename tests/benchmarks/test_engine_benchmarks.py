@@ -1,0 +1,88 @@
+"""The benchmarks run, compare like with like, and print one line of JSON; how fast is not asked."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    bench_batching,
+    bench_fairness,
+    bench_paging,
+    bench_prefix,
+    bench_target_itl,
+)
+
+BENCHMARKS = {
+    "batching": bench_batching,
+    "prefix": bench_prefix,
+    "paging": bench_paging,
+    "target-itl": bench_target_itl,
+    "fairness": bench_fairness,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def run(benchmark: ModuleType, models: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON that a smoke run prints last, below a table of the same rows."""
+    assert benchmark.main(["--smoke", "--models", str(models)]) == 0
+    table, _, last = capsys.readouterr().out.rstrip().rpartition("\n")
+    report: dict[str, Any] = json.loads(last)
+    header, *lines = table.splitlines()
+    assert all(name in header for name in report["rows"][0])
+    for line, row in zip(lines, report["rows"], strict=False):
+        assert line.startswith(str(next(iter(row.values())))[:4])
+    return report
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_both_arms_give_the_same_tokens_and_every_figure_is_one(
+    name: str, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(BENCHMARKS[name], models, capsys)
+
+    assert report["benchmark"] == name
+    assert report["requests_answered_differently"] == 0
+    figures = [value for row in report["rows"] for value in row.values()]
+    figures += report.values()
+    numbers = [value for value in figures if isinstance(value, int | float)]
+    assert all(math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def test_the_prefix_benchmark_reuses_the_shared_prompt_in_one_arm_only(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(bench_prefix, models, capsys)
+    assert report["cached_tokens_without"] == 0
+    assert report["cached_tokens_with"] == report["shared_tokens"] // 16 * 16
+
+
+def test_the_paging_benchmark_runs_no_more_than_was_reserved_in_one_arm_and_more_in_the_other(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(bench_paging, models, capsys)
+    reserved, paged = report["rows"]
+    assert reserved["most"] == bench_paging.SMOKE.num_reserved
+    assert reserved["preemptions"] == 0
+    assert paged["most"] > reserved["most"]
+
+
+def test_padding_makes_a_batch_as_long_as_its_longest() -> None:
+    trace = bench_batching.make_trace(bench_batching.SMOKE)
+    padded = bench_batching.pad(trace, bench_batching.Random(1), bench_batching.SMOKE.shape)
+    lengths = {(len(order.prompt), order.num_output_tokens) for order in padded}
+    assert lengths == {
+        (
+            max(len(order.prompt) for order in trace),
+            max(order.num_output_tokens for order in trace),
+        )
+    }
