@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_the_paging_benchmark_runs_no_more_than_was_reserved_in_one_arm_and_more
 
 def test_padding_makes_a_batch_as_long_as_its_longest() -> None:
     trace = bench_batching.make_trace(bench_batching.SMOKE)
-    padded = bench_batching.pad(trace, bench_batching.Random(1), bench_batching.SMOKE.shape)
+    padded = bench_batching.pad(trace, Random(1), bench_batching.SMOKE.shape)
     lengths = {(len(order.prompt), order.num_output_tokens) for order in padded}
     assert lengths == {
         (
