@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import EngineStats, GenerationRequest, Submit
-from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.messages import EngineStats
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
@@ -28,6 +27,7 @@ NEAR_TIE = 1e-4
 """Logit gap, fp32, that another order of summation may cross."""
 MAX_NEAR_TIES = 1
 """Of the cases of one family served in one way."""
+NUM_CHOICES = 3
 MIB = 1 << 20
 SYSTEM_PROMPT = [7 * index % VOCAB_SIZE for index in range(40)]
 """Two full blocks and a half: longer than every family's window."""
@@ -107,9 +107,13 @@ def make_cases(alone: LocalEngine, keys: list[AdapterKey]) -> list[Case]:
 
 
 def serve(
-    engine: LocalEngine, prompt: list[int], adapter: AdapterKey | None, max_tokens: int
+    engine: LocalEngine,
+    prompt: list[int],
+    adapter: AdapterKey | None,
+    max_tokens: int,
+    **sampling: object,
 ) -> list[int]:
-    request_id = engine.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True)
+    request_id = engine.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True, **sampling)
     engine.run()
     return engine.answers[request_id].token_ids
 
@@ -233,10 +237,17 @@ def test_choices_that_share_a_prompt_are_those_of_requests_alone(
     expected = {}
     for group, case in enumerate(cases):
         denied: dict[int, float] = {}
-        for choice in range(3):
-            answer = serve_denied(family.alone, case, denied)
-            submit_choice(engine, f"{group}-{choice}", f"{group}", case, denied)
-            expected[f"{group}-{choice}"] = Case(case.prompt, case.adapter, 12, answer)
+        for _ in range(NUM_CHOICES):
+            answer = serve(family.alone, case.prompt, case.adapter, 12, logit_bias=denied)
+            choice = engine.submit(
+                case.prompt,
+                case.adapter,
+                group_id=f"group-{group}",
+                max_tokens=12,
+                ignore_eos=True,
+                logit_bias=denied,
+            )
+            expected[choice] = Case(case.prompt, case.adapter, 12, answer)
             denied = {**denied, answer[0]: -100.0}
     engine.run()
 
@@ -246,29 +257,3 @@ def test_choices_that_share_a_prompt_are_those_of_requests_alone(
     assert num_computed < sum(len(case.prompt) for case in expected.values()) / 2
     assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
     engine.close()
-
-
-def serve_denied(alone: LocalEngine, case: Case, denied: dict[int, float]) -> list[int]:
-    request_id = alone.submit(
-        case.prompt, case.adapter, max_tokens=12, ignore_eos=True, logit_bias=denied
-    )
-    alone.run()
-    return alone.answers[request_id].token_ids
-
-
-def submit_choice(
-    engine: LocalEngine, request_id: str, group_id: str, case: Case, denied: dict[int, float]
-) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias=denied)
-    engine.core.handle(
-        Submit(
-            GenerationRequest(
-                request_id,
-                "acme",
-                case.prompt,
-                params,
-                case.adapter,
-                group_id=group_id,
-            )
-        )
-    )

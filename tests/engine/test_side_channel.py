@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import GenerationRequest, Submit
-from loraplex.engine.sampling_params import SamplingParams
 from support.engine import LocalEngine
 from support.models import make_adapter
 
@@ -45,20 +43,15 @@ def engine(tiny_base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
 def submit(
     engine: LocalEngine, asker: Asker, prompt: list[int], *, group_id: str | None = None
 ) -> str:
-    request_id = f"r{len(engine.answers)}"
-    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    request = GenerationRequest(
-        request_id,
-        asker.tenant_id,
+    return engine.submit(
         prompt,
-        sampling,
         asker.adapter,
+        tenant_id=asker.tenant_id,
         cache_namespace=asker.cache_namespace,
         group_id=group_id,
+        max_tokens=2,
+        ignore_eos=True,
     )
-    engine.answers[request_id].token_ids.clear()
-    engine.core.handle(Submit(request))
-    return request_id
 
 
 def num_cached(engine: LocalEngine, request_id: str) -> int:
