@@ -11,12 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.base_model import load_base_model
+from loraplex.engine.config import EngineConfig
 from loraplex.engine.messages import EngineStats
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
@@ -28,6 +30,7 @@ NEAR_TIE = 1e-4
 MAX_NEAR_TIES = 1
 """Of the cases of one family served in one way."""
 NUM_CHOICES = 3
+TENANTS = ("acme", "globex")
 MIB = 1 << 20
 SYSTEM_PROMPT = [7 * index % VOCAB_SIZE for index in range(40)]
 """Two full blocks and a half: longer than every family's window."""
@@ -63,6 +66,7 @@ class Family:
     """A model with its adapters, and an engine that serves one request at a time, cacheless."""
 
     model: Path
+    kv_bytes_per_token: int
     adapters: list[Path]
     alone: LocalEngine
     cases: list[Case]
@@ -88,8 +92,14 @@ def family(
     ]
     alone = LocalEngine(model, root, max_num_seqs=1, prefix_caching=False)
     cases = make_cases(alone, [alone.add_adapter(folder) for folder in adapters])
-    yield Family(model, adapters, alone, cases)
+    yield Family(model, kv_bytes_per_token(model), adapters, alone, cases)
     alone.close()
+
+
+def kv_bytes_per_token(model: Path) -> int:
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    per_layer = [shape.num_heads * (shape.key_dim + shape.value_dim) for shape in base.kv_shapes]
+    return sum(per_layer) * base.dtype.itemsize
 
 
 def make_cases(alone: LocalEngine, keys: list[AdapterKey]) -> list[Case]:
@@ -118,13 +128,18 @@ def serve(
     return engine.answers[request_id].token_ids
 
 
+def submit(engine: LocalEngine, case: Case, tenant_id: str = "acme") -> str:
+    adapter = AdapterKey(tenant_id, case.adapter.digest) if case.adapter else None
+    return engine.submit(
+        case.prompt, adapter, tenant_id=tenant_id, max_tokens=case.max_tokens, ignore_eos=True
+    )
+
+
 def serve_together(engine: LocalEngine, cases: list[Case]) -> list[list[int]]:
     """All cases, some of them submitted while others run."""
     ids = []
     for index, case in enumerate(cases):
-        ids.append(
-            engine.submit(case.prompt, case.adapter, max_tokens=case.max_tokens, ignore_eos=True)
-        )
+        ids.append(submit(engine, case))
         if index % 4 == 3:
             engine.step()
     engine.run()
@@ -135,6 +150,18 @@ def serve_twice(engine: LocalEngine, cases: list[Case]) -> list[list[int]]:
     """The second time every prompt is in the prefix cache."""
     serve_together(engine, cases)
     return serve_together(engine, cases)
+
+
+def serve_rivals(engine: LocalEngine, cases: list[Case]) -> list[list[int]]:
+    """Every second case is of a tenant that comes when the other one holds all there is."""
+    ids: dict[int, str] = {}
+    for first, tenant_id in enumerate(TENANTS):
+        for index in range(first, len(cases), len(TENANTS)):
+            ids[index] = submit(engine, cases[index], tenant_id)
+        for _ in range(5):
+            engine.step()
+    engine.run()
+    return engine.tokens(ids[index] for index in range(len(cases)))
 
 
 @dataclass(frozen=True)
@@ -163,8 +190,20 @@ WAYS = {
         serve=serve_twice,
     ),
     "recomputed": Way(
-        {"max_num_batched_tokens": 64, "max_num_seqs": 12},
+        {"max_num_batched_tokens": 64, "max_num_seqs": 6, "max_model_len": 128},
         lambda stats: stats.num_preemptions > 0,
+        serve=serve_rivals,
+        num_kv_tokens=240,
+    ),
+    "swapped": Way(
+        {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 6,
+            "max_model_len": 128,
+            "swap_bytes": 4 * MIB,
+        },
+        lambda stats: stats.num_swaps > 0,
+        serve=serve_rivals,
         num_kv_tokens=240,
     ),
 }
@@ -173,10 +212,11 @@ WAYS = {
 def make_engine(family: Family, directory: Path, way: Way) -> LocalEngine:
     config = dict(way.config)
     if way.num_kv_tokens is not None:
-        info = family.alone.core.info
-        bytes_per_block = 4 * MIB // info.num_kv_blocks
-        config["kv_cache_bytes"] = way.num_kv_tokens // info.kv_block_size * bytes_per_block
-    return LocalEngine(family.model, directory, **config)
+        config["kv_cache_bytes"] = way.num_kv_tokens * family.kv_bytes_per_token
+    engine = LocalEngine(family.model, directory, **config)
+    for folder, tenant_id in product(family.adapters, TENANTS):
+        engine.add_adapter(folder, tenant_id)
+    return engine
 
 
 def check_tokens(family: Family, cases: list[Case], actual: list[list[int]]) -> None:
@@ -203,8 +243,6 @@ def test_the_tokens_are_those_of_the_request_alone(
 ) -> None:
     way = WAYS[name]
     engine = make_engine(family, tmp_path, way)
-    for folder in family.adapters:
-        engine.add_adapter(folder)
 
     actual = way.serve(engine, family.cases)
 
