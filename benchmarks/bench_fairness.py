@@ -13,6 +13,7 @@ if all were one tenant, which makes it first come, first served. The bar is 0.95
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 import time
@@ -93,10 +94,12 @@ class Outcome:
 
     name: str
     victim: list[RequestTiming]
+    num_running: list[int]
+    """Other tenants' sequences when each of the victim's requests came."""
     num_preemptions: int
 
     def ttft_ms(self, percent: float) -> float:
-        return percentile([1_000 * timing.ttft_seconds for timing in self.victim], percent)
+        return ttft_ms(self.victim, percent)
 
     def as_row(self, equal: Outcome) -> Row:
         return {
@@ -104,6 +107,7 @@ class Outcome:
             "TTFT p50, ms": self.ttft_ms(50),
             "TTFT p99, ms": self.ttft_ms(99),
             "p99 over equal": self.ttft_ms(99) / equal.ttft_ms(99),
+            "others at once": statistics.fmean(self.num_running),
             "preemptions": self.num_preemptions,
         }
 
@@ -183,15 +187,17 @@ def meet(model: Path, plan: Plan, name: str, others: Sequence[Tenant]) -> Outcom
         step = _busy_step(engine, plan, others, rng)
         for _ in range(plan.num_fill_steps):
             step()
-        asked = []
+        asked, num_running = [], []
         for _ in range(plan.num_victim_requests):
             prompt = random_prompt(rng, plan.shape, plan.num_prompt_tokens)
+            num_running.append(engine.num_running)
             asked.append(engine.send(Order(prompt, plan.num_victim_outputs, VICTIM)))
             while engine.is_open(asked[-1]):
                 step()
             for _ in range(rng.randint(0, plan.max_pause_steps)):
                 step()
-        outcome = Outcome(name, engine.timings(asked), engine.core.stats().num_preemptions)
+        num_preemptions = engine.core.stats().num_preemptions
+        outcome = Outcome(name, engine.timings(asked), num_running, num_preemptions)
         engine.close()
     return outcome
 
@@ -260,11 +266,13 @@ def serve_load(model: Path, plan: Plan, load: Sequence[tuple[int, Order]]) -> Th
         seconds = time.perf_counter() - began
         victim = engine.timings(ids[-plan.num_load_victims :])
         num_tokens = sum(len(order.prompt) + order.num_output_tokens for _, order in load)
-        throughput = Throughput(
-            num_tokens / seconds, Outcome("load", victim, 0).ttft_ms(99), engine.tokens(ids)
-        )
+        throughput = Throughput(num_tokens / seconds, ttft_ms(victim, 99), engine.tokens(ids))
         engine.close()
     return throughput
+
+
+def ttft_ms(timings: Sequence[RequestTiming], percent: float) -> float:
+    return percentile([1_000 * timing.ttft_seconds for timing in timings], percent)
 
 
 if __name__ == "__main__":
