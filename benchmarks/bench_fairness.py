@@ -28,6 +28,7 @@ from benchmarks.timed_engine import (
     SMOKE_SHAPE,
     Order,
     TimedEngine,
+    kv_bytes_per_token,
     make_model,
     random_prompt,
 )
@@ -166,13 +167,11 @@ def scenarios(plan: Plan) -> dict[str, list[Tenant]]:
 
 
 def make_engine(model: Path, directory: str, plan: Plan) -> TimedEngine:
-    head_dim = plan.shape.hidden_size // plan.shape.num_heads
-    kv_bytes_per_token = 2 * 4 * plan.shape.num_layers * plan.shape.num_kv_heads * head_dim
     engine = TimedEngine(
         model,
         Path(directory),
         max_num_seqs=plan.max_num_seqs,
-        kv_cache_bytes=plan.num_kv_tokens * kv_bytes_per_token,
+        kv_cache_bytes=plan.num_kv_tokens * kv_bytes_per_token(plan.shape),
         prefix_caching=False,
     )
     engine.warm_up((1, plan.max_num_seqs))

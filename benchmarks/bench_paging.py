@@ -24,6 +24,7 @@ from benchmarks.timed_engine import (
     SMOKE_SHAPE,
     Order,
     TimedEngine,
+    kv_bytes_per_token,
     make_model,
     variable_length_trace,
 )
@@ -107,12 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
     )
     return 0
-
-
-def kv_bytes_per_token(shape: BaseShape) -> int:
-    """Keys and values of all layers in fp32."""
-    head_dim = shape.hidden_size // shape.num_heads
-    return 2 * 4 * shape.num_layers * shape.num_kv_heads * head_dim
 
 
 def measure(

@@ -115,6 +115,12 @@ def make_model(folder: Path, shape: BaseShape) -> Path:
     return path
 
 
+def kv_bytes_per_token(shape: BaseShape) -> int:
+    """Keys and values of all layers in fp32."""
+    head_dim = shape.hidden_size // shape.num_heads
+    return 2 * 4 * shape.num_layers * shape.num_kv_heads * head_dim
+
+
 def random_prompt(rng: Random, shape: BaseShape, num_tokens: int) -> list[int]:
     return [rng.randrange(shape.vocab_size) for _ in range(num_tokens)]
 
