@@ -19,7 +19,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.core import EngineCore
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
@@ -169,7 +169,7 @@ class Way:
     """A way to serve the cases, and the sign that it was that way."""
 
     config: dict[str, object]
-    happened: Callable[[EngineStats], bool]
+    happened: Callable[[EngineCore], bool]
     serve: Callable[[LocalEngine, list[Case]], list[list[int]]] = serve_together
     num_kv_tokens: int | None = None
     """What the KV cache holds; None: more than enough."""
@@ -178,20 +178,20 @@ class Way:
 WAYS = {
     "batched": Way(
         {"prefix_caching": False, "max_num_batched_tokens": 2048},
-        lambda stats: stats.num_steps < 40,
+        lambda core: core.stats().num_steps < 40,
     ),
     "chunked": Way(
         {"prefix_caching": False, "max_num_batched_tokens": 23, "max_num_seqs": 12},
-        lambda stats: stats.num_steps > 40,
+        lambda core: core.stats().num_steps > 40,
     ),
     "prefix-hit": Way(
         {"max_num_batched_tokens": 64, "max_num_seqs": 12},
-        lambda stats: stats.num_cached_tokens > 12 * 16,
+        lambda core: core.stats().num_cached_tokens > 12 * 16,
         serve=serve_twice,
     ),
     "recomputed": Way(
         {"max_num_batched_tokens": 64, "max_num_seqs": 6, "max_model_len": 128},
-        lambda stats: stats.num_preemptions > 0,
+        lambda core: core._scheduler.num_preemptions > core._scheduler.num_swaps,
         serve=serve_rivals,
         num_kv_tokens=240,
     ),
@@ -202,7 +202,7 @@ WAYS = {
             "max_model_len": 128,
             "swap_bytes": 4 * MIB,
         },
-        lambda stats: stats.num_swaps > 0,
+        lambda core: core._scheduler.num_swaps > 0,
         serve=serve_rivals,
         num_kv_tokens=240,
     ),
@@ -247,7 +247,7 @@ def test_the_tokens_are_those_of_the_request_alone(
     actual = way.serve(engine, family.cases)
 
     check_tokens(family, family.cases, actual)
-    assert way.happened(engine.core.stats()), f"nothing was {name}: {engine.core.stats()}"
+    assert way.happened(engine.core), f"nothing was {name}: {engine.core.stats()}"
     engine.close()
 
 
