@@ -26,6 +26,7 @@ class TokenCounters(Generic[Party]):
         self._weights: dict[Party, float] = {}
         self._active: set[Party] = set()
         self._last_active: Party | None = None
+        self._forget_at = MAX_IDLE_PARTIES
 
     def counter(self, party: Party) -> float:
         """Weighted tokens served so far, divided by the party's weight, lifts included."""
@@ -53,7 +54,7 @@ class TokenCounters(Generic[Party]):
             return
         self._active.remove(party)
         self._last_active = party
-        if len(self._counters) - len(self._active) > MAX_IDLE_PARTIES:
+        if len(self._counters) - len(self._active) > self._forget_at:
             self._forget_lifted()
 
     def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> None:
@@ -74,4 +75,8 @@ class TokenCounters(Generic[Party]):
         floor = self._floor()
         for party in [*self._counters]:
             if party not in self._active and self._counters[party] < floor:
-                del self._counters[party], self._weights[party]
+                del self._counters[party]
+                self._weights.pop(party, None)
+        # Where few could be forgotten the next attempt waits, so that attempts stay cheap overall.
+        num_idle = len(self._counters) - len(self._active)
+        self._forget_at = max(MAX_IDLE_PARTIES, 2 * num_idle)
