@@ -81,7 +81,7 @@ class Preemption:
         has_waited = is_blocked and self._num_blocked_steps >= RECLAIM_STEPS
         if not has_waited and self._waiting.waited_seconds(request.tenant_id) < RECLAIM_SECONDS:
             return False
-        return self._running.owes(self._running.victim(measure), request, measure, share)
+        return self._running.owes(request, measure, share)
 
     def swap_bytes(self, group: int, num_blocks: int) -> int:
         """What moving so many blocks between device and host comes to; 0 if that is not known."""

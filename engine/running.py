@@ -17,6 +17,9 @@ MAX_PREEMPTIONS = 3
 """After so many, a tenant's last running request is left alone while there are other victims: who
 is over its share with a single long request still gets to its end."""
 
+ROUNDING = 1e-9
+"""Shares are sums of quotients; what is equal but for rounding is equal."""
+
 Measure = Callable[[str], float]
 """The part of a resource that a tenant has."""
 
@@ -111,9 +114,11 @@ class Running:
         _, tenant = max(candidates, key=lambda entry: measure(entry[0]) / entry[1].weight)
         return tenant.newest
 
-    def owes(self, victim: Request, request: Request, measure: Measure, share: float) -> bool:
+    def owes(self, request: Request, measure: Measure, share: float) -> bool:
         """Whether the victim's tenant holds more than the request's would with `share` more."""
-        if victim.tenant_id == request.tenant_id:
+        victim = self.victim(measure)
+        tenant = self._tenants[victim.tenant_id]
+        if victim.tenant_id == request.tenant_id or tenant.is_spared:
             return False
-        holding = measure(request.tenant_id) + share
-        return measure(victim.tenant_id) / victim.tenant_weight > holding / request.tenant_weight
+        holding = (measure(request.tenant_id) + share) / request.tenant_weight
+        return measure(victim.tenant_id) / tenant.weight > holding + ROUNDING

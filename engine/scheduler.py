@@ -37,7 +37,7 @@ from .messages import RequestStarted
 from .preemption import Preemption
 from .request import Request
 from .room import Room
-from .running import Running
+from .running import ROUNDING, Running
 from .step import Step
 from .step_costs import StepCosts, StepShape
 from .waiting import Candidates, WaitingQueue
@@ -340,9 +340,12 @@ class Scheduler:
                 return self._preemption.note_blocked(request)
 
     def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
-        """Continue the prompts of tenants that had no more service than the candidate's."""
-        counter = self.counters.counter
-        while prefills and counter(prefills[0].tenant_id) <= counter(request.tenant_id):
+        """Continue the prompts of the candidate's tenant and of those that had less service."""
+        counter, tenant_id = self.counters.counter, request.tenant_id
+        while prefills and (
+            prefills[0].tenant_id == tenant_id
+            or counter(prefills[0].tenant_id) < counter(tenant_id)
+        ):
             self._continue_prompt(prefills.popleft(), step)
 
     def _fails(self, request: Request, step: Step) -> bool:
@@ -354,16 +357,15 @@ class Scheduler:
         step.failed.append((request, error(f"{error.__doc__} {failure.message}")))
         return True
 
-    def _others_wait(self, request: Request) -> bool:
-        return len(self._waiting) > self._waiting.num_of(request.tenant_id)
+    def _may_be_capped(self, request: Request) -> bool:
+        """Whether others wait; one request a tenant may run whatever it takes."""
+        others_wait = len(self._waiting) > self._waiting.num_of(request.tenant_id)
+        return others_wait and self._running.num_of(request.tenant_id) > 0
 
     def _is_capped(self, request: Request) -> bool:
-        """Whether the tenant would hold more than one may while others wait.
-
-        One request it may always run.
-        """
-        tenant_id, cap = request.tenant_id, self.limits.tenant_cap
-        if not self._running.num_of(tenant_id) or not self._others_wait(request):
+        """Whether the tenant would hold more than one may while others wait."""
+        tenant_id, cap = request.tenant_id, self.limits.tenant_cap + ROUNDING
+        if not self._may_be_capped(request):
             return False
         share = self._running.sequence_share(tenant_id) + self._running.share_of_one
         return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
@@ -380,7 +382,9 @@ class Scheduler:
                 request.adapter_missing_since = self._clock()
             return False
         share = self._residency.leased_share(tenant_id)
-        is_capped = share > max(before, self.limits.tenant_cap) and self._others_wait(request)
+        is_capped = share > max(before, self.limits.tenant_cap + ROUNDING) and self._others_wait(
+            request
+        )
         if is_capped and self._running.num_of(tenant_id):
             self._unlease(request)
             return False
