@@ -266,11 +266,18 @@ class _Visit(Generic[Entry]):
             heappush(self._order, (not first.is_preempted, served, line.turn, line))
 
     def take(self) -> _Line[Entry] | None:
-        return heappop(self._order)[-1] if self._order else None
+        while self._order:
+            was_fresh, was_served, _, line = heappop(self._order)
+            first, served = line.first(), self.tenant.service.counter(line.name)
+            if first and (was_fresh, was_served) == (not first.is_preempted, served):
+                return line
+            self.offer(line)  # its place in the order is a later one by now
+        return None
 
     @property
     def is_held_up(self) -> bool:
-        return bool(self.parked) and not self._order and self.parked.issuperset(self.tenant.lines)
+        lines = self.tenant.lines
+        return len(self.parked) >= len(lines) and self.parked.issuperset(lines)
 
 
 class Candidates(Generic[Entry]):
@@ -299,7 +306,11 @@ class Candidates(Generic[Entry]):
     def __next__(self) -> Entry:
         self._put_back()
         while self._order:
-            visit = self._visit_of(heappop(self._order)[-1])
+            was_served, _, tenant = heappop(self._order)
+            if was_served != self._queue.counters.counter(tenant.tenant_id):
+                self._offer(tenant)
+                continue
+            visit = self._visit_of(tenant)
             line = visit.take()
             if line is None:
                 continue
@@ -360,9 +371,12 @@ class Candidates(Generic[Entry]):
         if self._line:
             self._visit.offer(self._line)
         tenant = self._visit.tenant
-        if self._visit.is_held_up:
+        if tenant.num_waiting and self._visit.is_held_up:
             self._queue.counters.deactivate(tenant.tenant_id)
         elif tenant.num_waiting:
-            served = self._queue.counters.counter(tenant.tenant_id)
-            heappush(self._order, (served, tenant.turn, tenant))
+            self._offer(tenant)
         self._visit = self._line = self._ticket = None
+
+    def _offer(self, tenant: _Tenant[Entry]) -> None:
+        served = self._queue.counters.counter(tenant.tenant_id)
+        heappush(self._order, (served, tenant.turn, tenant))
