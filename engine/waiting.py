@@ -254,23 +254,28 @@ class WaitingQueue(Generic[Entry]):
 class _Visit(Generic[Entry]):
     """One tenant's part of a walk: its lines that may still be served in this step."""
 
-    def __init__(self, tenant: _Tenant[Entry]) -> None:
+    def __init__(
+        self,
+        tenant: _Tenant[Entry],
+        first_of: Callable[[_Line[Entry]], _Ticket[Entry] | None],
+    ) -> None:
         self.tenant = tenant
         self.parked: set[Hashable] = set()
+        self._first_of = first_of
         self._order: list[tuple[bool, float, int, _Line[Entry]]] = []
 
     def offer(self, line: _Line[Entry]) -> None:
-        first = line.first()
+        first = self._first_of(line)
         if first:
             served = self.tenant.service.counter(line.name)
             heappush(self._order, (not first.is_preempted, served, line.turn, line))
 
-    def take(self) -> _Line[Entry] | None:
+    def take(self) -> tuple[_Line[Entry], _Ticket[Entry]] | None:
         while self._order:
             was_fresh, was_served, _, line = heappop(self._order)
-            first, served = line.first(), self.tenant.service.counter(line.name)
+            first, served = self._first_of(line), self.tenant.service.counter(line.name)
             if first and (was_fresh, was_served) == (not first.is_preempted, served):
-                return line
+                return line, first
             self.offer(line)  # its place in the order is a later one by now
         return None
 
@@ -311,13 +316,9 @@ class Candidates(Generic[Entry]):
                 self._offer(tenant)
                 continue
             visit = self._visit_of(tenant)
-            line = visit.take()
-            if line is None:
-                continue
-            self._visit, self._line, self._ticket = visit, line, self._first(line)
-            if self._ticket:
+            if taken := visit.take():
+                self._visit, (self._line, self._ticket) = visit, taken
                 return self._ticket.entry
-            self._put_back()
         raise StopIteration
 
     def admitted(self) -> None:
@@ -347,12 +348,13 @@ class Candidates(Generic[Entry]):
     def _visit_of(self, tenant: _Tenant[Entry]) -> _Visit[Entry]:
         visit = self._visits.get(tenant.tenant_id)
         if visit is None:
-            visit = self._visits[tenant.tenant_id] = _Visit(tenant)
+            visit = self._visits[tenant.tenant_id] = _Visit(tenant, self._first)
             for line in tenant.lines.values():
                 visit.offer(line)
         return visit
 
     def _first(self, line: _Line[Entry]) -> _Ticket[Entry] | None:
+        """The first of a line, those aside that were added after the walk began."""
         while (ticket := line.first()) and ticket.number > self._end:
             self._set_aside(line)
         return ticket
