@@ -28,6 +28,10 @@ class TokenCounters(Generic[Party]):
         self._last_active: Party | None = None
         self._forget_at = MAX_IDLE_PARTIES
 
+    def __len__(self) -> int:
+        """Parties remembered."""
+        return len(self._counters)
+
     def counter(self, party: Party) -> float:
         """Weighted tokens served so far, divided by the party's weight, lifts included."""
         return self._counters.get(party, 0.0)

@@ -86,8 +86,7 @@ class _RelativeLeastSquares:
         self._size = num_features
         self._products = [[0.0] * num_features for _ in range(num_features)]  # Σ x xᵀ / y²
         self._targets = [0.0] * num_features  # Σ x / y
-        self._coefficients = [0.0] * num_features
-        self._is_stale = False
+        self.coefficients = [0.0] * num_features
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         scaled = [feature / seconds for feature in features]
@@ -97,17 +96,10 @@ class _RelativeLeastSquares:
         self._targets = [
             MEMORY * target + value for target, value in zip(self._targets, scaled, strict=True)
         ]
-        self._is_stale = True
+        self.coefficients = self._fit()
 
     def predict(self, features: Sequence[float]) -> float:
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
-
-    @property
-    def coefficients(self) -> list[float]:
-        if self._is_stale:
-            self._coefficients = self._fit()
-            self._is_stale = False
-        return self._coefficients
 
     def _fit(self) -> list[float]:
         """Fit all, then without those that came out negative, until none does."""
@@ -134,7 +126,7 @@ class _RelativeLeastSquares:
         vector = []
         for row, (i, pull) in enumerate(zip(kept, stiffness, strict=True)):
             matrix[row][row] = 1.0
-            vector.append((self._targets[i] + pull * self._coefficients[i]) * scales[row])
+            vector.append((self._targets[i] + pull * self.coefficients[i]) * scales[row])
         solution = _eliminate(matrix, vector)
         return [value * scale for value, scale in zip(solution, scales, strict=True)]
 

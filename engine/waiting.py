@@ -5,7 +5,7 @@ The tenant with the least service first; within it the adapter with the least; w
 a request lets pass only those of its line that arrive less than (its level - theirs) ·
 ageing_seconds after it. Nobody starves, and no key ever changes: the lines are plain heaps.
 
-A walk costs what it looks at: one heap of the tenants, and of the lines of tenants that it visits.
+A walk costs what it looks at: the tenants it visits, all lines of these, and its candidates.
 Torch-free.
 """
 
@@ -137,7 +137,9 @@ class WaitingQueue(Generic[Entry]):
         self._tenants: dict[str, _Tenant[Entry]] = {}
         self._tickets: dict[str, _Ticket[Entry]] = {}
         self._deadlines: _Heap[Entry] = _Heap()
-        self._skipped: list[_Ticket[Entry]] = []
+        self._order: list[tuple[float, int, _Tenant[Entry]]] = []
+        """Tenants by service as it once was; it only grows, so who comes up is put right."""
+        self._walk: Candidates[Entry] | None = None
         self._turns = count()
 
     def __len__(self) -> int:
@@ -187,11 +189,38 @@ class WaitingQueue(Generic[Entry]):
 
     def candidates(self) -> Candidates[Entry]:
         """The walk of one step; it ends the one before."""
-        for ticket in self._skipped:
+        if self._walk:
+            self._undo(self._walk)
+        if len(self._order) > 2 * len(self._tenants) + 16:
+            self._order = [item for item in self._order if self._is_here(item[-1])]
+            heapify(self._order)
+        self._walk = Candidates(self)
+        return self._walk
+
+    def _undo(self, walk: Candidates[Entry]) -> None:
+        """Return what a walk has set aside, and the tenants it took out of the order."""
+        for ticket in walk.skipped:
             if ticket.is_waiting:
                 self._line_of(ticket).push(ticket)
-        self._skipped = []
-        return Candidates(self)
+        for tenant in walk.taken:
+            self._offer(tenant)
+
+    def _take_tenant(self) -> _Tenant[Entry] | None:
+        """The tenant with the least service, out of the order."""
+        while self._order:
+            was_served, _, tenant = heappop(self._order)
+            if was_served == self.counters.counter(tenant.tenant_id) and self._is_here(tenant):
+                return tenant
+            self._offer(tenant)
+        return None
+
+    def _offer(self, tenant: _Tenant[Entry]) -> None:
+        if self._is_here(tenant):
+            served = self.counters.counter(tenant.tenant_id)
+            heappush(self._order, (served, tenant.turn, tenant))
+
+    def _is_here(self, tenant: _Tenant[Entry]) -> bool:
+        return self._tenants.get(tenant.tenant_id) is tenant
 
     def expired(self, now: float) -> list[Entry]:
         """Take out those whose deadline has come, earliest first."""
@@ -209,6 +238,7 @@ class WaitingQueue(Generic[Entry]):
         ticket = _Ticket(entry, next(self._turns), is_preempted, rank)
         self._tickets[entry.request_id] = ticket
         tenant = self._tenants.get(entry.tenant_id)
+        is_new = tenant is None
         if tenant is None:
             tenant = _Tenant(entry.tenant_id, ticket.number, self._clock())
             self._tenants[entry.tenant_id] = tenant
@@ -223,6 +253,8 @@ class WaitingQueue(Generic[Entry]):
             self._deadlines.push((entry.deadline,), ticket)
         self.counters.activate(tenant.tenant_id, tenant.weight)
         tenant.service.activate(line.name)
+        if is_new:
+            self._offer(tenant)
 
     def _leave(self, ticket: _Ticket[Entry]) -> None:
         tenant, line = self._tenants[ticket.entry.tenant_id], self._line_of(ticket)
@@ -254,23 +286,35 @@ class WaitingQueue(Generic[Entry]):
 class _Visit(Generic[Entry]):
     """One tenant's part of a walk: its lines that may still be served in this step."""
 
-    def __init__(self, tenant: _Tenant[Entry]) -> None:
+    def __init__(
+        self,
+        tenant: _Tenant[Entry],
+        first_of: Callable[[_Line[Entry]], _Ticket[Entry] | None],
+    ) -> None:
         self.tenant = tenant
         self.parked: set[Hashable] = set()
+        self._first_of = first_of
         self._order: list[tuple[bool, float, int, _Line[Entry]]] = []
 
     def offer(self, line: _Line[Entry]) -> None:
-        first = line.first()
+        first = self._first_of(line)
         if first:
             served = self.tenant.service.counter(line.name)
             heappush(self._order, (not first.is_preempted, served, line.turn, line))
 
-    def take(self) -> _Line[Entry] | None:
-        return heappop(self._order)[-1] if self._order else None
+    def take(self) -> tuple[_Line[Entry], _Ticket[Entry]] | None:
+        while self._order:
+            was_fresh, was_served, _, line = heappop(self._order)
+            first, served = self._first_of(line), self.tenant.service.counter(line.name)
+            if first and (was_fresh, was_served) == (not first.is_preempted, served):
+                return line, first
+            self.offer(line)  # its place in the order is a later one by now
+        return None
 
     @property
     def is_held_up(self) -> bool:
-        return bool(self.parked) and not self._order and self.parked.issuperset(self.tenant.lines)
+        lines = self.tenant.lines
+        return len(self.parked) >= len(lines) and self.parked.issuperset(lines)
 
 
 class Candidates(Generic[Entry]):
@@ -283,12 +327,10 @@ class Candidates(Generic[Entry]):
     def __init__(self, queue: WaitingQueue[Entry]) -> None:
         self._queue = queue
         self._end = next(queue._turns)
-        self._visits: dict[str, _Visit[Entry]] = {}
-        self._order = [
-            (queue.counters.counter(tenant_id), tenant.turn, tenant)
-            for tenant_id, tenant in queue._tenants.items()
-        ]
-        heapify(self._order)
+        self._visits: dict[_Tenant[Entry], _Visit[Entry]] = {}
+        self.skipped: list[_Ticket[Entry]] = []
+        self.taken: set[_Tenant[Entry]] = set()
+        """Tenants that are out of the queue's order: at the candidate, or done with this step."""
         self._visit: _Visit[Entry] | None = None
         self._line: _Line[Entry] | None = None
         self._ticket: _Ticket[Entry] | None = None
@@ -298,15 +340,12 @@ class Candidates(Generic[Entry]):
 
     def __next__(self) -> Entry:
         self._put_back()
-        while self._order:
-            visit = self._visit_of(heappop(self._order)[-1])
-            line = visit.take()
-            if line is None:
-                continue
-            self._visit, self._line, self._ticket = visit, line, self._first(line)
-            if self._ticket:
+        while tenant := self._queue._take_tenant():
+            self.taken.add(tenant)
+            visit = self._visit_of(tenant)
+            if taken := visit.take():
+                self._visit, (self._line, self._ticket) = visit, taken
                 return self._ticket.entry
-            self._put_back()
         raise StopIteration
 
     def admitted(self) -> None:
@@ -334,14 +373,15 @@ class Candidates(Generic[Entry]):
         self._visit = self._line = self._ticket = None
 
     def _visit_of(self, tenant: _Tenant[Entry]) -> _Visit[Entry]:
-        visit = self._visits.get(tenant.tenant_id)
+        visit = self._visits.get(tenant)
         if visit is None:
-            visit = self._visits[tenant.tenant_id] = _Visit(tenant)
+            visit = self._visits[tenant] = _Visit(tenant, self._first)
             for line in tenant.lines.values():
                 visit.offer(line)
         return visit
 
     def _first(self, line: _Line[Entry]) -> _Ticket[Entry] | None:
+        """The first of a line, those aside that were added after the walk began."""
         while (ticket := line.first()) and ticket.number > self._end:
             self._set_aside(line)
         return ticket
@@ -350,7 +390,7 @@ class Candidates(Generic[Entry]):
         ticket = line.first()
         assert ticket, "only what waits is set aside"
         line.pop()
-        self._queue._skipped.append(ticket)
+        self.skipped.append(ticket)
 
     def _put_back(self) -> None:
         """Return the tenant and line of the last candidate to their new places in the order."""
@@ -360,9 +400,9 @@ class Candidates(Generic[Entry]):
         if self._line:
             self._visit.offer(self._line)
         tenant = self._visit.tenant
-        if self._visit.is_held_up:
+        if tenant.num_waiting and self._visit.is_held_up:
             self._queue.counters.deactivate(tenant.tenant_id)
         elif tenant.num_waiting:
-            served = self._queue.counters.counter(tenant.tenant_id)
-            heappush(self._order, (served, tenant.turn, tenant))
+            self.taken.discard(tenant)
+            self._queue._offer(tenant)
         self._visit = self._line = self._ticket = None
