@@ -1,8 +1,7 @@
 """The running requests, and what those of each tenant hold. Torch-free.
 
 A tenant's *holding* of a resource is the part of it that its running requests have, divided by the
-tenant's weight. Sharing is max-min fair: something passes from one tenant to another only if the
-one that gives held more than the one that takes will hold.
+tenant's weight. Who holds most gives way first.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 
 from .kv_blocks import KvBlocks
 from .request import Request
+from .shares import Shares
 
 MAX_PREEMPTIONS = 3
 """After so many, a tenant's last running request is left alone while there are other victims: who
@@ -42,8 +42,9 @@ class _Tenant:
 class Running:
     """In the order of admission."""
 
-    def __init__(self, kv: KvBlocks, max_num_seqs: int) -> None:
+    def __init__(self, kv: KvBlocks, shares: Shares, max_num_seqs: int) -> None:
         self._kv = kv
+        self._shares = shares
         self._max_num_seqs = max_num_seqs
         self._requests: dict[Request, None] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -115,10 +116,15 @@ class Running:
         return tenant.newest
 
     def owes(self, request: Request, measure: Measure, share: float) -> bool:
-        """Whether the victim's tenant holds more than the request's would with `share` more."""
+        """Whether the victim's tenant can give `share` and keep what it is entitled to.
+
+        And whether that is not more than the request's tenant is entitled to, if it has anything.
+        """
         victim = self.victim(measure)
-        tenant = self._tenants[victim.tenant_id]
-        if victim.tenant_id == request.tenant_id or tenant.is_spared:
+        tenant_id = victim.tenant_id
+        if tenant_id == request.tenant_id or self._tenants[tenant_id].is_spared:
             return False
-        holding = (measure(request.tenant_id) + share) / request.tenant_weight
-        return measure(victim.tenant_id) / tenant.weight > holding + ROUNDING
+        if measure(tenant_id) - share < self._shares.of(tenant_id) - ROUNDING:
+            return False
+        held = measure(request.tenant_id)
+        return not held or held + share <= self._shares.of(request.tenant_id) + ROUNDING

@@ -38,6 +38,7 @@ from .preemption import Preemption
 from .request import Request
 from .room import Room
 from .running import ROUNDING, Running
+from .shares import Shares
 from .step import Step
 from .step_costs import StepCosts, StepShape
 from .waiting import Candidates, WaitingQueue
@@ -90,7 +91,8 @@ class Scheduler:
         self._costs = costs
         self._clock = clock
         self._requests: dict[str, Request] = {}
-        self._running = Running(kv, limits.max_num_seqs)
+        self._shares = Shares()
+        self._running = Running(kv, self._shares, limits.max_num_seqs)
         self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
         self._groups = Groups(self._running)
         self._deadlines = Deadlines()
@@ -163,6 +165,7 @@ class Scheduler:
         request.kv = self._kv.new_sequence()
         self._requests[request.request_id] = request
         self._waiting.add(request)
+        self._shares.enter(request)
         self._backlog.enter(request)
         self._groups.add(request)
         self._deadlines.add(request)
@@ -179,6 +182,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._groups.remove(request)
         self._deadlines.remove(request)
+        self._shares.leave(request)
         if request in self._running:
             self._running.stop(request)
         else:
@@ -381,11 +385,8 @@ class Scheduler:
             if request.adapter_missing_since is None:
                 request.adapter_missing_since = self._clock()
             return False
-        share = self._residency.leased_share(tenant_id)
-        is_capped = share > max(before, self.limits.tenant_cap + ROUNDING) and self._others_wait(
-            request
-        )
-        if is_capped and self._running.num_of(tenant_id):
+        cap = max(before, self.limits.tenant_cap + ROUNDING)
+        if self._residency.leased_share(tenant_id) > cap and self._may_be_capped(request):
             self._unlease(request)
             return False
         if request.adapter_missing_since is not None:
