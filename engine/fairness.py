@@ -3,6 +3,8 @@
 Whoever has the least is served next. A tenant is *active* while a request of its waits that could
 be served; while two tenants stay active, their services divided by their weights differ by no more
 than 2 · max(input_weight · longest prompt, output_weight · tokens running at once) ÷ least weight.
+That holds where output_weight ≥ input_weight, a request's longest length is reserved when it is
+admitted, and nothing but the order (no cap, no preemption) decides whom to admit.
 Torch-free; computes, never acts.
 """
 

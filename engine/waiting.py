@@ -216,8 +216,10 @@ class WaitingQueue(Generic[Entry]):
 
     def _offer(self, tenant: _Tenant[Entry]) -> None:
         if self._is_here(tenant):
-            served = self.counters.counter(tenant.tenant_id)
-            heappush(self._order, (served, tenant.turn, tenant))
+            heappush(self._order, (*self._place_of(tenant), tenant))
+
+    def _place_of(self, tenant: _Tenant[Entry]) -> tuple[float, int]:
+        return self.counters.counter(tenant.tenant_id), tenant.turn
 
     def _is_here(self, tenant: _Tenant[Entry]) -> bool:
         return self._tenants.get(tenant.tenant_id) is tenant
@@ -331,6 +333,7 @@ class Candidates(Generic[Entry]):
         self.skipped: list[_Ticket[Entry]] = []
         self.taken: set[_Tenant[Entry]] = set()
         """Tenants that are out of the queue's order: at the candidate, or done with this step."""
+        self._place = (0.0, 0)
         self._visit: _Visit[Entry] | None = None
         self._line: _Line[Entry] | None = None
         self._ticket: _Ticket[Entry] | None = None
@@ -339,13 +342,12 @@ class Candidates(Generic[Entry]):
         return self
 
     def __next__(self) -> Entry:
-        self._put_back()
-        while tenant := self._queue._take_tenant():
-            self.taken.add(tenant)
-            visit = self._visit_of(tenant)
+        visit = self._put_back()
+        while visit or (visit := self._next_visit()):
             if taken := visit.take():
                 self._visit, (self._line, self._ticket) = visit, taken
                 return self._ticket.entry
+            visit = None
         raise StopIteration
 
     def admitted(self) -> None:
@@ -372,7 +374,12 @@ class Candidates(Generic[Entry]):
         """A cap is reached: nothing more of this tenant in this step."""
         self._visit = self._line = self._ticket = None
 
-    def _visit_of(self, tenant: _Tenant[Entry]) -> _Visit[Entry]:
+    def _next_visit(self) -> _Visit[Entry] | None:
+        tenant = self._queue._take_tenant()
+        if tenant is None:
+            return None
+        self.taken.add(tenant)
+        self._place = self._queue._place_of(tenant)
         visit = self._visits.get(tenant)
         if visit is None:
             visit = self._visits[tenant] = _Visit(tenant, self._first)
@@ -392,17 +399,23 @@ class Candidates(Generic[Entry]):
         line.pop()
         self.skipped.append(ticket)
 
-    def _put_back(self) -> None:
-        """Return the tenant and line of the last candidate to their new places in the order."""
+    def _put_back(self) -> _Visit[Entry] | None:
+        """Return the last candidate's line and tenant to the order, unless this goes on with it."""
         assert self._ticket is None or not self._ticket.is_waiting, "every candidate is answered"
-        if self._visit is None:
-            return
-        if self._line:
-            self._visit.offer(self._line)
-        tenant = self._visit.tenant
-        if tenant.num_waiting and self._visit.is_held_up:
-            self._queue.counters.deactivate(tenant.tenant_id)
-        elif tenant.num_waiting:
-            self.taken.discard(tenant)
-            self._queue._offer(tenant)
+        visit, line = self._visit, self._line
         self._visit = self._line = self._ticket = None
+        if visit is None:
+            return None
+        if line:
+            visit.offer(line)
+        tenant = visit.tenant
+        if not tenant.num_waiting:
+            return None
+        if visit.is_held_up:
+            self._queue.counters.deactivate(tenant.tenant_id)
+            return None
+        if self._queue._place_of(tenant) == self._place:
+            return visit
+        self.taken.discard(tenant)
+        self._queue._offer(tenant)
+        return None
