@@ -12,6 +12,7 @@ from loraplex.engine.base_model import BaseModel
 from loraplex.engine.forward import PagedForward, run_model
 from loraplex.engine.inputs import Span, make_inputs
 from loraplex.engine.kv_cache import KvCache
+from loraplex.engine.kv_groups import one_group
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
@@ -36,10 +37,10 @@ def paged_logits(
     scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
     tables = [[scattered.pop() for _ in range(count)] for count in num_blocks]
     cache = KvCache(
+        one_group(len(base.kv_shapes), 1 + sum(num_blocks)),
         base.kv_shapes,
-        num_blocks=1 + sum(num_blocks),
         block_size=BLOCK_SIZE,
-        dtype=base.dtype,
+        kv_format=base.kv_format,
         device=base.device,
     )
     done = [0] * len(sequences)
@@ -55,9 +56,9 @@ def paged_logits(
         if not order:
             continue
         spans = [
-            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], tables[i]) for i in order
+            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]]) for i in order
         ]
-        inputs = make_inputs(spans, block_size=BLOCK_SIZE, device=base.device)
+        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         lora = None
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]
