@@ -58,8 +58,8 @@ class PagedForward:
         keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
         keys.write(batch.slot_mapping, k)
         values.write(batch.slot_mapping, v)
-        if options.sliding_window is None and group.window is not None:
-            # The operator's window: the model's own layers know theirs.
+        if group.window not in (None, options.sliding_window):
+            # The operator's window, for a layer that sees everything.
             options = replace(options, sliding_window=group.window, num_sink_positions=group.sinks)
         return paged_attention(q, keys, values, batch, options)
 

@@ -27,13 +27,13 @@ def group_layers(
 ) -> tuple[KvGroup, ...]:
     """Layers by what they see, each group with the smallest pool there is; see-all layers first.
 
-    `attention_window`, `attention_sinks`: what layers without a window of their own get. A window
-    that no sequence can outgrow is none.
+    A window that no sequence can outgrow is none. `attention_window`, `attention_sinks`: what
+    layers that see everything get instead.
     """
     members: dict[tuple[int | None, int], list[int]] = {}
     for layer, shape in enumerate(shapes):
         window, sinks = shape.window, 0
-        if window is None:
+        if window is None or window >= max_model_len:
             window, sinks = attention_window, attention_sinks
         if window is None or window >= max_model_len:
             window, sinks = None, 0

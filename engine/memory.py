@@ -130,7 +130,7 @@ class _Demand:
     max_model_len: int
 
     def wanted(self, num_tokens: int) -> int:
-        """Blocks of a full batch of sequences of `num_tokens` tokens, one step of prefills going."""
+        """Blocks of a full batch of sequences of `num_tokens` tokens, amid a step of prefill."""
         config = self.config
         blocks = config.max_num_seqs * -(-num_tokens // config.kv_block_size)
         if self.group.window is None:
