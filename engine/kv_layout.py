@@ -28,12 +28,16 @@ class KvGroup:
         return -(-self.sinks // block_size)
 
     def first_visible_block(self, num_computed: int, block_size: int) -> int:
-        """The first block, sinks aside, that a sequence of `num_computed` tokens still needs.
+        """The first block, sinks aside, that the query after `num_computed` tokens sees."""
+        return 0 if self.window is None else max(num_computed - self.window + 1, 0) // block_size
 
-        One position more than the next query sees is kept, so that a sequence can be forked one
-        token back: a fork computes the prompt's last token again.
+    def first_kept_block(self, num_computed: int, block_size: int) -> int:
+        """The first block, sinks aside, that a sequence of `num_computed` tokens keeps.
+
+        One position more than it needs, so that it can still be forked one token back: a fork
+        computes the prompt's last token again.
         """
-        return 0 if self.window is None else max(num_computed - self.window, 0) // block_size
+        return self.first_visible_block(num_computed - 1, block_size)
 
     def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
         """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
