@@ -19,7 +19,7 @@ from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
-from .base_model import BaseModel, load_base_model
+from .base_model import load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_pool import BlockPool
 from .config import EngineConfig
@@ -31,8 +31,7 @@ from .errors import (
     StaleExtent,
 )
 from .info import describe_engine
-from .kv_cache import KvCache, kv_bytes_per_block
-from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
+from .kv_cache import KvCache
 from .messages import (
     Abort,
     AdapterEvicted,
@@ -55,7 +54,7 @@ from .messages import (
 )
 from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace, PrefixCache
-from .profiling import profile_step
+from .profiling import plan_engine
 from .request import Request
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
@@ -82,7 +81,7 @@ class EngineCore:
         self._config = config
         self._clock = clock
         base = load_base_model(config)
-        plan = _plan(config, base)
+        plan = plan_engine(config, base)
         self.info = describe_engine(config, base, plan)
         self._base = base
         self._outbox: list[FromEngine] = []
@@ -102,11 +101,12 @@ class EngineCore:
             arena=arena, host=host, executor=self._loaders, want=self._want, clock=clock
         )
         cache = KvCache(
+            plan.kv_groups,
             base.kv_shapes,
-            num_blocks=plan.num_kv_blocks,
             block_size=config.kv_block_size,
-            dtype=base.dtype,
+            kv_format=base.kv_format,
             device=base.device,
+            num_swap_slots=plan.num_swap_slots,
         )
         self._pool = BlockPool(plan.num_kv_blocks)
         self._prefix_cache = None
@@ -253,7 +253,7 @@ class EngineCore:
     # --- one step ---------------------------------------------------------------------------------
 
     def _run(self, batch: ScheduledBatch) -> None:
-        self._runner.zero_blocks(batch)
+        self._runner.prepare_blocks(batch)
         sequences = self._drop_stale(batch.sequences)
         if not sequences:
             return
@@ -380,18 +380,3 @@ def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
         raise InvalidParameter("prompt", f"has token ids outside [0, {vocab_size})")
     if not all(0 <= token < vocab_size for token in request.sampling.logit_bias):
         raise InvalidParameter("logit_bias", f"has token ids outside [0, {vocab_size})")
-
-
-def _plan(config: EngineConfig, base: BaseModel) -> MemoryPlan:
-    """Measure a full step and divide what memory is left."""
-    return plan_memory(
-        config,
-        available_bytes=available_bytes(base.device),
-        weight_bytes=base.weight_bytes,
-        activation_bytes=peak_bytes(base.device, lambda: profile_step(config, base)),
-        bytes_per_block=kv_bytes_per_block(
-            base.kv_shapes, block_size=config.kv_block_size, dtype=base.dtype
-        ),
-        max_model_len=base.max_model_len,
-        is_host=base.device.type == "cpu",
-    )

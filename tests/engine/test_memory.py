@@ -11,13 +11,15 @@ import torch
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InsufficientMemory
+from loraplex.engine.kv_groups import one_group
 from loraplex.engine.memory import MIB, available_bytes, plan_memory
 
 SIZES: dict[str, Any] = {
     "available_bytes": 1000 * MIB,
     "weight_bytes": 100 * MIB,
     "activation_bytes": 100 * MIB,
-    "bytes_per_block": MIB,
+    "groups": one_group(2, 2),
+    "bytes_per_block": [MIB],
     "max_model_len": 1600,
     "is_host": False,
 }
@@ -27,7 +29,7 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / ".src")}
 def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
     plan = plan_memory(EngineConfig("m"), **SIZES)
     assert plan.arena_bytes == 200 * MIB  # a quarter of 1000 - 100 reserve - 100 activations
-    assert plan.num_kv_blocks == 600 + 1
+    assert plan.num_kv_blocks == 600
     assert plan.max_model_len == 1600
     assert any("600 blocks" in line for line in plan.lines)
 
@@ -36,20 +38,20 @@ def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None
     config = EngineConfig("m", host_cache_bytes=200 * MIB)
     plan = plan_memory(config, **{**SIZES, "is_host": True})
     assert plan.arena_bytes == 75 * MIB  # half of a quarter of 800 - 200
-    assert plan.num_kv_blocks == 450 + 1
+    assert plan.num_kv_blocks == 450
     with pytest.raises(InsufficientMemory):
         plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **{**SIZES, "is_host": True})
 
 
 def test_kv_takes_no_more_than_the_batch_can_use() -> None:
     plan = plan_memory(EngineConfig("m", max_num_seqs=3), **SIZES)
-    assert plan.num_kv_blocks == 3 * 100 + 1
+    assert plan.num_kv_blocks == 3 * 100
 
 
 def test_given_sizes_are_taken_as_they_are() -> None:
     config = EngineConfig("m", arena_bytes=7 * MIB, kv_cache_bytes=200 * MIB)
     plan = plan_memory(config, **SIZES)
-    assert (plan.arena_bytes, plan.num_kv_blocks) == (7 * MIB, 201)
+    assert (plan.arena_bytes, plan.num_kv_blocks) == (7 * MIB, 200)
 
 
 @pytest.mark.parametrize(
