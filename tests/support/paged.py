@@ -125,9 +125,7 @@ def served_logits(
             Span(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
             for i in order
         ]
-        inputs = make_inputs(
-            spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device
-        )
+        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         forward = PagedForward(cache, inputs.attention)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
