@@ -268,15 +268,15 @@ class Scheduler:
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
-        grow = self._kv.grow
+        grow, preempted = self._kv.grow, step.preempted
         for request in tuple(self._running):
             num_computed = request.num_computed_tokens
             if len(request.token_ids) - num_computed > 1:
                 prefills.append(request)
-            elif request in step.preempted or not step.budget:
+            elif request in preempted or not step.budget:
                 continue
             elif grow(request.kv, num_computed, 1) or self._preemption.make_room(request, 1, step):
-                step.add(request, 1)
+                step.add_decode(request)
         return prefills
 
     def _bound_prefill(self, step: Step) -> None:
