@@ -119,15 +119,14 @@ def served_logits(
         order = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)
         if not order:
             continue
-        assert all([kv.grow(blocks[i], done[i], counts[i]) for i in order])
+        for i in order:
+            assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
         cache.execute(kv.take_operations())
         spans = [
             Span(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
             for i in order
         ]
-        inputs = make_inputs(
-            spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device
-        )
+        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         forward = PagedForward(cache, inputs.attention)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
