@@ -73,6 +73,7 @@ class Residency(Generic[BlockT]):
         self._room = Room(arena, clock)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._leases: dict[str, Lease] = {}  # by request
+        self._leased: dict[str, int] = {}  # elements of the arena by tenant
         self._reads = ReadQueue(host, executor)
         self._copies: dict[AdapterKey, Future[None]] = {}
         self._retiring: list[AdapterKey] = []
@@ -119,6 +120,8 @@ class Residency(Generic[BlockT]):
         assert record.placement is not None
         lease = Lease(key, request_id, record.placement.row, record.placement.generation)
         self._leases[request_id] = lease
+        if not record.leases:
+            self._count_leased(record, +1)
         record.leases.add(request_id)
         record.is_claimed = True
         return lease
@@ -134,6 +137,8 @@ class Residency(Generic[BlockT]):
             return
         record = self._records[lease.key]
         record.leases.remove(request_id)
+        if not record.leases:
+            self._count_leased(record, -1)
         record.last_used = self._clock()
         self._finish_retirements()
 
@@ -204,6 +209,10 @@ class Residency(Generic[BlockT]):
         """Where the load that made this adapter resident found it; None if it is not resident."""
         record = self._records.get(key)
         return record.source if record is not None and record.state is State.RESIDENT else None
+
+    def leased_share(self, tenant_id: str) -> float:
+        """The part of the arena under leases of this tenant's requests."""
+        return self._leased.get(tenant_id, 0) / self._arena.capacity
 
     def snapshot(self) -> list[AdapterStatus]:
         """Every adapter that is in memory, requested or failed."""
@@ -324,6 +333,15 @@ class Residency(Generic[BlockT]):
     def _is_used(self, record: Record[BlockT]) -> bool:
         key = record.key
         return bool(record.leases) or self._reads.is_running(key) or key in self._copies
+
+    def _count_leased(self, record: Record[BlockT], sign: int) -> None:
+        assert record.placement is not None
+        tenant_id = record.key.tenant_id
+        leased = self._leased.get(tenant_id, 0) + sign * record.placement.extent.size
+        if leased:
+            self._leased[tenant_id] = leased
+        else:
+            del self._leased[tenant_id]
 
     def _waiting(self) -> list[Record[BlockT]]:
         return [record for record in self._records.values() if record.state is State.HOST]

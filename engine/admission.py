@@ -18,7 +18,8 @@ from ..kernels.lora_batch import LoraBatch
 from .errors import UnsupportedModel
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
-from .kv_cache import KvCache, LayerKvShape
+from .kv_cache import KvCache, KvFormat
+from .kv_groups import LayerKvShape, one_group
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 BATCH_WIDE_ROPE_TYPES = frozenset({"longrope", "dynamic"})
@@ -51,7 +52,7 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
 
 
 def probe_kv_shapes(model: nn.Module, config: Any) -> list[LayerKvShape]:
-    """Run one token to see what each layer caches.
+    """Run one token to see what each layer caches and how far back it looks.
 
     Raises UnsupportedModel unless each layer calls the attention function exactly once: a model
     that goes past it would be served silently wrong.
@@ -85,35 +86,49 @@ def dense_reference(model: nn.Module, vocab_size: int) -> list[tuple[list[int], 
 def check_parity(
     model: nn.Module, shapes: list[LayerKvShape], cases: list[tuple[list[int], Tensor]]
 ) -> float:
-    """Compare the paged, chunked, mixed forward with the dense one; return the relative error.
+    """The error of the paged, chunked, mixed forward, its KV cache in the model's own dtype.
 
     Raises UnsupportedModel when it exceeds what the dtype's rounding explains.
     """
-    parameter = next(model.parameters())
-    paged = _run_paged(model, shapes, [token_ids for token_ids, _ in cases], parameter)
-    error = max(
-        ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        for ours, (_, theirs) in zip(paged, cases, strict=True)
-    )
-    if not error <= SELF_TEST_TOLERANCE[parameter.dtype]:
+    dtype = next(model.parameters()).dtype
+    error = paged_error(model, shapes, cases, KvFormat(dtype))
+    if not error <= SELF_TEST_TOLERANCE[dtype]:
         raise UnsupportedModel(
             f"its paged forward differs from its own dense forward by {error:.1e} of the logits"
         )
     return error
 
 
+def paged_error(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    cases: list[tuple[list[int], Tensor]],
+    kv_format: KvFormat,
+) -> float:
+    """By how much the paged forward's logits differ from `cases`, relative to the largest."""
+    paged = _run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
+    return max(
+        ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        for ours, (_, theirs) in zip(paged, cases, strict=True)
+    )
+
+
 def _run_paged(
-    model: nn.Module, shapes: list[LayerKvShape], sequences: list[list[int]], like: Tensor
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    sequences: list[list[int]],
+    kv_format: KvFormat,
 ) -> list[Tensor]:
     """Logits of all positions, computed in chunks of SELF_TEST_CHUNKS, all sequences in a batch."""
     size = SELF_TEST_BLOCK_SIZE
     per_sequence = -(-max(map(len, sequences)) // size)
+    device = next(model.parameters()).device
     cache = KvCache(
+        one_group(len(shapes), 1 + per_sequence * len(sequences)),
         shapes,
-        num_blocks=1 + per_sequence * len(sequences),
         block_size=size,
-        dtype=like.dtype,
-        device=like.device,
+        kv_format=kv_format,
+        device=device,
     )
     tables = [
         list(range(1 + per_sequence * index, 1 + per_sequence * (index + 1)))
@@ -127,10 +142,15 @@ def _run_paged(
         for index, tokens in enumerate(sequences):
             count = SELF_TEST_CHUNKS[(step + index) % len(SELF_TEST_CHUNKS)]
             if chunk := tokens[done[index] : done[index] + count]:
-                spans[index] = Span(chunk, done[index], tables[index])
+                spans[index] = Span(chunk, done[index], [tables[index]])
         order = sorted(spans, key=lambda index: len(spans[index].token_ids) > 1)
-        inputs = make_inputs([spans[index] for index in order], block_size=size, device=like.device)
-        rows = torch.arange(len(inputs.input_ids), device=like.device)
+        inputs = make_inputs(
+            [spans[index] for index in order],
+            groups=cache.groups,
+            block_size=size,
+            device=device,
+        )
+        rows = torch.arange(len(inputs.input_ids), device=device)
         out = run_model(
             model, PagedForward(cache, inputs.attention), inputs.input_ids, inputs.positions, rows
         )
@@ -161,5 +181,7 @@ class _ShapeProbe:
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         self.calls.append(layer_index)
-        self.shapes[layer_index] = LayerKvShape(k.shape[1], k.shape[2], v.shape[2])
+        self.shapes[layer_index] = LayerKvShape(
+            k.shape[1], k.shape[2], v.shape[2], window=options.sliding_window or None
+        )
         return q.new_zeros(*q.shape[:2], v.shape[-1])

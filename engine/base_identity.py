@@ -34,10 +34,29 @@ def compute_base_id(model_dir: Path) -> str:
     return "sha256:" + hasher.hexdigest()
 
 
-def compute_runtime_id(base_id: str, *, quantization: str, dtype: str) -> str:
-    """The namespace of everything computed by this base as it is served: KV, derived weights."""
-    hasher = hashlib.sha256(b"loraplex runtime v1")
-    for name, value in (("base", base_id), ("quantization", quantization), ("dtype", dtype)):
+def compute_runtime_id(
+    base_id: str,
+    *,
+    quantization: str,
+    dtype: str,
+    kv_dtype: str,
+    attention_window: int | None,
+    attention_sinks: int,
+) -> str:
+    """The namespace of everything computed by this base as it is served: KV, derived weights.
+
+    `attention_window`, `attention_sinks`: what the operator limits attention to, which changes the
+    keys and values of all later layers.
+    """
+    hasher = hashlib.sha256(b"loraplex runtime v2")
+    for name, value in (
+        ("base", base_id),
+        ("quantization", quantization),
+        ("dtype", dtype),
+        ("kv_dtype", kv_dtype),
+        ("attention_window", str(attention_window)),
+        ("attention_sinks", str(attention_sinks)),
+    ):
         _update(hasher, name, value.encode())
     return "sha256:" + hasher.hexdigest()
 

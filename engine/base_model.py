@@ -16,13 +16,20 @@ from transformers.pytorch_utils import Conv1D
 from ..adapters.arena import Arena
 from ..adapters.layout import BaseLayout, Projection, Slice
 from ..kernels.linear import pack_linear
-from .admission import check_config, check_parity, dense_reference, probe_kv_shapes
+from .admission import (
+    check_config,
+    check_parity,
+    dense_reference,
+    paged_error,
+    probe_kv_shapes,
+)
 from .base_identity import compute_base_id
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .errors import UnsupportedModel
 from .forward import ATTENTION_NAME
-from .kv_cache import LayerKvShape
+from .kv_cache import KvFormat, choose_kv_format
+from .kv_groups import LayerKvShape
 from .linear import FusedProjection, ProjectionSlice
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -38,12 +45,15 @@ class BaseModel:
     layout: BaseLayout
     projections: tuple[FusedProjection, ...]
     kv_shapes: list[LayerKvShape]
+    kv_format: KvFormat
     eos_token_ids: frozenset[int]
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
     self_test_error: float
+    kv_error: float
+    """What a quantized KV cache changes, relative to the largest logit; 0.0 for a plain one."""
 
     @property
     def vocab_size(self) -> int:
@@ -82,12 +92,16 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     if engine.quantization is Quantization.INT8 and device.type != "cpu":
         raise UnsupportedModel("--quantize int8 is served on CPU only; leave it out on CUDA")
+    kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     model = _load_weights(model_dir, config, dtype, device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
     model.set_attn_implementation(ATTENTION_NAME)
     kv_shapes = probe_kv_shapes(model, config)
     check_parity(model, kv_shapes, cases)
+    kv_error = 0.0
+    if kv_format.code_dtype is not None:
+        kv_error = paged_error(model, kv_shapes, cases, kv_format)
     projections = replace_linears(model, quantization=engine.quantization)
     error = 0.0
     if engine.quantization is Quantization.NONE:
@@ -103,12 +117,14 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         layout=layout,
         projections=tuple(projections),
         kv_shapes=kv_shapes,
+        kv_format=kv_format,
         eos_token_ids=_eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,
         self_test_error=error,
+        kv_error=kv_error,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from .kv_layout import KvOperation
 from .request import Request
+from .step_costs import StepShape
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """`num_tokens` tokens of one request, from `request.num_computed_tokens` on."""
 
     request: Request
@@ -34,9 +36,11 @@ class ScheduledBatch:
     """One step. Decoding sequences come first, then prefills grouped by adapter row."""
 
     sequences: tuple[ScheduledSequence, ...]
-    new_block_ids: tuple[int, ...]
-    """Blocks handed out for this step: the runner zeroes them before it writes."""
+    operations: tuple[KvOperation, ...]
+    """What happens to the KV cache before the step's forward, in this order and once."""
+    shape: StepShape
+    """As it was scheduled: sequences that end before the forward are counted."""
 
     @property
     def num_tokens(self) -> int:
-        return sum(sequence.num_tokens for sequence in self.sequences)
+        return self.shape.num_prefill_tokens + self.shape.num_decodes

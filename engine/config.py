@@ -64,7 +64,10 @@ class EngineConfig:
     """Host memory for the KV of preempted sequences; 0: they are computed again."""
     attention_window: int | None = None
     """Layers that see everything see this many positions instead, and `attention_sinks` first
-    ones (StreamingLLM, Xiao et al. 2023): memory stays bounded however long an answer gets."""
+    ones (StreamingLLM, Xiao et al. 2023): memory stays bounded however long an answer gets.
+
+    Positions go on growing, they are not counted anew inside the window: an answer still ends at
+    `max_model_len`."""
     attention_sinks: int = 4
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
@@ -80,3 +83,7 @@ class EngineConfig:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
             )
+        if self.attention_window is not None and self.attention_window < 1:
+            raise InvalidParameter("attention_window", "must be at least 1")
+        if self.attention_sinks < 0:
+            raise InvalidParameter("attention_sinks", "must not be negative")

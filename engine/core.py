@@ -21,7 +21,6 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
-from .block_pool import BlockPool
 from .config import EngineConfig
 from .errors import (
     AdapterDeleted,
@@ -31,8 +30,9 @@ from .errors import (
     StaleExtent,
 )
 from .info import describe_engine
+from .kv_blocks import KvBlocks
 from .kv_cache import KvCache, kv_bytes_per_block
-from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
+from .memory import MemoryPlan
 from .messages import (
     Abort,
     AdapterEvicted,
@@ -54,11 +54,12 @@ from .messages import (
     ToEngine,
 )
 from .next_tokens import draw_next_tokens
-from .prefix_cache import CacheNamespace, PrefixCache
-from .profiling import profile_step
+from .prefix_cache import CacheNamespace
+from .profiling import plan_engine
 from .request import Request
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
+from .step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class EngineCore:
         self._config = config
         self._clock = clock
         base = load_base_model(config)
-        plan = _plan(config, base)
+        plan = plan_engine(config, base)
         self.info = describe_engine(config, base, plan)
         self._base = base
         self._outbox: list[FromEngine] = []
@@ -102,28 +103,25 @@ class EngineCore:
             arena=arena, host=host, executor=self._loaders, want=self._want, clock=clock
         )
         cache = KvCache(
+            plan.kv_groups,
             base.kv_shapes,
-            num_blocks=plan.num_kv_blocks,
             block_size=config.kv_block_size,
-            dtype=base.dtype,
+            kv_format=base.kv_format,
             device=base.device,
+            num_swap_slots=plan.num_swap_slots,
         )
-        self._pool = BlockPool(plan.num_kv_blocks)
-        self._prefix_cache = None
-        if config.prefix_caching:
-            self._prefix_cache = PrefixCache(
-                self._pool, config.kv_block_size, secret=secrets.token_bytes(32)
-            )
+        self._kv = KvBlocks(
+            plan.kv_groups,
+            config.kv_block_size,
+            prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
+            num_swap_slots=plan.num_swap_slots,
+        )
+        self._num_kv_groups = len(plan.kv_groups)
         self._scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=plan.max_model_len,
-                block_size=config.kv_block_size,
-            ),
-            pool=self._pool,
-            prefix_cache=self._prefix_cache,
+            _limits(config, base, plan),
+            kv=self._kv,
             residency=self._residency,
+            costs=StepCosts(),
             clock=clock,
         )
         self._runner = ModelRunner(base, cache, arena)
@@ -246,14 +244,15 @@ class EngineCore:
         for request in self._scheduler.requests():
             if request.submitted.adapter == key:
                 self._finish(request, FinishReason.ERROR, AdapterDeleted())
-        if self._prefix_cache:
-            self._prefix_cache.drop_adapter(key)
+        self._kv.drop_adapter(key)
         self._residency.evict(key)
 
     # --- one step ---------------------------------------------------------------------------------
 
     def _run(self, batch: ScheduledBatch) -> None:
-        self._runner.zero_blocks(batch)
+        start = self._clock()
+        self._runner.prepare_blocks(batch)
+        prepared = self._clock()
         sequences = self._drop_stale(batch.sequences)
         if not sequences:
             return
@@ -268,6 +267,7 @@ class EngineCore:
                 self._run_alone(sequence)
             return
         self._process(sequences, logits)
+        self._scheduler.observe(batch, self._clock() - start, swap_seconds=prepared - start)
 
     def _run_alone(self, sequence: ScheduledSequence) -> None:
         """Find out whether this sequence is the one that makes a step fail."""
@@ -323,7 +323,7 @@ class EngineCore:
         for request, generated in zip(requests, drawn, strict=True):
             self._events.tokens.append(generated)
             self._num_generated_tokens += 1
-            request.token_ids += generated.token_ids
+            self._scheduler.append(request, generated.token_ids)
             self._finish_if_done(request, generated.token_ids[-1])
 
     def _finish_if_done(self, request: Request, token: int) -> None:
@@ -356,7 +356,7 @@ class EngineCore:
             num_steps=self._num_steps,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            num_free_kv_blocks=self._pool.num_free,
+            num_free_kv_blocks=sum(map(self._kv.num_free, range(self._num_kv_groups))),
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
@@ -367,6 +367,26 @@ class EngineCore:
             num_adapter_evictions=self._residency.num_evictions,
             adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],
         )
+
+
+def _limits(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> SchedulerLimits:
+    target = config.target_itl_ms
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=config.kv_block_size,
+        target_itl_seconds=None if target is None else target / 1000,
+        max_queued=config.max_queued,
+        max_queued_per_tenant=config.max_queued_per_tenant,
+        tenant_cap=config.tenant_cap,
+        kv_block_bytes=tuple(
+            kv_bytes_per_block(
+                group, base.kv_shapes, block_size=config.kv_block_size, kv_format=base.kv_format
+            )
+            for group in plan.kv_groups
+        ),
+    )
 
 
 def _as_info(error: EngineError) -> ErrorInfo:
@@ -380,18 +400,3 @@ def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
         raise InvalidParameter("prompt", f"has token ids outside [0, {vocab_size})")
     if not all(0 <= token < vocab_size for token in request.sampling.logit_bias):
         raise InvalidParameter("logit_bias", f"has token ids outside [0, {vocab_size})")
-
-
-def _plan(config: EngineConfig, base: BaseModel) -> MemoryPlan:
-    """Measure a full step and divide what memory is left."""
-    return plan_memory(
-        config,
-        available_bytes=available_bytes(base.device),
-        weight_bytes=base.weight_bytes,
-        activation_bytes=peak_bytes(base.device, lambda: profile_step(config, base)),
-        bytes_per_block=kv_bytes_per_block(
-            base.kv_shapes, block_size=config.kv_block_size, dtype=base.dtype
-        ),
-        max_model_len=base.max_model_len,
-        is_host=base.device.type == "cpu",
-    )

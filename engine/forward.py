@@ -6,16 +6,17 @@ along, so the step stands in a context variable around the model's forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..kernels.attention import AttentionBatch, AttentionOptions, paged_attention, write_kv
+from ..kernels.attention import AttentionBatch, AttentionOptions, paged_attention
 from ..kernels.lora_batch import LoraBatch
 from .errors import UnsupportedModel
 from .kv_cache import KvCache
@@ -42,8 +43,9 @@ class PagedForward:
     """A forward over the paged cache: what every served step is."""
 
     def __init__(
-        self, cache: KvCache, attention: AttentionBatch, lora: LoraBatch | None = None
+        self, cache: KvCache, attention: Sequence[AttentionBatch], lora: LoraBatch | None = None
     ) -> None:
+        """`attention`: one batch per KV group."""
         self.lora = lora
         self._cache = cache
         self._attention = attention
@@ -51,9 +53,15 @@ class PagedForward:
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
+        index = self._cache.group_of[layer_index]
+        group, batch = self._cache.groups[index], self._attention[index]
         keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
-        write_kv(keys, values, self._attention.slot_mapping, k, v)
-        return paged_attention(q, keys, values, self._attention, options)
+        keys.write(batch.slot_mapping, k)
+        values.write(batch.slot_mapping, v)
+        if group.window not in (None, options.sliding_window):
+            # The operator's window, for a layer that sees everything.
+            options = replace(options, sliding_window=group.window, num_sink_positions=group.sinks)
+        return paged_attention(q, keys, values, batch, options)
 
 
 _CONTEXT: ContextVar[ForwardContext] = ContextVar("loraplex_forward")

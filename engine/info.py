@@ -11,10 +11,16 @@ from .messages import EngineInfo
 
 def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> EngineInfo:
     dtype = str(base.dtype).removeprefix("torch.")
+    windowed = config.attention_window is not None
     return EngineInfo(
         base_id=base.layout.base_id,
         runtime_id=compute_runtime_id(
-            base.layout.base_id, quantization=config.quantization, dtype=dtype
+            base.layout.base_id,
+            quantization=config.quantization,
+            dtype=dtype,
+            kv_dtype=config.kv_dtype,
+            attention_window=config.attention_window,
+            attention_sinks=config.attention_sinks if windowed else 0,
         ),
         layout=base.layout,
         model_type=base.config.model_type,
@@ -24,7 +30,7 @@ def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> 
         device=str(base.device),
         dtype=dtype,
         quantization=config.quantization,
-        num_kv_blocks=plan.num_kv_blocks - 1,
+        num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=config.kv_block_size,
         arena_bytes=plan.arena_bytes,
         host_cache_bytes=config.host_cache_bytes,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.attention import AttentionBatch, DecodeGroup, PrefillChunk
 from .block_pool import NULL_BLOCK, padding_class
+from .kv_layout import KvGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,8 @@ class Span:
     token_ids: Sequence[int]
     start: int
     """Position of the first token in its sequence."""
-    block_ids: Sequence[int]
-    """The sequence's blocks, enough to hold the span."""
+    tables: Sequence[Sequence[int]]
+    """Per KV group the sequence's blocks, enough to hold the span."""
 
     @property
     def end(self) -> int:
@@ -34,69 +36,116 @@ class StepInputs:
     """int64 `[num_tokens]`."""
     positions: Tensor
     """int64 `[num_tokens]`."""
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
+    """One per KV group."""
     last_rows: tuple[int, ...]
     """For each span, the row of its last token."""
 
 
-def make_inputs(spans: Sequence[Span], *, block_size: int, device: torch.device) -> StepInputs:
+def make_inputs(
+    spans: Sequence[Span], *, groups: Sequence[KvGroup], block_size: int, device: torch.device
+) -> StepInputs:
     """Lay spans one after another; those of one token must come first."""
     num_decodes = sum(len(span.token_ids) == 1 for span in spans)
     assert all(len(span.token_ids) == 1 for span in spans[:num_decodes]), "decodes come first"
-    positions = [position for span in spans for position in range(span.start, span.end)]
-    slots = [
-        span.block_ids[position // block_size] * block_size + position % block_size
-        for span in spans
-        for position in range(span.start, span.end)
-    ]
     last_rows: list[int] = []
-    chunks: list[PrefillChunk] = []
     for span in spans:
-        start = last_rows[-1] + 1 if last_rows else 0
-        last_rows.append(start + len(span.token_ids) - 1)
-        if len(span.token_ids) > 1:
-            chunks.append(_make_chunk(span, start, block_size, device))
+        last_rows.append((last_rows[-1] if last_rows else -1) + len(span.token_ids))
+    layouts = [_Layout(index, group, block_size, device) for index, group in enumerate(groups)]
+    positions = [position for span in spans for position in range(span.start, span.end)]
     return StepInputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64(positions, device),
-        attention=AttentionBatch(
-            slot_mapping=_int64(slots, device),
-            decodes=tuple(_make_groups(spans[:num_decodes], block_size, device)),
-            prefills=tuple(chunks),
-        ),
+        attention=tuple(layout.batch(spans, last_rows, num_decodes) for layout in layouts),
         last_rows=tuple(last_rows),
     )
 
 
-def _make_groups(
-    spans: Sequence[Span], block_size: int, device: torch.device
-) -> Iterator[DecodeGroup]:
-    start = 0
-    for _, group in groupby(spans, key=lambda span: padding_class(-(-span.end // block_size))):
-        members = list(group)
-        yield DecodeGroup(
-            start=start,
-            end=start + len(members),
-            block_tables=_int64(_padded_tables(members, block_size), device),
-            context_lens=_int64([span.end for span in members], device),
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One KV group's view of the step."""
+
+    index: int
+    group: KvGroup
+    block_size: int
+    device: torch.device
+
+    def batch(
+        self, spans: Sequence[Span], last_rows: Sequence[int], num_decodes: int
+    ) -> AttentionBatch:
+        chunks = zip(spans[num_decodes:], last_rows[num_decodes:], strict=True)
+        return AttentionBatch(
+            slot_mapping=_int64(self._slots(spans), self.device),
+            decodes=tuple(self._decode_groups(spans[:num_decodes])),
+            prefills=tuple(self._chunk(span, last_row) for span, last_row in chunks),
         )
-        start += len(members)
+
+    def _slots(self, spans: Sequence[Span]) -> list[int]:
+        size = self.block_size
+        slots = [
+            table[position // size] * size + position % size
+            for span in spans
+            for table in (span.tables[self.index],)
+            for position in range(span.start, span.end)
+        ]
+        assert min(slots) >= size, "the null block is never written"
+        return slots
+
+    def _reads(self, span: Span) -> _Reads:
+        """The blocks that any of the span's queries sees."""
+        size, table = self.block_size, span.tables[self.index]
+        end = -(-span.end // size)
+        if self.group.window is None:
+            return _Reads(span, list(table[:end]), None)
+        first = max(0, span.start - self.group.window + 1) // size
+        sinks = min(first, self.group.num_sink_blocks(size))
+        seen = [*range(sinks), *range(first, end)]
+        return _Reads(span, [table[block] for block in seen], [block * size for block in seen])
+
+    def _decode_groups(self, spans: Sequence[Span]) -> Iterator[DecodeGroup]:
+        start = 0
+        reads = map(self._reads, spans)
+        for _, group in groupby(reads, key=lambda read: padding_class(len(read.block_ids))):
+            members = list(group)
+            width = max(len(read.block_ids) for read in members)
+            tables = [_padded(read.block_ids, NULL_BLOCK, width) for read in members]
+            # Padding begins where the sequence ends: no query sees it.
+            positions = [
+                _padded(read.positions, read.span.end, width)
+                for read in members
+                if read.positions is not None
+            ]
+            yield DecodeGroup(
+                start=start,
+                end=start + len(members),
+                block_tables=_int64(tables, self.device),
+                context_lens=_int64([read.span.end for read in members], self.device),
+                block_positions=_int64(positions, self.device) if positions else None,
+            )
+            start += len(members)
+
+    def _chunk(self, span: Span, last_row: int) -> PrefillChunk:
+        _, block_ids, positions = self._reads(span)
+        return PrefillChunk(
+            start=last_row + 1 - len(span.token_ids),
+            end=last_row + 1,
+            context_len=span.end,
+            block_table=_int64(block_ids, self.device),
+            block_positions=None if positions is None else _int64(positions, self.device),
+        )
 
 
-def _make_chunk(span: Span, start: int, block_size: int, device: torch.device) -> PrefillChunk:
-    num_blocks = -(-span.end // block_size)
-    return PrefillChunk(
-        start=start,
-        end=start + len(span.token_ids),
-        context_len=span.end,
-        block_table=_int64(list(span.block_ids[:num_blocks]), device),
-    )
+class _Reads(NamedTuple):
+    """The blocks that a span reads."""
+
+    span: Span
+    block_ids: list[int]
+    positions: list[int] | None
+    """Where each begins; None: at 0, without a gap."""
 
 
-def _padded_tables(spans: Sequence[Span], block_size: int) -> list[list[int]]:
-    tables = [list(span.block_ids[: -(-span.end // block_size)]) for span in spans]
-    width = max((len(table) for table in tables), default=0)
-    return [table + [NULL_BLOCK] * (width - len(table)) for table in tables]
+def _padded(values: list[int], padding: int, width: int) -> list[int]:
+    return values + [padding] * (width - len(values))
 
 
 def _int64(values: list[int] | list[list[int]], device: torch.device) -> Tensor:

@@ -1,59 +1,154 @@
-"""The tensors behind the KV blocks."""
+"""The tensors behind the KV blocks, on the device and in the host's swap space."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
+from ..kernels.kv_pages import KvPages, make_pages, vector_bytes
+from .config import KvDtype
+from .errors import UnsupportedModel
+from .kv_groups import LayerKvShape
+from .kv_layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 
-class LayerKvShape(NamedTuple):
-    """What one token's keys and values take in one layer; `key_dim` and `value_dim` may differ."""
+_MIN_FP8_CAPABILITY = (8, 9)
 
-    num_heads: int
-    key_dim: int
-    value_dim: int
+
+class KvFormat(NamedTuple):
+    """How keys and values are held."""
+
+    dtype: torch.dtype
+    """What attention reads."""
+    code_dtype: torch.dtype | None = None
+    """What is stored, with a scale per token and head; None: `dtype` itself."""
+
+
+def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.device) -> KvFormat:
+    """Raises UnsupportedModel if the device does not compute the format."""
+    match kv_dtype:
+        case KvDtype.AUTO:
+            return KvFormat(dtype)
+        case KvDtype.INT8:
+            return KvFormat(dtype, torch.int8)
+        case KvDtype.FP8:
+            has_fp8 = device.type == "cuda" and (
+                torch.cuda.get_device_capability(device) >= _MIN_FP8_CAPABILITY
+            )
+            if not has_fp8:
+                raise UnsupportedModel(
+                    f"--kv-dtype fp8 is not computed on this device ({device.type}); use int8"
+                )
+            return KvFormat(dtype, torch.float8_e4m3fn)
+        case _:
+            assert_never(kv_dtype)
 
 
 class KvCache:
-    """Per layer a key cache and a value cache, `[num_blocks, block_size, heads, dim]`."""
+    """Per layer the pages of keys and of values, as many blocks as its group has."""
 
     def __init__(
         self,
+        groups: Sequence[KvGroup],
         shapes: Sequence[LayerKvShape],
         *,
-        num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        kv_format: KvFormat,
         device: torch.device,
+        num_swap_slots: Sequence[int] = (),
     ) -> None:
+        """`num_swap_slots`: blocks of host memory per group; empty: none."""
+        self.groups = tuple(groups)
         self.block_size = block_size
-        self.device = device
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        for shape in shapes:
-            size = (num_blocks, block_size, shape.num_heads)
-            self.keys.append(torch.zeros(*size, shape.key_dim, dtype=dtype, device=device))
-            self.values.append(torch.zeros(*size, shape.value_dim, dtype=dtype, device=device))
+        self.group_of = {
+            layer: index for index, group in enumerate(groups) for layer in group.layers
+        }
+        num_blocks = [groups[self.group_of[layer]].num_blocks for layer in range(len(shapes))]
 
-    def zero(self, block_ids: Sequence[int]) -> None:
+        def pages(layer: int, dim: int) -> KvPages:
+            size = (num_blocks[layer], block_size, shapes[layer].num_heads, dim)
+            return make_pages(
+                size, dtype=kv_format.dtype, code_dtype=kv_format.code_dtype, device=device
+            )
+
+        self.keys = [pages(layer, shape.key_dim) for layer, shape in enumerate(shapes)]
+        self.values = [pages(layer, shape.value_dim) for layer, shape in enumerate(shapes)]
+        self._device = device
+        self._tensors = [
+            [
+                tensor
+                for layer in group.layers
+                for part in (self.keys[layer], self.values[layer])
+                for tensor in part.tensors
+            ]
+            for group in groups
+        ]
+        self._host_tensors = [
+            [_host_tensor(tensor, slots) for tensor in tensors]
+            for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
+        ]
+
+    def execute(self, operations: Sequence[KvOperation]) -> None:
+        """Do what the scheduler's bookkeeping says has been done, strictly in its order.
+
+        The order is the meaning: a block may be copied or swapped out and then be cleared for a new
+        owner within one step.
+        """
+        for operation in operations:
+            match operation:
+                case ZeroBlocks(group, block_ids):
+                    self._zero(group, block_ids)
+                case CopyBlock(group, source, target):
+                    for tensor in self._tensors[group]:
+                        tensor[target] = tensor[source]
+                case SwapOut(group, block_ids, host_slots):
+                    self._swap_out(group, block_ids, host_slots)
+                case SwapIn(group, host_slots, block_ids):
+                    self._swap_in(group, host_slots, block_ids)
+                case _:
+                    assert_never(operation)
+
+    def _zero(self, group: int, block_ids: Sequence[int]) -> None:
         """Clear blocks that have a new owner.
 
         Nobody may meet another tenant's values, and the unwritten rest of a block must be finite
         because masked positions still enter sums with weight zero.
         """
-        if not block_ids:
-            return
-        index = torch.tensor(block_ids, dtype=torch.int64).to(self.device)
-        for cache in (*self.keys, *self.values):
-            cache.index_fill_(0, index, 0)
+        index = self._index(block_ids)
+        for tensor in self._tensors[group]:
+            tensor.index_fill_(0, index, 0)
+
+    def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
+        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
+        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        for tensor, host in pairs:
+            host.index_copy_(0, slots, tensor[index].cpu())
+
+    def _swap_in(self, group: int, host_slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
+        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        for tensor, host in pairs:
+            tensor.index_copy_(0, index, host[slots].to(self._device))
+
+    def _index(self, block_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(block_ids, dtype=torch.int64).to(self._device)
+
+
+def _host_tensor(like: Tensor, num_slots: int) -> Tensor:
+    # Never read before written, so the memory is not touched before it is needed.
+    return torch.empty(num_slots, *like.shape[1:], dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def kv_bytes_per_block(
-    shapes: Sequence[LayerKvShape], *, block_size: int, dtype: torch.dtype
+    group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
 ) -> int:
-    """Bytes of one block over all layers."""
-    per_token = sum(shape.num_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-    return per_token * block_size * dtype.itemsize
+    """Bytes of one block over the group's layers."""
+    dtype, code_dtype = kv_format
+    per_token = sum(
+        shapes[layer].num_heads * vector_bytes(dim, dtype=dtype, code_dtype=code_dtype)
+        for layer in group.layers
+        for dim in (shapes[layer].key_dim, shapes[layer].value_dim)
+    )
+    return per_token * block_size

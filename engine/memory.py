@@ -6,33 +6,40 @@ Decided once at start from a profile run, printed with the arithmetic, refused w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from .config import EngineConfig
 from .errors import InsufficientMemory
+from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
+from .kv_layout import KvGroup
 
 RESERVE_FRACTION = 0.1
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes of the engine's two pools."""
+    """Sizes of the engine's pools."""
 
     arena_bytes: int
-    num_kv_blocks: int
-    """The null block included."""
+    kv_groups: tuple[KvGroup, ...]
+    num_swap_slots: tuple[int, ...]
+    """Blocks of host memory per group; empty: preempted sequences are computed again."""
     max_model_len: int
     """The longest sequence that fits; shorter than the model's own only if nobody asked."""
     lines: list[str]
     """The arithmetic, for the operator."""
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks that sequences can hold, over all groups."""
+        return sum(group.num_usable for group in self.kv_groups)
 
 
 def plan_memory(
@@ -41,52 +48,68 @@ def plan_memory(
     available_bytes: int,
     weight_bytes: int,
     activation_bytes: int,
-    bytes_per_block: int,
+    groups: Sequence[KvGroup],
+    bytes_per_block: Sequence[int],
     max_model_len: int,
     is_host: bool,
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
-    `is_host`: the device is the host itself, so its memory also holds the host cache, and the
-    decode windows: copies of the adapters that decode together, given as much as the arena.
+    `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
+    is what a block of each takes. `is_host`: the device is the host itself, so its memory also
+    holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
+    together, given as much as the arena.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
     if config.memory_bytes is not None:
         available_bytes = min(available_bytes, config.memory_bytes - weight_bytes)
     reserve = int(available_bytes * RESERVE_FRACTION)
-    host_cache = config.host_cache_bytes if is_host else 0
-    usable = available_bytes - reserve - activation_bytes - host_cache
+    host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
+    usable = available_bytes - reserve - activation_bytes - host_bytes
     copies = 2 if is_host else 1
     arena = config.arena_bytes
     if arena is None:
         arena = max(0, int(usable * ARENA_FRACTION / copies))
-    blocks_per_sequence = -(-max_model_len // config.kv_block_size)
-    useful = config.max_num_seqs * blocks_per_sequence * bytes_per_block
+    demands = [
+        KvDemand(config, group, size, max_model_len)
+        for group, size in zip(groups, bytes_per_block, strict=True)
+    ]
     kv = config.kv_cache_bytes
     if kv is None:
-        kv = max(0, min(usable - copies * arena, useful))
-    num_blocks = kv // bytes_per_block
+        kv = max(0, min(usable - copies * arena, wanted_bytes(demands, max_model_len)))
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
-        f"adapter arena {_mib(arena)}"
-        + (f", its decode windows as much, host cache {_mib(host_cache)}" if is_host else ""),
-        f"KV cache {num_blocks} blocks of {config.kv_block_size} tokens, "
-        f"{bytes_per_block} bytes each: {_mib(num_blocks * bytes_per_block)} for "
-        f"{num_blocks * config.kv_block_size} tokens",
+        f"adapter arena {_mib(arena)}" + (", its decode windows as much" if is_host else ""),
     ]
-    if copies * arena + num_blocks * bytes_per_block > usable:
-        raise InsufficientMemory("the given sizes do not fit: " + "; ".join(lines))
-    if num_blocks < (1 if config.max_model_len is None else blocks_per_sequence):
+    if is_host:
+        lines.append(f"host cache {_mib(config.host_cache_bytes)}")
+    if copies * arena + kv > usable:
+        raise InsufficientMemory(f"{_mib(kv)} for KV do not fit: " + "; ".join(lines))
+    num_blocks = divide_kv(kv, demands)
+    if num_blocks is None:
+        least = " + ".join(str(demand.least) for demand in demands)
         raise InsufficientMemory(
-            f"one sequence of {max_model_len} tokens needs {blocks_per_sequence} KV blocks: "
-            + "; ".join(lines)
+            f"one sequence of {max_model_len} tokens needs {least} KV blocks, there are "
+            f"{_mib(kv)} for them: " + "; ".join(lines)
         )
+    lines += [demand.line(count) for demand, count in zip(demands, num_blocks, strict=True)]
+    if config.swap_bytes:
+        lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
+    held = [
+        count * config.kv_block_size
+        for demand, count in zip(demands, num_blocks, strict=True)
+        if demand.sees_all
+    ]
     return MemoryPlan(
         arena_bytes=arena,
-        num_kv_blocks=num_blocks + 1,
-        max_model_len=min(max_model_len, num_blocks * config.kv_block_size),
+        kv_groups=tuple(
+            replace(group, num_blocks=count + 1)
+            for group, count in zip(groups, num_blocks, strict=True)
+        ),
+        num_swap_slots=divide_swap(config.swap_bytes, demands, num_blocks),
+        max_model_len=min([max_model_len, *held]),
         lines=lines,
     )
 

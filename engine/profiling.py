@@ -1,6 +1,9 @@
-"""The largest step there can be, run once to see what its activations take."""
+"""What there can be at most: the largest step, run once to see what it takes, and the pools."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -8,26 +11,65 @@ from .base_model import BaseModel
 from .config import EngineConfig
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
-from .kv_cache import KvCache
+from .kv_cache import KvCache, kv_bytes_per_block
+from .kv_groups import group_layers
+from .kv_layout import KvGroup
+from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
 
 PROFILE_CONTEXT = 8192
 """Longer contexts take proportionally more: the reserve is for them."""
 
 
-def profile_step(config: EngineConfig, base: BaseModel) -> None:
+def plan_engine(config: EngineConfig, base: BaseModel) -> MemoryPlan:
+    """Measure a full step and divide what memory is left. Raises InsufficientMemory."""
+    groups = group_layers(
+        base.kv_shapes,
+        max_model_len=base.max_model_len,
+        attention_window=config.attention_window,
+        attention_sinks=config.attention_sinks,
+    )
+    plan = plan_memory(
+        config,
+        available_bytes=available_bytes(base.device),
+        weight_bytes=base.weight_bytes,
+        activation_bytes=peak_bytes(base.device, lambda: profile_step(config, base, groups)),
+        groups=groups,
+        bytes_per_block=[
+            kv_bytes_per_block(
+                group,
+                base.kv_shapes,
+                block_size=config.kv_block_size,
+                kv_format=base.kv_format,
+            )
+            for group in groups
+        ],
+        max_model_len=base.max_model_len,
+        is_host=base.device.type == "cpu",
+    )
+    if base.kv_error:
+        line = (
+            f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
+        )
+        plan.lines.append(line)
+    return plan
+
+
+def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
     """The last chunk of a long prompt, with logits of as many rows as there are sequences."""
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
     table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
     cache = KvCache(
+        [replace(group, num_blocks=2) for group in groups],
         base.kv_shapes,
-        num_blocks=2,
         block_size=config.kv_block_size,
-        dtype=base.dtype,
+        kv_format=base.kv_format,
         device=base.device,
     )
-    span = Span([0] * num_tokens, start=context - num_tokens, block_ids=table)
-    inputs = make_inputs([span], block_size=config.kv_block_size, device=base.device)
+    span = Span([0] * num_tokens, start=context - num_tokens, tables=[table] * len(groups))
+    inputs = make_inputs(
+        [span], groups=cache.groups, block_size=config.kv_block_size, device=base.device
+    )
     rows = torch.arange(min(config.max_num_seqs, num_tokens), device=base.device)
     forward = PagedForward(cache, inputs.attention)
     run_model(base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..adapters.identity import AdapterKey
 from ..adapters.residency import Lease, Tier
+from .kv_blocks import SequenceBlocks
 from .messages import GenerationRequest
-from .prefix_cache import ROOT_KEY, CacheNamespace
+from .prefix_cache import CacheNamespace
 
 
 @dataclass(eq=False, slots=True)
 class Request:
     """Owned by the scheduler; the runner reads it, nobody else sees it.
 
-    Tokens `[0, num_computed_tokens)` have their keys and values in `block_ids`. A request decodes
-    when all but its last token are computed, and prefills otherwise, be it for the first time or
-    after a preemption.
+    Tokens `[0, num_computed_tokens)` have their keys and values in `kv`. A request decodes when all
+    but its last token are computed, and prefills otherwise, be it for the first time or after a
+    preemption.
     """
 
     submitted: GenerationRequest
@@ -24,14 +26,27 @@ class Request:
     arrival_time: float
     adapter_tier: Tier | None
     """Where the adapter was on arrival."""
+
+    request_id: str = field(init=False)
+    tenant_id: str = field(init=False)
+    tenant_weight: float = field(init=False)
+    line: AdapterKey | None = field(init=False)
+    """The adapter: requests of one tenant and adapter form a line."""
+    priority: int = field(init=False)
+    deadline: float | None = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    kv: SequenceBlocks = field(init=False)
+    """Given by `Scheduler.add`."""
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
+
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at the first admission."""
-    block_ids: list[int] = field(default_factory=list)
-    num_published_blocks: int = 0
-    last_block_key: bytes = ROOT_KEY
+    """Prompt tokens that the first admission found computed: in the prefix cache or by its group.
+    """
+    num_charged_tokens: int = 0
+    """Prompt tokens that its tenant was charged for: what is computed again is no service."""
+    num_preemptions: int = 0
     lease: Lease | None = None
     started: bool = False
     adapter_missing_since: float | None = None
@@ -39,15 +54,17 @@ class Request:
     adapter_wait_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.submitted.prompt_token_ids)
-
-    @property
-    def request_id(self) -> str:
-        return self.submitted.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.submitted.prompt_token_ids)
+        submitted = self.submitted
+        self.request_id = submitted.request_id
+        self.tenant_id = submitted.tenant_id
+        self.tenant_weight = submitted.tenant_weight
+        self.line = submitted.adapter
+        self.priority = submitted.priority
+        self.deadline = None
+        if submitted.deadline_seconds is not None:
+            self.deadline = self.arrival_time + submitted.deadline_seconds
+        self.num_prompt_tokens = len(submitted.prompt_token_ids)
+        self.token_ids = list(submitted.prompt_token_ids)
 
     @property
     def num_generated_tokens(self) -> int:
@@ -57,11 +74,3 @@ class Request:
     def num_remaining_tokens(self) -> int:
         """Known tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
-
-    def forget_progress(self) -> None:
-        """Back to nothing computed, as after a preemption."""
-        self.num_computed_tokens = 0
-        self.block_ids = []
-        self.num_published_blocks = 0
-        self.last_block_key = ROOT_KEY
-        self.lease = None

@@ -34,9 +34,9 @@ class ModelRunner:
             lease.generation,
         )
 
-    def zero_blocks(self, batch: ScheduledBatch) -> None:
-        """Clear the blocks that this batch hands to new owners; once, before its first run."""
-        self._cache.zero(batch.new_block_ids)
+    def prepare_blocks(self, batch: ScheduledBatch) -> None:
+        """Do what the batch asks of its blocks; once, before its first run."""
+        self._cache.execute(batch.operations)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> Tensor:
         """Compute keys and values of the scheduled tokens.
@@ -45,7 +45,12 @@ class ModelRunner:
         sampled from or only looked at: one that is not finite has written what must not be reused.
         """
         spans = [_span(sequence) for sequence in sequences]
-        inputs = make_inputs(spans, block_size=self._cache.block_size, device=self._base.device)
+        inputs = make_inputs(
+            spans,
+            groups=self._cache.groups,
+            block_size=self._cache.block_size,
+            device=self._base.device,
+        )
         rows = torch.tensor(inputs.last_rows, dtype=torch.int64).to(self._base.device)
         forward = PagedForward(self._cache, inputs.attention, self._lora_batch(sequences))
         try:
@@ -68,7 +73,7 @@ def _span(sequence: ScheduledSequence) -> Span:
     return Span(
         token_ids=request.token_ids[start : start + sequence.num_tokens],
         start=start,
-        block_ids=request.block_ids,
+        tables=request.kv.tables,
     )
 
 

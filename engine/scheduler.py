@@ -1,9 +1,11 @@
 """Which tokens of which requests the next step computes.
 
-Torch-free; takes its clock and everything it decides over as arguments. Each step has one token
-budget: decoding requests come first, prompts are cut into chunks that fill the rest. A request
-whose adapter is not resident is skipped, not waited for. When blocks run out, the request admitted
-last gives its blocks back and is computed again later.
+Each step has one token budget. Decoding requests come first; prompts are cut into chunks that fill
+the rest, and whoever's tenant had the least service goes on or is admitted next. A request whose
+adapter is not resident is skipped, not waited for. When blocks run out, the newest request of the
+tenant that holds most gives its blocks back, and is swapped in or computed again later.
+
+Torch-free; takes its clock and everything it decides over as arguments.
 """
 
 from __future__ import annotations
@@ -13,20 +15,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency, Tier
+from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence
-from .block_pool import BlockPool, padding_class
+from .deadlines import Deadlines
 from .errors import (
     AdapterDeleted,
     AdapterLoadFailed,
     AdapterTooLarge,
+    DeadlineExceeded,
     EngineError,
+    Overloaded,
     PromptTooLong,
+    TenantQueueFull,
 )
+from .fairness import TokenCounters
+from .groups import Groups
+from .kv_blocks import KvBlocks
+from .kv_layout import SwapIn, SwapOut
 from .messages import RequestStarted
-from .prefix_cache import PrefixCache
+from .preemption import Preemption
 from .request import Request
+from .room import Room
+from .running import ROUNDING, Running
+from .shares import Shares
+from .step import Step
+from .step_costs import StepCosts, StepShape
+from .waiting import Candidates, WaitingQueue
+
+MIN_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,14 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    target_itl_seconds: float | None = None
+    """Prompts share a step with decodes only as far as it is expected to stay below this."""
+    max_queued: int = 4096
+    max_queued_per_tenant: int = 1024
+    tenant_cap: float = 1.0
+    """The part of anything that one tenant may hold while others wait."""
+    kv_block_bytes: tuple[int, ...] = ()
+    """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
 
 
 class Schedule(NamedTuple):
@@ -44,7 +69,7 @@ class Schedule(NamedTuple):
     """None: nothing can run now."""
     started: list[RequestStarted]
     failed: list[tuple[Request, EngineError]]
-    """Requests that can never run; they have left the scheduler."""
+    """Requests that cannot run, or whose time is up; they have left the scheduler."""
 
 
 class Scheduler:
@@ -54,20 +79,40 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         *,
-        pool: BlockPool,
-        prefix_cache: PrefixCache | None,
+        kv: KvBlocks,
         residency: Residency[Any],
+        costs: StepCosts,
         clock: Callable[[], float],
     ) -> None:
         self.limits = limits
-        self.num_preemptions = 0
-        self._pool = pool
-        self._prefix_cache = prefix_cache
+        self.counters: TokenCounters[str] = TokenCounters()
+        self._kv = kv
         self._residency = residency
+        self._costs = costs
         self._clock = clock
         self._requests: dict[str, Request] = {}
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._shares = Shares()
+        self._running = Running(kv, self._shares, limits.max_num_seqs)
+        self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
+        self._groups = Groups(self._running)
+        self._deadlines = Deadlines()
+        self._backlog = Backlog(costs)
+        self._preemption = Preemption(
+            running=self._running,
+            waiting=self._waiting,
+            kv=kv,
+            residency=residency,
+            costs=costs,
+            kv_block_bytes=limits.kv_block_bytes,
+        )
+        self._last_shape = StepShape(0, 0, 0)
+        self._room = Room(
+            kv=kv,
+            running=self._running,
+            groups=self._groups,
+            preemption=self._preemption,
+            chunk=limits.max_num_batched_tokens,
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -76,6 +121,25 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._preemption.num_preemptions
+
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions that kept what was computed."""
+        return self._preemption.num_swaps
+
+    @property
+    def num_reclaims(self) -> int:
+        """Preemptions for a tenant that waited for its share."""
+        return self._preemption.num_reclaims
+
+    @property
+    def num_forks(self) -> int:
+        """Requests that went on from the prompt of another in their group."""
+        return self._room.num_forks
 
     @property
     def has_requests(self) -> bool:
@@ -87,90 +151,209 @@ class Scheduler:
     def requests(self) -> Iterable[Request]:
         return tuple(self._requests.values())
 
+    # --- the life of a request ------------------------------------------------------------------
+
     def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong if it could not even run alone."""
+        """Queue a request.
+
+        Raises PromptTooLong if it could not even run alone, TenantQueueFull or Overloaded if it
+        could not run in time.
+        """
+        self._check_fits(request)
+        self._check_queue(request)
+        assert request.request_id not in self._requests, "request ids are unique"
+        request.kv = self._kv.new_sequence()
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        self._shares.enter(request)
+        self._backlog.enter(request)
+        self._groups.add(request)
+        self._deadlines.add(request)
+        if request.line:
+            self._residency.request(request.line)
+
+    def finish(self, request: Request) -> None:
+        """Let go of a request in whatever state it is; no step may name it any more.
+
+        One that has left already is left alone.
+        """
+        if self._requests.get(request.request_id) is not request:
+            return
+        del self._requests[request.request_id]
+        self._groups.remove(request)
+        self._deadlines.remove(request)
+        self._shares.leave(request)
+        if request in self._running:
+            self._running.stop(request)
+        else:
+            self._waiting.remove(request)
+        if request.started:
+            self._backlog.learn_output(request.num_generated_tokens)
+        else:
+            self._backlog.leave(request)
+        self._kv.release(request.kv)
+        self._unlease(request)
+
+    def schedule(self) -> Schedule:
+        """Choose the next step, hand out its blocks and take its leases."""
+        self._running.begin_step()
+        limits = self.limits
+        step = Step(budget=limits.max_num_batched_tokens, block_size=limits.block_size)
+        self._end_expired(step)
+        prefills = self._schedule_decodes(step)
+        self._bound_prefill(step)
+        self._schedule_prefills(step, prefills)
+        return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
+
+    def advance(self, sequence: ScheduledSequence) -> None:
+        """Take note that a step has computed this sequence; publish the blocks it filled."""
+        request, num_tokens = sequence
+        request.num_computed_tokens += num_tokens
+        self._kv.advance(
+            request.kv, request.namespace, request.token_ids, request.num_computed_tokens
+        )
+
+    def append(self, request: Request, token_ids: list[int]) -> None:
+        """Add what was sampled for the request, as its tenant's service."""
+        request.token_ids += token_ids
+        self._waiting.charge(request, output_tokens=len(token_ids))
+
+    def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
+        """Learn what the step cost; `swap_seconds` of it went into swapping."""
+        self._last_shape = batch.shape
+        self._costs.observe(batch.shape, seconds - swap_seconds)
+        num_bytes = sum(
+            self._preemption.swap_bytes(operation.group, len(operation.block_ids))
+            for operation in batch.operations
+            if isinstance(operation, SwapIn | SwapOut)
+        )
+        if num_bytes and swap_seconds > 0:
+            self._costs.observe_swap(num_bytes, swap_seconds)
+
+    # --- refusals -------------------------------------------------------------------------------
+
+    def _check_fits(self, request: Request) -> None:
         longest = request.num_prompt_tokens + request.submitted.sampling.max_tokens
-        capacity = min(self.limits.max_model_len, self._pool.num_usable * self.limits.block_size)
-        if longest > capacity:
+        chunk = self.limits.max_num_batched_tokens
+        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
+            capacity = min(self.limits.max_model_len, self._kv.longest())
             raise PromptTooLong(
                 f"{request.num_prompt_tokens} prompt tokens and max_tokens="
                 f"{request.submitted.sampling.max_tokens} exceed {capacity} tokens"
             )
-        assert request.request_id not in self._requests, "request ids are unique"
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
-        if request.submitted.adapter:
-            self._residency.request(request.submitted.adapter)
 
-    def finish(self, request: Request) -> None:
-        """Let go of a request in whatever state it is; no step may name it any more."""
-        del self._requests[request.request_id]
-        self._give_back(request)
-        if request in self._running:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
-
-    def schedule(self) -> Schedule:
-        """Choose the next step, hand out its blocks and take its leases."""
-        step = _Step(budget=self.limits.max_num_batched_tokens)
-        may_admit = self._schedule_running(step)
-        if may_admit:
-            self._admit_waiting(step)
-        return Schedule(step.batch(), step.started, step.failed)
-
-    def advance(self, sequence: ScheduledSequence) -> None:
-        """Take note that a step has computed this sequence; publish the blocks it filled."""
-        request = sequence.request
-        request.num_computed_tokens += sequence.num_tokens
-        if self._prefix_cache is None:
-            return
-        size = self.limits.block_size
-        for index in range(request.num_published_blocks, request.num_computed_tokens // size):
-            request.last_block_key = self._prefix_cache.publish(
-                request.namespace,
-                request.last_block_key,
-                request.token_ids[index * size : (index + 1) * size],
-                request.block_ids[index],
+    def _check_queue(self, request: Request) -> None:
+        is_full = self._room.is_short or self._running.is_full
+        wait = self._backlog.wait_seconds(request, self._last_shape, is_full=is_full)
+        later = max(wait, MIN_RETRY_SECONDS)
+        if self._waiting.num_of(request.tenant_id) >= self.limits.max_queued_per_tenant:
+            raise TenantQueueFull(retry_after_seconds=later)
+        if len(self._waiting) >= self.limits.max_queued:
+            raise Overloaded(retry_after_seconds=later)
+        deadline = request.submitted.deadline_seconds
+        if deadline is not None and wait >= deadline:
+            raise Overloaded(
+                f"The wait alone is about {wait:.1f} s, the deadline {deadline:.1f} s.",
+                retry_after_seconds=later,
             )
-            request.num_published_blocks = index + 1
 
-    def _schedule_running(self, step: _Step) -> bool:
-        """Continue what runs, decodes first; False if that took preemptions."""
-        preempted: set[Request] = set()
-        for request in sorted(self._running, key=lambda request: request.num_remaining_tokens > 1):
-            num_tokens = min(request.num_remaining_tokens, step.budget)
-            while num_tokens and request not in preempted:
-                blocks = self._grow(request, num_tokens)
-                if blocks is not None:
-                    step.add(request, num_tokens, blocks)
-                    break
-                victim = self._running[-1]
-                self._preempt(victim)
-                preempted.add(victim)
-                step.cancel(victim)
-        return not preempted
+    def _end_expired(self, step: Step) -> None:
+        for request_id in self._deadlines.expired(self._clock()):
+            request = self._requests[request_id]
+            self.finish(request)
+            step.failed.append((request, DeadlineExceeded()))
 
-    def _admit_waiting(self, step: _Step) -> None:
-        absent: set[AdapterKey | None] = set()
-        for request in tuple(self._waiting):
-            if not step.budget or len(self._running) == self.limits.max_num_seqs:
-                return
-            adapter = request.submitted.adapter
-            if adapter not in absent and self._fails(request, step):
+    # --- what runs ------------------------------------------------------------------------------
+
+    def _schedule_decodes(self, step: Step) -> list[Request]:
+        """Continue every decoding request; return those that still have a prompt to compute."""
+        prefills: list[Request] = []
+        grow, preempted = self._kv.grow, step.preempted
+        for request in tuple(self._running):
+            num_computed = request.num_computed_tokens
+            if len(request.token_ids) - num_computed > 1:
+                prefills.append(request)
+            elif request in preempted or not step.budget:
                 continue
-            if adapter in absent or not self._lease(request):
-                absent.add(adapter)
-                if request.adapter_missing_since is None:
-                    request.adapter_missing_since = self._clock()
-                continue
-            if not self._admit(request, step):
-                # Smaller requests behind it must not take the blocks it waits for.
-                return
+            elif grow(request.kv, num_computed, 1) or self._preemption.make_room(request, 1, step):
+                step.add_decode(request)
+        return prefills
 
-    def _fails(self, request: Request, step: _Step) -> bool:
-        adapter = request.submitted.adapter
-        failure = self._residency.failure(adapter) if adapter else None
+    def _bound_prefill(self, step: Step) -> None:
+        """Leave prompts as much of the step as its decodes' target allows, a block at least."""
+        shape, target = step.shape(), self.limits.target_itl_seconds
+        if target is None or not shape.num_decodes:
+            return
+        allowed = self._costs.max_prefill_tokens(
+            shape.num_decodes, shape.num_context_tokens, target, step.budget
+        )
+        step.budget = min(step.budget, max(allowed, self.limits.block_size))
+
+    def _schedule_prefills(self, step: Step, prefills: list[Request]) -> None:
+        """Prompts go on, and waiting ones join them, in the order of their tenants' service."""
+        counter = self.counters.counter
+        ordered = deque(sorted(prefills, key=lambda request: counter(request.tenant_id)))
+        if self._waiting and not step.is_short:
+            self._admit_waiting(step, ordered)
+        for request in ordered:
+            self._continue_prompt(request, step)
+
+    def _continue_prompt(self, request: Request, step: Step) -> None:
+        if request in step.preempted or not step.budget:
+            return
+        num_tokens = min(request.num_remaining_tokens, step.budget)
+        if self._preemption.make_room(request, num_tokens, step):
+            self._compute(request, num_tokens, step)
+
+    def _compute(self, request: Request, num_tokens: int, step: Step) -> None:
+        """Put tokens of a prompt into the step, charged when they are computed first."""
+        step.add(request, num_tokens)
+        end = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
+        new = end - max(request.num_charged_tokens, request.num_computed_tokens)
+        if new > 0:
+            request.num_charged_tokens = end
+            self._waiting.charge(request, input_tokens=new)
+
+    # --- what waits -----------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: Step, prefills: deque[Request]) -> None:
+        """Admit who fits, least served tenant first, until the first that finds no room.
+
+        Those behind it must not take the room it waits for.
+        """
+        unfinished = tuple(prefills)
+        walk = self._waiting.candidates()
+        for request in walk:
+            self._continue_before(request, prefills, step)
+            if not step.budget or step.is_short:
+                return
+            if self._fails(request, step):
+                continue
+            if request.num_computed_tokens == 0 and self._groups.awaits_prompt(request):
+                walk.skip()
+            elif self._is_capped(request):
+                walk.stop_tenant()
+            elif not self._room.may_take_sequence(request):
+                return self._preemption.note_blocked(request)
+            elif not self._lease(request):
+                walk.park_line()
+            elif self._room.find(request, unfinished, step):
+                self._admit(request, step, walk)
+            else:
+                self._unlease(request)
+                return self._preemption.note_blocked(request)
+
+    def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
+        """Continue the prompts of the candidate's tenant and of those that had less service."""
+        counter, tenant_id = self.counters.counter, request.tenant_id
+        while prefills and (
+            prefills[0].tenant_id == tenant_id
+            or counter(prefills[0].tenant_id) < counter(tenant_id)
+        ):
+            self._continue_prompt(prefills.popleft(), step)
+
+    def _fails(self, request: Request, step: Step) -> bool:
+        failure = self._residency.failure(request.line) if request.line else None
         if failure is None:
             return False
         self.finish(request)
@@ -178,69 +361,53 @@ class Scheduler:
         step.failed.append((request, error(f"{error.__doc__} {failure.message}")))
         return True
 
+    def _may_be_capped(self, request: Request) -> bool:
+        """Whether others wait; one request a tenant may run whatever it takes."""
+        others_wait = len(self._waiting) > self._waiting.num_of(request.tenant_id)
+        return others_wait and self._running.num_of(request.tenant_id) > 0
+
+    def _is_capped(self, request: Request) -> bool:
+        """Whether the tenant would hold more than one may while others wait."""
+        tenant_id, cap = request.tenant_id, self.limits.tenant_cap + ROUNDING
+        if not self._may_be_capped(request):
+            return False
+        share = self._running.sequence_share(tenant_id) + self._running.share_of_one
+        return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
+
     def _lease(self, request: Request) -> bool:
-        adapter = request.submitted.adapter
-        if adapter is None:
+        """Take the lease on the adapter; False if it is absent or its tenant's bytes are capped."""
+        if request.line is None:
             return True
-        request.lease = self._residency.acquire(adapter, request.request_id)
+        tenant_id = request.tenant_id
+        before = self._residency.leased_share(tenant_id)
+        request.lease = self._residency.acquire(request.line, request.request_id)
         if request.lease is None:
+            if request.adapter_missing_since is None:
+                request.adapter_missing_since = self._clock()
+            return False
+        cap = max(before, self.limits.tenant_cap + ROUNDING)
+        if self._residency.leased_share(tenant_id) > cap and self._may_be_capped(request):
+            self._unlease(request)
             return False
         if request.adapter_missing_since is not None:
             request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
             request.adapter_missing_since = None
         return True
 
-    def _admit(self, request: Request, step: _Step) -> bool:
-        self._reuse_prefix(request)
-        # Blocks come chunk by chunk, but who could not finish its prompt would only be preempted.
-        if self._num_missing_blocks(request, request.num_remaining_tokens) > self._pool.num_free:
-            self._give_back(request)
-            return False
+    def _unlease(self, request: Request) -> None:
+        self._residency.release(request.request_id)
+        request.lease = None
+
+    def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
+        walk.admitted()
         num_tokens = min(request.num_remaining_tokens, step.budget)
-        blocks = self._grow(request, num_tokens)
-        assert blocks is not None
-        self._waiting.remove(request)
-        self._running.append(request)
+        self._room.take(request, num_tokens)
+        self._compute(request, num_tokens, step)
         if not request.started:
             request.started = True
             request.num_cached_tokens = request.num_computed_tokens
+            self._backlog.leave(request)
             step.started.append(self._describe_start(request))
-        step.add(request, num_tokens, blocks)
-        return True
-
-    def _reuse_prefix(self, request: Request) -> None:
-        if self._prefix_cache is None:
-            return
-        block_ids, key = self._prefix_cache.match(request.namespace, request.token_ids)
-        request.block_ids = block_ids
-        request.last_block_key = key
-        request.num_published_blocks = len(block_ids)
-        request.num_computed_tokens = len(block_ids) * self.limits.block_size
-
-    def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Give the request the blocks that `num_tokens` more tokens need.
-
-        None if there are too few.
-        """
-        blocks = self._pool.allocate(self._num_missing_blocks(request, num_tokens))
-        if blocks is not None:
-            request.block_ids.extend(blocks)
-        return blocks
-
-    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        length = request.num_computed_tokens + num_tokens
-        return max(-(-length // self.limits.block_size) - len(request.block_ids), 0)
-
-    def _preempt(self, victim: Request) -> None:
-        self.num_preemptions += 1
-        self._running.remove(victim)
-        self._waiting.appendleft(victim)
-        self._give_back(victim)
-
-    def _give_back(self, request: Request) -> None:
-        self._pool.free(request.block_ids)
-        self._residency.release(request.request_id)
-        request.forget_progress()
 
     def _describe_start(self, request: Request) -> RequestStarted:
         return RequestStarted(
@@ -253,47 +420,12 @@ class Scheduler:
 
     def _found_tier(self, request: Request) -> Tier | None:
         """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
-        adapter = request.submitted.adapter
-        if adapter is None or request.adapter_tier is not Tier.STORE:
+        if request.line is None or request.adapter_tier is not Tier.STORE:
             return request.adapter_tier
-        return self._residency.loaded_from(adapter) or Tier.STORE
+        return self._residency.loaded_from(request.line) or Tier.STORE
 
 
 _LOAD_ERRORS: dict[str, type[EngineError]] = {
     error.code: error for error in (AdapterDeleted, AdapterTooLarge)
 }
 """What a caller can act on; every other failure of a load is one for the operator's log."""
-
-
-class _Step:
-    """A step in the making."""
-
-    def __init__(self, *, budget: int) -> None:
-        self.budget = budget
-        self.started: list[RequestStarted] = []
-        self.failed: list[tuple[Request, EngineError]] = []
-        self._sequences: dict[Request, ScheduledSequence] = {}
-        self._new_block_ids: list[int] = []
-
-    def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
-        self._sequences[request] = ScheduledSequence(request, num_tokens)
-        self._new_block_ids += new_block_ids
-        self.budget -= num_tokens
-
-    def cancel(self, request: Request) -> None:
-        sequence = self._sequences.pop(request, None)
-        if sequence:
-            self.budget += sequence.num_tokens
-
-    def batch(self) -> ScheduledBatch | None:
-        if not self._sequences:
-            return None
-        ordered = sorted(self._sequences.values(), key=_batch_order)
-        return ScheduledBatch(tuple(ordered), tuple(self._new_block_ids))
-
-
-def _batch_order(sequence: ScheduledSequence) -> tuple[bool, int]:
-    lease = sequence.request.lease
-    if sequence.is_decode:
-        return False, padding_class(len(sequence.request.block_ids))
-    return True, lease.row if lease else -1

@@ -196,12 +196,14 @@ class Inference:
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter
+        is_one_of_many = order.num_choices > 1
         return GenerationRequest(
             request_id=f"{order.request_id}-{position * order.num_choices + choice}",
             tenant_id=order.principal.tenant_id,
             prompt_token_ids=order.prompts[position],
             sampling=_choice_sampling(order.sampling, choice, self.tokenizer.eos_token_ids),
             adapter=adapter.key if adapter else None,
+            group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.inputs import Span, make_inputs
-from loraplex.engine.kv_cache import KvCache, LayerKvShape
-from loraplex.kernels.attention import AttentionOptions, paged_attention, write_kv
+from loraplex.engine.kv_cache import KvCache, KvFormat
+from loraplex.engine.kv_groups import LayerKvShape, one_group
+from loraplex.kernels.attention import AttentionOptions, paged_attention
 
+CPU = torch.device("cpu")
 BLOCK = 4
 HEADS, KV_HEADS, DIM, VALUE_DIM = 6, 2, 8, 5
 SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(9))
@@ -58,49 +60,37 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
     free = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
     tables = [[free.pop() for _ in range(count)] for count in num_blocks]
     cache = KvCache(
+        one_group(1, 1 + sum(num_blocks)),
         [LayerKvShape(KV_HEADS, DIM, VALUE_DIM)],
-        num_blocks=1 + sum(num_blocks),
         block_size=BLOCK,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        kv_format=KvFormat(torch.float32),
+        device=CPU,
     )
     keys = [torch.randn(n, KV_HEADS, DIM, generator=generator) for n in contexts]
     values = [torch.randn(n, KV_HEADS, VALUE_DIM, generator=generator) for n in contexts]
     for history in (True, False):
         spans = [
-            Span([0] * (n - count), 0, table) if history else Span([0] * count, n - count, table)
+            Span([0] * (n - count), 0, [table])
+            if history
+            else Span([0] * count, n - count, [table])
             for n, count, table in zip(contexts, queries, tables, strict=True)
         ]
         order = sorted(range(len(spans)), key=lambda i: len(spans[i].token_ids) > 1)
         order = [i for i in order if spans[i].token_ids]
         inputs = make_inputs(
-            [spans[i] for i in order], block_size=BLOCK, device=torch.device("cpu")
+            [spans[i] for i in order], groups=cache.groups, block_size=BLOCK, device=CPU
         )
+        (attention,) = inputs.attention
         k = torch.cat([keys[i][spans[i].start : spans[i].end] for i in order])
         v = torch.cat([values[i][spans[i].start : spans[i].end] for i in order])
-        write_kv(cache.keys[0], cache.values[0], inputs.attention.slot_mapping, k, v)
+        cache.keys[0].write(attention.slot_mapping, k)
+        cache.values[0].write(attention.slot_mapping, v)
 
     q = torch.randn(sum(queries), HEADS, DIM, generator=generator)
-    out = paged_attention(q, cache.keys[0], cache.values[0], inputs.attention, options)
+    out = paged_attention(q, cache.keys[0], cache.values[0], attention, options)
 
     start = 0
     for i in order:
         expected = plain_attention(q[start : start + queries[i]], keys[i], values[i], options)
         assert (out[start : start + queries[i]] - expected).abs().max() < 1e-5
         start += queries[i]
-
-
-def test_zeroing_clears_the_named_blocks_in_every_layer_and_no_others() -> None:
-    cache = KvCache(
-        [LayerKvShape(2, 3, 4)] * 2,
-        num_blocks=4,
-        block_size=BLOCK,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    for tensor in (*cache.keys, *cache.values):
-        tensor.fill_(float("nan"))
-    cache.zero([1, 3, 1])
-    for tensor in (*cache.keys, *cache.values):
-        assert tensor[[1, 3]].eq(0).all()
-        assert tensor[[0, 2]].isnan().all()

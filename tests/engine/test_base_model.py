@@ -52,12 +52,23 @@ def test_other_weights_config_or_tokenizer_are_another_base(
 
 def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) -> None:
     base_id = compute_base_id(tiny_base)
-    ids = {
-        compute_runtime_id(base_id, quantization=quantization, dtype=dtype)
-        for quantization in ("none", "int8")
-        for dtype in ("float32", "bfloat16")
+    served = {
+        "quantization": "none",
+        "dtype": "float32",
+        "kv_dtype": "auto",
+        "attention_window": None,
+        "attention_sinks": 0,
     }
-    assert len(ids | {base_id}) == 5
+    changes: list[dict[str, object]] = [
+        {},
+        {"quantization": "int8"},
+        {"dtype": "bfloat16"},
+        {"kv_dtype": "int8"},
+        {"attention_window": 64},
+        {"attention_window": 64, "attention_sinks": 4},
+    ]
+    ids = {compute_runtime_id(base_id, **{**served, **change}) for change in changes}  # type: ignore[arg-type]
+    assert len(ids | {base_id}) == len(changes) + 1
 
 
 def test_siblings_become_one_projection_and_the_rest_stays_alone(tiny_base: Path) -> None:

@@ -7,137 +7,31 @@ import random
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Failure, Lease, Tier
+from loraplex.adapters.residency import Failure, Tier
 from loraplex.engine.batch import ScheduledBatch
-from loraplex.engine.block_pool import BlockPool
-from loraplex.engine.errors import PromptTooLong
-from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace, PrefixCache
+from loraplex.engine.errors import Overloaded, PromptTooLong, TenantQueueFull
+from loraplex.engine.kv_layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
-from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.step_costs import StepShape
+from support.scheduling import BLOCK, SchedulerBench, counts
 
-BLOCK = 4
-
-
-class FakeResidency:
-    """Adapters that are resident because the test says so."""
-
-    def __init__(self) -> None:
-        self.resident: set[AdapterKey] = set()
-        self.failures: dict[AdapterKey, Failure] = {}
-        self.leases: dict[str, Lease] = {}
-        self.requested: list[AdapterKey] = []
-
-    def request(self, key: AdapterKey) -> None:
-        self.requested.append(key)
-
-    def acquire(self, key: AdapterKey, request_id: str) -> Lease | None:
-        if key not in self.resident:
-            return None
-        return self.leases.setdefault(request_id, Lease(key, request_id, hash(key) % 7, 1))
-
-    def release(self, request_id: str) -> None:
-        self.leases.pop(request_id, None)
-
-    def failure(self, key: AdapterKey) -> Failure | None:
-        return self.failures.get(key)
-
-    def loaded_from(self, key: AdapterKey) -> Tier | None:
-        return Tier.DISK
+A = AdapterKey("acme", "sha256:aa")
 
 
-class Bench:
-    """A scheduler with a pool, and a device that draws token 0 for whatever samples."""
-
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        budget: int = 32,
-        max_num_seqs: int = 8,
-        prefix_caching: bool = False,
-    ) -> None:
-        self.pool = BlockPool(num_blocks + 1)
-        self.residency = FakeResidency()
-        self.now = 0.0
-        cache = PrefixCache(self.pool, BLOCK, secret=bytes(32)) if prefix_caching else None
-        self.limits = SchedulerLimits(max_num_seqs, budget, 10_000, BLOCK)
-        self.scheduler = Scheduler(
-            self.limits,
-            pool=self.pool,
-            prefix_cache=cache,
-            residency=self.residency,  # type: ignore[arg-type]
-            clock=lambda: self.now,
-        )
-        self.finished: dict[str, int] = {}
-
-    def add(
-        self,
-        name: str,
-        prompt: int | list[int],
-        max_tokens: int = 1,
-        adapter: AdapterKey | None = None,
-        tier: Tier | None = None,
-    ) -> Request:
-        tokens = [1] * prompt if isinstance(prompt, int) else prompt
-        submitted = GenerationRequest(
-            name, "acme", tokens, SamplingParams(max_tokens=max_tokens), adapter
-        )
-        namespace = CacheNamespace("acme", "runtime", adapter)
-        request = Request(submitted, namespace, 0, self.now, tier)
-        self.scheduler.add(request)
-        return request
-
-    def step(self) -> ScheduledBatch | None:
-        """Schedule, check what must always hold, and compute."""
-        batch, _, failed = self.scheduler.schedule()
-        self.check(batch)
-        for request, _ in failed:
-            self.finished[request.request_id] = -1
-        for sequence in batch.sequences if batch else ():
-            self.scheduler.advance(sequence)
-            request = sequence.request
-            if request.num_computed_tokens == len(request.token_ids):
-                request.token_ids.append(0)
-                if request.num_generated_tokens == request.submitted.sampling.max_tokens:
-                    self.scheduler.finish(request)
-                    self.finished[request.request_id] = request.num_generated_tokens
-        self.pool.check_integrity()
-        return batch
-
-    def check(self, batch: ScheduledBatch | None) -> None:
-        if batch is None:
-            return
-        assert 0 < batch.num_tokens <= self.limits.max_num_batched_tokens
-        assert len(batch.sequences) <= self.limits.max_num_seqs
-        kinds = [sequence.is_decode for sequence in batch.sequences]
-        assert kinds == sorted(kinds, reverse=True), "decodes come first"
-        rows = [s.request.lease.row if s.request.lease else -1 for s in batch.sequences]
-        prefills = rows[sum(kinds) :]
-        assert prefills == sorted(prefills), "prefills are grouped by adapter"
-        for sequence in batch.sequences:
-            request = sequence.request
-            assert sequence.context_len <= len(request.token_ids)
-            assert sequence.context_len <= len(request.block_ids) * BLOCK
-            assert (request.lease is None) == (request.submitted.adapter is None)
-
-    def run(self, limit: int = 10_000) -> int:
-        """Step until nothing is left; the number of steps."""
-        for count in range(limit):
-            if not self.scheduler.has_requests:
-                return count
-            self.step()
-        raise AssertionError("the scheduler made no progress")
+def steps_until(bench: SchedulerBench, condition: object, limit: int = 500) -> int:
+    assert callable(condition)
+    for count in range(limit):
+        if condition():
+            return count
+        bench.step()
+    raise AssertionError("it did not come to that")
 
 
-def counts(batch: ScheduledBatch | None) -> dict[str, int]:
-    assert batch is not None
-    return {sequence.request.request_id: sequence.num_tokens for sequence in batch.sequences}
+# --- one tenant ---------------------------------------------------------------------------------
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_decodes_ride_along() -> None:
-    bench = Bench(budget=10)
+    bench = SchedulerBench(budget=10)
     bench.add("short", 3, max_tokens=5)
     assert counts(bench.step()) == {"short": 3}
     bench.add("long", 25)
@@ -146,8 +40,8 @@ def test_a_long_prompt_is_cut_into_chunks_and_decodes_ride_along() -> None:
     assert counts(bench.step()) == {"short": 1, "long": 7}
 
 
-def test_requests_run_in_the_order_they_came() -> None:
-    bench = Bench(budget=8, max_num_seqs=2)
+def test_requests_of_a_tenant_run_in_the_order_they_came() -> None:
+    bench = SchedulerBench(budget=8, max_num_seqs=2)
     for name in "abc":
         bench.add(name, 4, max_tokens=2)
     assert list(counts(bench.step())) == ["a", "b"]
@@ -155,78 +49,34 @@ def test_requests_run_in_the_order_they_came() -> None:
     assert list(counts(bench.step())) == ["c"]
 
 
-def test_a_request_whose_adapter_is_missing_is_passed_by_and_served_when_it_comes() -> None:
-    bench = Bench()
-    adapter = AdapterKey("acme", "sha256:aa")
-    bench.add("cold", 4, adapter=adapter)
-    bench.add("base", 4)
-    assert bench.residency.requested == [adapter]
-    assert list(counts(bench.step())) == ["base"]
-    assert bench.step() is None
-    bench.residency.resident.add(adapter)
-    assert list(counts(bench.step())) == ["cold"]
-    assert bench.residency.leases == {}
-
-
-def test_the_start_tells_how_long_the_adapter_took() -> None:
-    bench = Bench()
-    adapter = AdapterKey("acme", "sha256:aa")
-    bench.add("cold", 4, adapter=adapter, tier=Tier.STORE)
-    bench.now = 0.5
-    bench.step()
-    bench.now = 1.5
-    bench.residency.resident.add(adapter)
-    bench.add("warm", 4, adapter=adapter, tier=Tier.DEVICE)
-    bench.now = 2.0
-    cold, warm = bench.scheduler.schedule().started
-    # On arrival only the fetcher knew that the block lay on the local disk.
-    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_wait_seconds) == ("disk", 2.0, 1.5)
-    assert (warm.adapter_tier, warm.queue_seconds, warm.adapter_wait_seconds) == ("device", 0.5, 0)
-
-
-def test_a_failed_adapter_ends_its_requests_only() -> None:
-    bench = Bench()
-    adapter = AdapterKey("acme", "sha256:aa")
-    bench.add("doomed", 4, adapter=adapter)
-    bench.add("base", 4)
-    bench.residency.failures[adapter] = Failure("object_not_found", "gone")
+def test_the_lower_priority_number_runs_first_within_its_tenant() -> None:
+    bench = SchedulerBench(max_num_seqs=1)
+    bench.add("late", 4, priority=1)
+    bench.add("first", 4, priority=-1)
+    bench.add("second", 4)
     bench.run()
-    assert bench.finished == {"doomed": -1, "base": 1}
-
-
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(257, 1), (1, 256), (200, 57)])
-def test_what_could_not_even_run_alone_is_refused_at_once(prompt: int, max_tokens: int) -> None:
-    bench = Bench(num_blocks=64)
-    with pytest.raises(PromptTooLong):
-        bench.add("huge", prompt, max_tokens)
-    assert not bench.scheduler.has_requests
-    bench.add("fits", 255, 1)
+    assert list(bench.finished) == ["first", "second", "late"]
 
 
 def test_a_request_that_fills_the_whole_pool_runs_alone() -> None:
-    bench = Bench(num_blocks=8, budget=5)
+    bench = SchedulerBench(num_blocks=8, budget=5)
     bench.add("whole", 20, max_tokens=12)
     bench.add("other", 20, max_tokens=12)
     bench.run()
     assert bench.finished == {"whole": 12, "other": 12}
 
 
-def test_when_blocks_run_out_the_last_admitted_is_preempted_and_still_finishes() -> None:
-    bench = Bench(num_blocks=10)
-    bench.add("old", 16, max_tokens=20)
-    bench.add("new", 16, max_tokens=20)
-    bench.step()
-    while not bench.scheduler.num_preemptions:
-        bench.step()
-    assert bench.scheduler.num_waiting == 1
-    assert bench.scheduler.num_running == 1
-    bench.run()
-    assert bench.finished == {"old": 20, "new": 20}
-    assert bench.pool.num_free == 10
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(257, 1), (1, 256), (200, 57)])
+def test_what_could_not_even_run_alone_is_refused_at_once(prompt: int, max_tokens: int) -> None:
+    bench = SchedulerBench(num_blocks=64)
+    with pytest.raises(PromptTooLong):
+        bench.add("huge", prompt, max_tokens)
+    bench.assert_empty()
+    bench.add("fits", 255, 1)
 
 
 def test_a_smaller_request_does_not_take_the_blocks_an_earlier_one_waits_for() -> None:
-    bench = Bench(num_blocks=8, budget=100)
+    bench = SchedulerBench(num_blocks=8, budget=100)
     bench.add("running", 20, max_tokens=2)
     bench.step()
     bench.add("big", 20)
@@ -235,49 +85,440 @@ def test_a_smaller_request_does_not_take_the_blocks_an_earlier_one_waits_for() -
     assert list(counts(bench.step())) == ["big", "small"]
 
 
+def test_blocks_promised_to_a_running_prompt_are_given_to_no_one_else() -> None:
+    bench = SchedulerBench(num_blocks=10, budget=8)
+    bench.add("long", 32)
+    bench.step()
+    bench.add("other", 12)
+    bench.run()
+    assert bench.scheduler.num_preemptions == 0
+    assert list(bench.finished) == ["long", "other"]
+
+
 def test_a_shared_beginning_is_computed_once() -> None:
-    bench = Bench(prefix_caching=True)
+    bench = SchedulerBench(prefix_caching=True)
     prompt = list(range(22))
     bench.add("first", prompt)
     bench.run()
     bench.add("second", [*prompt[:17], 99, 98])
     assert counts(bench.step()) == {"second": 19 - 16}
-    bench.run()
+    assert bench.started["second"].num_cached_tokens == 16
 
 
-def test_finishing_in_any_state_gives_everything_back() -> None:
-    bench = Bench(budget=6)
-    adapter = AdapterKey("acme", "sha256:aa")
-    bench.residency.resident.add(adapter)
-    prefilling = bench.add("prefilling", 20, adapter=adapter)
+# --- adapters -----------------------------------------------------------------------------------
+
+
+def test_a_request_whose_adapter_is_missing_is_passed_by_and_served_when_it_comes() -> None:
+    bench = SchedulerBench()
+    bench.add("cold", 4, adapter=A)
+    bench.add("base", 4)
+    assert bench.residency.requested == [A]
+    assert list(counts(bench.step())) == ["base"]
+    assert bench.step() is None
+    bench.residency.resident.add(A)
+    assert list(counts(bench.step())) == ["cold"]
+    bench.assert_empty()
+
+
+def test_the_start_tells_how_long_the_adapter_took() -> None:
+    bench = SchedulerBench()
+    bench.add("cold", 4, adapter=A, tier=Tier.STORE)
+    bench.now = 0.5
     bench.step()
-    waiting = bench.add("waiting", 4, adapter=AdapterKey("acme", "sha256:bb"))
-    bench.scheduler.finish(waiting)
+    bench.now = 1.5
+    bench.residency.resident.add(A)
+    bench.add("warm", 4, adapter=A, tier=Tier.DEVICE)
+    bench.now = 2.0
+    cold, warm = bench.scheduler.schedule().started
+    # On arrival only the fetcher knew that the block lay on the local disk.
+    assert (cold.adapter_tier, cold.queue_seconds, cold.adapter_wait_seconds) == ("disk", 2.0, 1.5)
+    assert (warm.adapter_tier, warm.queue_seconds, warm.adapter_wait_seconds) == ("device", 0.5, 0)
+
+
+def test_a_failed_adapter_ends_its_requests_only() -> None:
+    bench = SchedulerBench()
+    bench.add("doomed", 4, adapter=A)
+    bench.add("base", 4)
+    bench.residency.failures[A] = Failure("object_not_found", "gone")
+    bench.run()
+    assert bench.failed["doomed"].code == "adapter_load_failed"
+    assert bench.finished == {"base": 1}
+    bench.assert_empty()
+
+
+# --- preemption ---------------------------------------------------------------------------------
+
+
+def test_when_blocks_run_out_the_newest_is_computed_again_and_still_finishes() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("old", 16, max_tokens=20)
+    new = bench.add("new", 16, max_tokens=20)
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    assert (bench.state("old"), bench.state("new")) == ("running", "waiting")
+    assert new.kv.tables == [[]]
+    assert new.num_computed_tokens == 0
+    assert new.num_generated_tokens > 0
+    bench.run()
+    assert bench.finished == {"old": 20, "new": 20}
+    assert bench.scheduler.num_swaps == 0
+    bench.assert_empty()
+
+
+def test_where_the_host_has_room_the_victim_is_swapped_and_computes_nothing_again() -> None:
+    bench = SchedulerBench(num_blocks=10, num_swap_slots=10)
+    requests = [bench.add(name, 16, max_tokens=20) for name in ("old", "new")]
+    log: list[object] = []
+    computed = 0
+    while bench.scheduler.has_requests:
+        batch = bench.step()
+        assert batch
+        log += batch.operations
+        computed += batch.num_tokens
+    assert bench.scheduler.num_swaps == bench.scheduler.num_preemptions > 0
+    assert computed == sum(len(request.token_ids) - 1 for request in requests)
+    kinds = [type(operation) for operation in log if isinstance(operation, SwapIn | SwapOut)]
+    assert kinds == [SwapOut, SwapIn] * bench.scheduler.num_swaps
+    bench.assert_empty()
+
+
+def test_a_swap_that_costs_more_than_it_saves_is_not_made() -> None:
+    bench = SchedulerBench(num_blocks=10, num_swap_slots=10)
+    bench.costs.observe_swap(1, 1.0)
+    for size in range(1, 20):
+        bench.costs.observe(StepShape(size, 0, 0), 1e-6 * size)
+    object.__setattr__(bench.limits, "kv_block_bytes", (1,))
+    bench.scheduler._preemption._kv_block_bytes = (1,)
+    bench.add("old", 16, max_tokens=20)
+    bench.add("new", 16, max_tokens=20)
+    bench.run()
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.num_swaps == 0
+
+
+def test_the_victim_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=100)
+    bench.add("small", 4, max_tokens=60, tenant="modest")
+    bench.add("first", 24, max_tokens=20, tenant="greedy")
+    bench.add("last", 24, max_tokens=20, tenant="greedy")
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    assert bench.state("last") == "waiting"
+    assert bench.state("small") == bench.state("first") == "running"
+
+
+def test_what_is_computed_again_is_not_charged() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    requests = [bench.add(name, 16, max_tokens=20) for name in ("old", "new")]
+    bench.run()
+    assert bench.scheduler.num_preemptions > 0
+    counters = bench.scheduler.counters
+    served = counters.input_weight * 32 + counters.output_weight * 40
+    assert counters.counter("acme") == served
+    assert sum(request.num_generated_tokens for request in requests) == 40
+
+
+# --- tenants ------------------------------------------------------------------------------------
+
+
+def test_the_tenant_served_least_is_admitted_first() -> None:
+    bench = SchedulerBench(max_num_seqs=1)
+    for index in range(4):
+        bench.add(f"flood{index}", 8, max_tokens=4, tenant="flooder")
+    bench.step()
+    bench.add("victim", 8, tenant="victim")
+    bench.run()
+    assert list(bench.finished)[:2] == ["flood0", "victim"]
+
+
+def test_a_short_prompt_is_not_held_up_by_another_tenants_long_one() -> None:
+    bench = SchedulerBench(num_blocks=200, budget=16)
+    bench.add("long", 400, tenant="flooder")
+    bench.step()
+    bench.add("short", 8, tenant="victim")
+    assert "short" in counts(bench.step())
+    bench.run()
+    assert list(bench.finished) == ["short", "long"]
+
+
+def test_service_follows_the_weights() -> None:
+    bench = SchedulerBench(num_blocks=500, max_num_seqs=4, budget=64)
+    for index in range(60):
+        bench.add(f"h{index}", 8, max_tokens=8, tenant="heavy", weight=3.0)
+        bench.add(f"l{index}", 8, max_tokens=8, tenant="light", weight=1.0)
+    while len(bench.finished) < 60:
+        bench.step()
+    heavy = sum(name.startswith("h") for name in bench.finished)
+    assert 42 <= heavy <= 48
+
+
+def test_caps_bind_only_while_another_tenant_waits() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=10, budget=200, tenant_cap=0.6)
+    for index in range(12):
+        bench.add(f"a{index}", 4, max_tokens=30, tenant="alone")
+    bench.step()
+    assert bench.scheduler.num_running == 10
+    capped = SchedulerBench(num_blocks=200, max_num_seqs=10, budget=200, tenant_cap=0.6)
+    for index in range(12):
+        capped.add(f"a{index}", 4, max_tokens=30, tenant="a")
+    capped.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    capped.step()
+    assert capped.scheduler.num_running == 6
+
+
+def test_the_cap_counts_blocks_too() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=200, tenant_cap=0.6)
+    for index in range(4):
+        bench.add(f"a{index}", 16, max_tokens=2, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    bench.step()
+    assert bench.scheduler.num_running == 3
+
+
+def test_the_cap_counts_adapter_bytes_too() -> None:
+    bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
+    bench.residency.capacity = 4
+    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(4)]
+    bench.residency.resident.update(adapters)
+    for index, adapter in enumerate([*adapters, adapters[0]]):
+        bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    batch = bench.step()
+    assert set(counts(batch)) == {"a0", "a1", "a4"}
+
+
+def test_one_request_of_a_tenant_runs_whatever_its_cap() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=200, tenant_cap=0.1)
+    bench.add("big", 60, max_tokens=2, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    assert "big" in counts(bench.step())
+
+
+def test_a_full_batch_makes_room_for_a_tenant_below_its_share() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=4, step_seconds=0.01)
+    for index in range(4):
+        bench.add(f"a{index}", 4, max_tokens=200, tenant="greedy")
+    bench.step()
+    for index in range(3):
+        bench.add(f"b{index}", 4, max_tokens=200, tenant="late")
+    assert steps_until(bench, lambda: bench.state("b0") == "running") <= 5
+    assert bench.scheduler.num_reclaims == 1
+    for _ in range(40):
+        bench.step()
+    # To an equal share, and not beyond.
+    running = [name for name in ("a0", "a1", "b0", "b1") if bench.state(name) == "running"]
+    assert running == ["a0", "a1", "b0", "b1"]
+    assert bench.scheduler.num_reclaims == 2
+
+
+def test_blocks_are_taken_back_from_who_holds_more_than_its_share() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200, step_seconds=0.05)
+    for index in range(5):
+        bench.add(f"a{index}", 24, max_tokens=8, tenant="greedy")
+    bench.step()
+    bench.add("victim", 40, max_tokens=2, tenant="late")
+    assert steps_until(bench, lambda: bench.state("victim") == "running") <= 3
+    bench.run()
+    assert bench.finished["victim"] == 2
+    bench.assert_empty()
+
+
+def test_a_long_request_over_its_share_still_gets_to_its_end() -> None:
+    """Whole of the pool, while others come all the time."""
+    bench = SchedulerBench(num_blocks=20, max_num_seqs=4, budget=64, step_seconds=0.05)
+    bench.add("long", 40, max_tokens=36, tenant="long")
+    for index in range(400):
+        bench.add(f"s{index}", 8, max_tokens=8, tenant="stream")
+        bench.step()
+        if "long" in bench.finished:
+            return
+    raise AssertionError("the long request starved")
+
+
+# --- refusals and deadlines ---------------------------------------------------------------------
+
+
+def test_queues_are_bounded_per_tenant_and_over_all() -> None:
+    bench = SchedulerBench(max_queued=5, max_queued_per_tenant=3)
+    for index in range(3):
+        bench.add(f"a{index}", 4, tenant="a")
+    with pytest.raises(TenantQueueFull) as refused:
+        bench.add("a3", 4, tenant="a")
+    assert refused.value.retry_after_seconds is not None
+    assert refused.value.retry_after_seconds >= 1
+    bench.add("b0", 4, tenant="b")
+    bench.add("b1", 4, tenant="b")
+    with pytest.raises(Overloaded):
+        bench.add("c0", 4, tenant="c")
+    bench.run()
+    assert len(bench.finished) == 5
+
+
+def test_a_deadline_ends_a_request_whether_it_waits_or_runs() -> None:
+    bench = SchedulerBench(max_num_seqs=1, step_seconds=1.0)
+    bench.add("running", 4, max_tokens=50, deadline=5.0)
+    bench.add("waiting", 4, max_tokens=50, deadline=3.0)
+    bench.add("patient", 4, max_tokens=2)
+    bench.run()
+    assert {name: error.code for name, error in bench.failed.items()} == {
+        "running": "deadline_exceeded",
+        "waiting": "deadline_exceeded",
+    }
+    assert bench.finished == {"patient": 2}
+    bench.assert_empty()
+
+
+def test_a_deadline_that_the_wait_alone_passes_is_refused_at_once() -> None:
+    bench = SchedulerBench(max_num_seqs=2, budget=32, step_seconds=0.1)
+    for index in range(20):
+        bench.add(f"a{index}", 16, max_tokens=10)
+    for _ in range(40):
+        bench.step()
+    with pytest.raises(Overloaded) as refused:
+        bench.add("hasty", 8, deadline=0.2)
+    assert refused.value.retry_after_seconds is not None
+    assert refused.value.retry_after_seconds > 0.2
+    bench.add("patient", 8, deadline=100.0)
+    # Another tenant does not wait behind all of these.
+    bench.add("other", 8, deadline=3.0, tenant="other")
+
+
+# --- target inter-token latency -------------------------------------------------------------------
+
+
+def test_a_target_bounds_the_prompt_tokens_that_share_a_step_with_decodes() -> None:
+    bench = SchedulerBench(num_blocks=400, budget=256, target_itl_seconds=0.02)
+    for size in range(1, 200):
+        bench.costs.observe(StepShape(size, 4, 100), 0.01 + size * 1e-3)
+    bench.add("decoding", 4, max_tokens=300)
+    bench.step()
+    bench.add("prompt", 600)
+    chunk = counts(bench.step())["prompt"]
+    assert BLOCK < chunk <= 20
+    bench.scheduler.finish(bench.scheduler.get("decoding"))  # type: ignore[arg-type]
+    assert counts(bench.step()) == {"prompt": 256}
+
+
+def test_an_impossible_target_still_lets_prompts_advance() -> None:
+    bench = SchedulerBench(budget=64, target_itl_seconds=1e-9)
+    for size in range(1, 200):
+        bench.costs.observe(StepShape(size, 4, 100), 0.01 + size * 1e-3)
+    bench.add("decoding", 4, max_tokens=30)
+    bench.step()
+    bench.add("prompt", 30)
+    assert counts(bench.step())["prompt"] == BLOCK
+    bench.run()
+    assert bench.finished == {"decoding": 30, "prompt": 1}
+
+
+# --- several answers to one prompt ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [19, 20, 21])
+def test_a_group_computes_its_prompt_once_and_copies_what_it_writes(prompt: int) -> None:
+    bench = SchedulerBench(budget=64)
+    for index in range(4):
+        bench.add(f"g{index}", list(range(prompt)), max_tokens=6, group="g")
+    assert counts(bench.step()) == {"g0": prompt}
+    batch = bench.step()
+    assert counts(batch) == {"g0": 1, "g1": 1, "g2": 1, "g3": 1}
+    assert batch is not None
+    copies = [entry for entry in batch.operations if isinstance(entry, CopyBlock)]
+    is_split = (prompt - 1) % BLOCK != 0
+    assert len(copies) == (3 if is_split else 0)
+    bench.run()
+    assert bench.finished == dict.fromkeys(("g0", "g1", "g2", "g3"), 6)
+    assert bench.scheduler.num_forks == 3
+    bench.assert_empty()
+
+
+def test_a_group_goes_on_when_who_computes_its_prompt_is_aborted() -> None:
+    bench = SchedulerBench(budget=8)
+    leader = bench.add("g0", list(range(30)), max_tokens=3, group="g")
+    bench.add("g1", list(range(30)), max_tokens=3, group="g")
+    bench.add("g2", list(range(30)), max_tokens=3, group="g")
+    bench.step()
+    assert bench.state("g1") == "waiting"
+    bench.scheduler.finish(leader)
+    bench.run()
+    assert bench.finished == {"g1": 3, "g2": 3}
+    assert bench.scheduler.num_forks == 1
+    bench.assert_empty()
+
+
+def test_groups_of_other_tenants_or_with_another_prompt_share_nothing() -> None:
+    bench = SchedulerBench(budget=200)
+    bench.add("a", list(range(20)), max_tokens=4, group="g", tenant="a")
+    bench.add("b", list(range(20)), max_tokens=4, group="g", tenant="b")
+    bench.add("c", list(range(1, 21)), max_tokens=4, group="g", tenant="a")
+    assert counts(bench.step()) == {"a": 20, "b": 20, "c": 20}
+    bench.run()
+    assert bench.scheduler.num_forks == 0
+
+
+# --- ends in every state --------------------------------------------------------------------------
+
+
+def test_an_end_in_any_state_gives_everything_back_and_a_second_one_does_nothing() -> None:
+    bench = SchedulerBench(num_blocks=10, num_swap_slots=20, budget=10, max_num_seqs=3)
+    bench.residency.resident.add(A)
+    swapped_bench_requests = [
+        bench.add("decoding", 16, max_tokens=20, adapter=A),
+        bench.add("swapped", 16, max_tokens=20),
+    ]
+    steps_until(bench, lambda: bench.scheduler.num_swaps)
+    assert swapped_bench_requests[1].kv.is_swapped
+    others = [
+        bench.add("absent", 4, adapter=AdapterKey("acme", "sha256:bb")),
+        bench.add("queued", 36),
+        bench.add("group0", 4, group="g"),
+        bench.add("group1", 4, group="g"),
+        bench.add("mortal", 4, deadline=10.0),
+    ]
+    for request in [*swapped_bench_requests, *others]:
+        bench.scheduler.finish(request)
+        bench.scheduler.finish(request)
+        bench.kv.check_integrity(entry.kv for entry in bench.scheduler.requests())
+    bench.assert_empty()
+    assert bench.step() is None
+    assert not bench.scheduler.counters.is_active("acme")
+
+
+def test_an_end_while_prefilling_gives_everything_back() -> None:
+    bench = SchedulerBench(budget=6)
+    bench.residency.resident.add(A)
+    prefilling = bench.add("prefilling", 20, adapter=A)
+    bench.step()
     bench.scheduler.finish(prefilling)
-    assert bench.pool.num_free == 64
-    assert bench.residency.leases == {}
-    assert not bench.scheduler.has_requests
+    bench.assert_empty()
 
 
-@pytest.mark.parametrize("seed", range(30))
+# --- whatever happens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_every_request_finishes_and_nothing_leaks_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
-    bench = Bench(
-        num_blocks=rng.randint(6, 30),
-        budget=rng.randint(3, 30),
-        max_num_seqs=rng.randint(1, 8),
-        prefix_caching=rng.random() < 0.7,
-    )
-    adapters = [AdapterKey("acme", f"sha256:{i}") for i in range(4)]
-    capacity = bench.pool.num_usable * BLOCK
-    live: dict[str, Request] = {}
-    aborted: set[str] = set()
-    expected: dict[str, int] = {}
 
     def maybe(probability: float) -> bool:
         return rng.random() < probability
 
-    for step in range(300):
+    bench = SchedulerBench(
+        num_blocks=rng.randint(6, 30),
+        budget=rng.randint(9, 30),
+        max_num_seqs=rng.randint(1, 8),
+        prefix_caching=maybe(0.7),
+        num_swap_slots=rng.choice([0, 5, 40]),
+        window=rng.choice([None, 6, 20]),
+        tenant_cap=rng.choice([0.3, 0.6, 1.0]),
+        step_seconds=0.01,
+    )
+    tenants = ["a", "b", "c"]
+    adapters = [AdapterKey(tenant, f"sha256:{i}") for tenant in tenants for i in range(2)]
+    capacity = bench.kv.num_usable(0) * BLOCK
+    live: dict[str, Request] = {}
+    aborted: set[str] = set()
+    expected: dict[str, int] = {}
+
+    for step in range(250):
         for adapter in adapters:
             if maybe(0.1):
                 in_use = {lease.key for lease in bench.residency.leases.values()}
@@ -285,33 +526,63 @@ def test_every_request_finishes_and_nothing_leaks_whatever_happens(seed: int) ->
                     bench.residency.resident.discard(adapter)
                 else:
                     bench.residency.resident.add(adapter)
-        if maybe(0.5):
+        if maybe(0.4):
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, capacity - 1))]
             max_tokens = rng.randint(1, min(12, capacity - len(prompt)))
-            name = f"r{step}"
-            live[name] = bench.add(name, prompt, max_tokens, rng.choice([None, *adapters]))
-            expected[name] = max_tokens
+            tenant = rng.choice(tenants)
+            choices = [None, *(key for key in adapters if key.tenant_id == tenant)]
+            adapter = rng.choice(choices)
+            for member in range(rng.choice([1, 1, 3])):
+                name = f"r{step}-{member}"
+                live[name] = bench.add(
+                    name,
+                    prompt,
+                    max_tokens,
+                    adapter,
+                    tenant=tenant,
+                    weight=1.0 + tenants.index(tenant),
+                    group=f"r{step}",
+                    priority=rng.randrange(3),
+                )
+                expected[name] = max_tokens
         if maybe(0.1) and live:
             victim = rng.choice(list(live.values()))
             if bench.scheduler.get(victim.request_id):
-                bench.scheduler.finish(victim)
                 aborted.add(victim.request_id)
+            bench.scheduler.finish(victim)
         bench.step()
     bench.residency.resident.update(adapters)
     bench.run()
     for name, max_tokens in expected.items():
         assert name in aborted or bench.finished[name] == max_tokens
-    assert bench.pool.num_free == bench.pool.num_usable
-    assert bench.residency.leases == {}
+    bench.assert_empty()
 
 
 def test_a_waiting_request_never_stalls_an_idle_device() -> None:
     rng = random.Random(9)
     for _ in range(200):
-        bench = Bench(num_blocks=rng.randint(4, 12), budget=rng.randint(1, 20))
-        capacity = bench.pool.num_usable * BLOCK
+        bench = SchedulerBench(
+            num_blocks=rng.randint(4, 12), budget=rng.randint(9, 20), tenant_cap=0.5
+        )
+        capacity = bench.kv.num_usable(0) * BLOCK
         for index in range(rng.randint(1, 6)):
             prompt = rng.randint(1, capacity - 1)
-            bench.add(f"r{index}", prompt, rng.randint(1, capacity - prompt))
+            max_tokens = rng.randint(1, capacity - prompt)
+            bench.add(f"r{index}", prompt, max_tokens, tenant=rng.choice("ab"))
         while bench.scheduler.has_requests:
             assert bench.step() is not None
+
+
+def test_the_same_history_gives_the_same_schedule() -> None:
+    def history() -> list[dict[str, int]]:
+        rng = random.Random(4)
+        bench = SchedulerBench(num_blocks=20, budget=16, prefix_caching=True, num_swap_slots=8)
+        for index in range(60):
+            prompt = [rng.randrange(3) for _ in range(rng.randint(1, 40))]
+            bench.add(f"r{index}", prompt, rng.randint(1, 9), tenant=rng.choice("abc"))
+        batches: list[ScheduledBatch | None] = []
+        while bench.scheduler.has_requests:
+            batches.append(bench.step())
+        return [counts(batch) for batch in batches]
+
+    assert history() == history()

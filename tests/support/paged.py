@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +12,14 @@ from torch import Tensor
 from loraplex.engine.base_model import BaseModel
 from loraplex.engine.forward import PagedForward, run_model
 from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_blocks import KvBlocks
 from loraplex.engine.kv_cache import KvCache
+from loraplex.engine.kv_groups import group_layers, one_group
+from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
+MAX_CHUNK = 8
 BASE_RUN = AdapterRun(0)
 
 
@@ -36,10 +41,10 @@ def paged_logits(
     scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
     tables = [[scattered.pop() for _ in range(count)] for count in num_blocks]
     cache = KvCache(
+        one_group(len(base.kv_shapes), 1 + sum(num_blocks)),
         base.kv_shapes,
-        num_blocks=1 + sum(num_blocks),
         block_size=BLOCK_SIZE,
-        dtype=base.dtype,
+        kv_format=base.kv_format,
         device=base.device,
     )
     done = [0] * len(sequences)
@@ -55,9 +60,9 @@ def paged_logits(
         if not order:
             continue
         spans = [
-            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], tables[i]) for i in order
+            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]]) for i in order
         ]
-        inputs = make_inputs(spans, block_size=BLOCK_SIZE, device=base.device)
+        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         lora = None
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]
@@ -69,4 +74,67 @@ def paged_logits(
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
             logits[i].append(part)
             done[i] += counts[i]
+    return [torch.cat(parts) for parts in logits]
+
+
+def served_logits(
+    base: BaseModel,
+    sequences: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+    attention_window: int | None = None,
+    attention_sinks: int = 0,
+) -> list[Tensor]:
+    """As `paged_logits`, the blocks taken from pools that hold no more than they must.
+
+    What sequences leave behind their windows is freed and overwritten by their neighbours.
+    """
+    rng = random.Random(seed)
+    groups = tuple(
+        replace(
+            group,
+            num_blocks=1
+            + sum(group.peak_blocks(len(tokens), MAX_CHUNK, BLOCK_SIZE) for tokens in sequences),
+        )
+        for group in group_layers(
+            base.kv_shapes,
+            max_model_len=base.max_model_len,
+            attention_window=attention_window,
+            attention_sinks=attention_sinks,
+        )
+    )
+    cache = KvCache(
+        groups, base.kv_shapes, block_size=BLOCK_SIZE, kv_format=base.kv_format, device=base.device
+    )
+    kv = KvBlocks(groups, BLOCK_SIZE, prefix_secret=None)
+    namespace = CacheNamespace("acme", "runtime", None, "")
+    blocks = [kv.new_sequence() for _ in sequences]
+    done = [0] * len(sequences)
+    logits: list[list[Tensor]] = [[] for _ in sequences]
+    while any(done[i] < len(tokens) for i, tokens in enumerate(sequences)):
+        counts = [
+            min(rng.choice((0, 1, 1, 1, 3, MAX_CHUNK)), len(tokens) - done[i])
+            for i, tokens in enumerate(sequences)
+        ]
+        order = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)
+        if not order:
+            continue
+        for i in order:
+            assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
+        cache.execute(kv.take_operations())
+        spans = [
+            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
+            for i in order
+        ]
+        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
+        forward = PagedForward(cache, inputs.attention)
+        everything = torch.arange(len(inputs.input_ids), device=base.device)
+        out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
+        for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
+            logits[i].append(part)
+            done[i] += counts[i]
+            kv.advance(blocks[i], namespace, sequences[i], done[i])
+    for sequence in blocks:
+        kv.release(sequence)
+    kv.check_integrity([])
     return [torch.cat(parts) for parts in logits]

@@ -1,0 +1,83 @@
+"""How KV memory is divided into groups of layers, and what is done to its blocks between steps.
+
+Torch-free: the scheduler's side writes operations, the tensors' side executes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers whose keys and values live and die together: one block table, one pool."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    """Positions a query sees, its own included; None: all."""
+    sinks: int
+    """First positions that stay visible behind the window; 0 without."""
+    num_blocks: int
+    """The null block included."""
+
+    @property
+    def num_usable(self) -> int:
+        return self.num_blocks - 1
+
+    def num_sink_blocks(self, block_size: int) -> int:
+        return -(-self.sinks // block_size)
+
+    def first_visible_block(self, num_computed: int, block_size: int) -> int:
+        """The first block, sinks aside, that the query after `num_computed` tokens sees."""
+        return 0 if self.window is None else max(num_computed - self.window + 1, 0) // block_size
+
+    def first_kept_block(self, num_computed: int, block_size: int) -> int:
+        """The first block, sinks aside, that a sequence of `num_computed` tokens keeps.
+
+        One position more than it needs, so that it can still be forked one token back: a fork
+        computes the prompt's last token again.
+        """
+        return self.first_visible_block(num_computed - 1, block_size)
+
+    def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
+        """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
+        blocks = -(-num_tokens // block_size)
+        if self.window is None:
+            return blocks
+        span = (self.window + chunk - 2) // block_size + 2  # wherever the window's border falls
+        return min(blocks, self.num_sink_blocks(block_size) + span)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBlocks:
+    """Clear blocks that have a new owner."""
+
+    group: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlock:
+    """Give a sequence its own copy of a block that others also hold (copy-on-write)."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    group: int
+    block_ids: tuple[int, ...]
+    host_slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    group: int
+    host_slots: tuple[int, ...]
+    block_ids: tuple[int, ...]
+
+
+KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn
+"""Executed strictly in the order in which they were written, before the step's forward."""

@@ -1,0 +1,106 @@
+"""Pages of keys or values: how one layer's cached vectors are held, written and read back.
+
+A page is a block of `block_size` tokens. Attention sees only what `gather` returns, in the model's
+own dtype, so how the vectors are held is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+SCALE_DTYPE = torch.bfloat16
+"""The range of fp32 in two bytes. Codes are taken under the rounded scale, so that its short
+mantissa costs nothing but a quarter of a step at the very largest element."""
+
+
+class KvPages(Protocol):
+    """`[num_blocks, block_size, num_heads, dim]` in some form."""
+
+    num_heads: int
+    dim: int
+    block_size: int
+    tensors: tuple[Tensor, ...]
+    """Everything there is, blocks first: what clearing, copying and swapping a block work on. A
+    block of zeros reads as zeros."""
+
+    def write(self, slots: Tensor, vectors: Tensor) -> None:
+        """Store `vectors [num_tokens, num_heads, dim]` at slots: block id x block size + offset."""
+        ...
+
+    def gather(self, block_ids: Tensor) -> Tensor:
+        """`[*block_ids.shape, block_size, num_heads, dim]`; what was not finite still is not."""
+        ...
+
+
+class PlainPages:
+    """Vectors as the model computed them."""
+
+    def __init__(self, data: Tensor) -> None:
+        _, self.block_size, self.num_heads, self.dim = data.shape
+        self.tensors: tuple[Tensor, ...] = (data,)
+        self._data = data
+
+    def write(self, slots: Tensor, vectors: Tensor) -> None:
+        self._data.view(-1, self.num_heads, self.dim).index_copy_(0, slots, vectors)
+
+    def gather(self, block_ids: Tensor) -> Tensor:
+        return self._data[block_ids]
+
+
+class QuantizedPages:
+    """One byte per element and one scale per token and head, symmetric around zero.
+
+    The error of an element is at most half a step: 1/254 of the largest element of its token and
+    head with int8 codes; 1/16 of the element itself with e4m3 codes.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype) -> None:
+        """`codes` int8 or e4m3, `scales` alike with a last axis of 1; `dtype`: what is read."""
+        _, self.block_size, self.num_heads, self.dim = codes.shape
+        self._dtype, self._code_dtype = dtype, codes.dtype
+        is_integer = codes.dtype is torch.int8
+        self._largest = (torch.iinfo if is_integer else torch.finfo)(codes.dtype).max
+        # As plain bytes: not every device indexes float8 tensors.
+        self._codes, self._scales = codes.view(torch.uint8), scales
+        self.tensors: tuple[Tensor, ...] = (self._codes, self._scales)
+
+    def write(self, slots: Tensor, vectors: Tensor) -> None:
+        vectors = vectors.float()
+        # A scale that is not finite makes the whole vector so: NaN rows must be found.
+        scales = (vectors.abs().amax(-1, keepdim=True) / self._largest).to(SCALE_DTYPE)
+        steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
+        codes = (vectors / steps).clamp(-self._largest, self._largest)
+        if self._code_dtype is torch.int8:
+            codes = codes.round()
+        codes = codes.to(self._code_dtype).view(torch.uint8)
+        self._codes.view(-1, self.num_heads, self.dim).index_copy_(0, slots, codes)
+        self._scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
+
+    def gather(self, block_ids: Tensor) -> Tensor:
+        codes = self._codes[block_ids].view(self._code_dtype).to(self._dtype)
+        return codes.mul_(self._scales[block_ids])
+
+
+def make_pages(
+    size: tuple[int, int, int, int],
+    *,
+    dtype: torch.dtype,
+    code_dtype: torch.dtype | None,
+    device: torch.device,
+) -> KvPages:
+    """Pages of zeros, `size` as in KvPages; `code_dtype` None: plain."""
+    if code_dtype is None:
+        return PlainPages(torch.zeros(size, dtype=dtype, device=device))
+    codes = torch.zeros(size, dtype=torch.uint8, device=device).view(code_dtype)
+    scales = torch.zeros(*size[:3], 1, dtype=SCALE_DTYPE, device=device)
+    return QuantizedPages(codes, scales, dtype=dtype)
+
+
+def vector_bytes(dim: int, *, dtype: torch.dtype, code_dtype: torch.dtype | None) -> int:
+    """Bytes that one token's vector takes in one head."""
+    if code_dtype is None:
+        return dim * dtype.itemsize
+    return dim * code_dtype.itemsize + SCALE_DTYPE.itemsize

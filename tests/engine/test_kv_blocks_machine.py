@@ -1,0 +1,330 @@
+"""KvBlocks against tensors that are played by dictionaries.
+
+What a position's keys and values are depends on the namespace and on all tokens up to it, so that
+is what the played tensors store. Whatever a sequence would read must be its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.block_pool import NULL_BLOCK
+from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv_layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
+
+SIZE = 2
+SECRET = b"s" * 32
+ADAPTER = AdapterKey("acme", "sha256:aa")
+NAMESPACES = [
+    CacheNamespace(tenant, "runtime", adapter)
+    for tenant in ("acme", "globex")
+    for adapter in (None, ADAPTER)
+]
+Content = tuple[CacheNamespace, tuple[int, ...]]
+"""A namespace and all tokens up to a position."""
+
+LAYOUTS = [
+    [KvGroup((0,), None, 0, 9)],
+    [KvGroup((0,), 3, 0, 7)],
+    [KvGroup((0,), None, 0, 11), KvGroup((1,), 4, 0, 8)],
+    [KvGroup((0,), None, 0, 10), KvGroup((1,), 2, 3, 9)],
+]
+
+
+@dataclass(eq=False)
+class Sequence:
+    kv: SequenceBlocks
+    namespace: CacheNamespace
+    token_ids: list[int]
+    num_computed: int = 0
+    num_scheduled: int = 0
+
+    def content(self, position: int) -> Content:
+        return self.namespace, tuple(self.token_ids[: position + 1])
+
+
+@dataclass
+class PlayedTensors:
+    """Blocks and host slots by (group, id); a position that was cleared holds None."""
+
+    device: dict[tuple[int, int], list[Content | None]] = field(default_factory=dict)
+    host: dict[tuple[int, int], list[Content | None]] = field(default_factory=dict)
+
+    def execute(self, operations: list[KvOperation]) -> None:
+        for operation in operations:
+            group = operation.group
+            match operation:
+                case ZeroBlocks():
+                    for block_id in operation.block_ids:
+                        self.device[group, block_id] = [None] * SIZE
+                case CopyBlock():
+                    copied = self.device[group, operation.source]
+                    self.device[group, operation.target] = list(copied)
+                case SwapOut():
+                    for block_id, slot in zip(
+                        operation.block_ids, operation.host_slots, strict=True
+                    ):
+                        self.host[group, slot] = list(self.device[group, block_id])
+                case SwapIn():
+                    for block_id, slot in zip(
+                        operation.block_ids, operation.host_slots, strict=True
+                    ):
+                        self.device[group, block_id] = list(self.host[group, slot])
+        assert all(block_id != NULL_BLOCK for _, block_id in self.device)
+
+
+class KvBlocksMachine(RuleBasedStateMachine):
+    sequences = Bundle("sequences")
+
+    @initialize(layout=st.sampled_from(LAYOUTS), num_slots=st.integers(0, 12), cache=st.booleans())
+    def start(self, layout: list[KvGroup], num_slots: int, cache: bool) -> None:
+        self.layout = layout
+        self.kv = KvBlocks(
+            layout,
+            SIZE,
+            prefix_secret=SECRET if cache else None,
+            num_swap_slots=[num_slots] * len(layout),
+        )
+        self.tensors = PlayedTensors()
+        self.live: list[Sequence] = []
+        self.hasher = PrefixHasher(SIZE, secret=SECRET)
+        for group in self.kv._groups:
+            if group.layout.window is None:
+                self._watch_evictions(group.index)
+
+    def _watch_evictions(self, index: int) -> None:
+        """Without windows nothing is forgotten before what builds on it, unless that is in use."""
+        group = self.kv._groups[index]
+        evict = group.pool.on_reuse
+        assert evict is not None
+
+        def check(block_id: int) -> None:
+            prefix = group.cached.prefix_of(block_id)
+            if prefix is not None:
+                for other_id, other in group.cached._prefixes.items():
+                    assert other.parent != prefix.key or group.pool.ref_count(other_id), (
+                        f"{block_id} is evicted before its child {other_id}"
+                    )
+            evict(block_id)
+
+        group.pool.on_reuse = check
+
+    @rule(
+        target=sequences,
+        namespace=st.sampled_from(NAMESPACES),
+        num_common=st.integers(1, 10),
+        token_ids=st.lists(st.integers(0, 1), max_size=4),
+    )
+    def admit(self, namespace: CacheNamespace, num_common: int, token_ids: list[int]) -> Sequence:
+        sequence = Sequence(self.kv.new_sequence(), namespace, [0] * num_common + token_ids)
+        self.live.append(sequence)
+        self._match(sequence)
+        return sequence
+
+    def _match(self, sequence: Sequence) -> None:
+        sequence.num_computed = self.kv.match(sequence.kv, sequence.namespace, sequence.token_ids)
+        assert sequence.num_computed < len(sequence.token_ids)
+
+    @rule(target=sequences, parent=sequences, back=st.integers(0, 3))
+    def fork(self, parent: Sequence, back: int) -> Sequence:
+        """As for a request of the same prompt, and for one that goes another way from there."""
+        token_ids = [*parent.token_ids[: max(parent.num_computed - back + 1, 1)], 1, 1]
+        child = Sequence(self.kv.new_sequence(), parent.namespace, token_ids)
+        self.live.append(child)
+        num_tokens = parent.num_computed - back
+        if num_tokens > 0 and self.kv.fork(parent.kv, child.kv, num_tokens):
+            child.num_computed = num_tokens
+        else:
+            assert back or num_tokens <= 0 or parent.kv.is_swapped
+        return child
+
+    @rule(sequence=sequences, num_tokens=st.integers(1, 8))
+    def schedule(self, sequence: Sequence, num_tokens: int) -> None:
+        if not sequence.kv.tables[0] and sequence in self.live:
+            self._match(sequence)
+        self._grow(sequence, num_tokens)
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, len(sequence.token_ids) - sequence.num_computed)
+        if sequence not in self.live or sequence.num_scheduled or not num_tokens:
+            return
+        computed = sequence.num_computed
+        possible = self.kv.can_grow(sequence.kv, computed, num_tokens)
+        held = [list(table) for table in sequence.kv.tables]
+        assert self.kv.grow(sequence.kv, computed, num_tokens) == possible
+        if possible:
+            sequence.num_scheduled = num_tokens
+            return
+        assert held == sequence.kv.tables, "all groups or none"
+        alone = not any(other is not sequence and self.kv.share(other.kv) for other in self.live)
+        assert not (alone and self.kv.fits_alone(computed + num_tokens, num_tokens))
+
+    @rule(chunk=st.integers(1, 8), order=st.randoms(use_true_random=False))
+    def step(self, chunk: int, order: Random) -> None:
+        """What can run runs: promises are executed, contents read and written."""
+        for sequence in order.sample(self.live, len(self.live)):
+            self._grow(sequence, chunk)
+        self.tensors.execute(self.kv.take_operations())
+        self._check_contents()
+        for sequence in self.live:
+            self._write(sequence)
+        for sequence in self.live:
+            if sequence.num_scheduled:
+                self._advance(sequence)
+        self._check_contents()
+
+    def _advance(self, sequence: Sequence) -> None:
+        sequence.num_computed += sequence.num_scheduled
+        sequence.num_scheduled = 0
+        self.kv.advance(sequence.kv, sequence.namespace, sequence.token_ids, sequence.num_computed)
+        if sequence.num_computed == len(sequence.token_ids) < 20:
+            sequence.token_ids.append(sequence.num_computed % 2)
+
+    def _write(self, sequence: Sequence) -> None:
+        end = sequence.num_computed + sequence.num_scheduled
+        for group, table in enumerate(sequence.kv.tables):
+            for position in range(sequence.num_computed, end):
+                block_id = table[position // SIZE]
+                assert block_id != NULL_BLOCK
+                block = self.tensors.device[group, block_id]
+                block[position % SIZE] = sequence.content(position)
+
+    @rule(sequence=sequences)
+    def preempt(self, sequence: Sequence) -> None:
+        self.kv.release(sequence.kv)
+        sequence.num_computed = sequence.num_scheduled = 0
+
+    @rule(sequence=sequences)
+    def swap_out(self, sequence: Sequence) -> None:
+        if sequence.kv.is_swapped:
+            return
+        if self.kv.swap_out(sequence.kv, sequence.num_computed):
+            sequence.num_scheduled = 0
+            assert sequence.kv.is_swapped
+            assert self.kv.share(sequence.kv) == 0
+
+    @rule(sequence=sequences)
+    def finish(self, sequence: Sequence) -> None:
+        for _ in range(2):  # a second release changes nothing
+            self.kv.release(sequence.kv)
+            sequence.num_computed = sequence.num_scheduled = 0
+        sequence.token_ids = sequence.token_ids[:1]
+        if sequence in self.live:
+            self.live.remove(sequence)
+
+    @rule()
+    def drop_adapter(self) -> None:
+        self.kv.drop_adapter(ADAPTER)
+        for group in self.kv._groups:
+            for prefix in group.cached._prefixes.values():
+                assert prefix.namespace.adapter != ADAPTER
+
+    @invariant()
+    def nothing_is_leaked_or_doubly_owned(self) -> None:
+        self.kv.check_integrity(sequence.kv for sequence in self.live)
+
+    def _check_contents(self) -> None:
+        for sequence in self.live:
+            for group in range(len(self.layout)):
+                self._check_readable(sequence, group)
+        for index, group in enumerate(self.kv._groups):
+            for block_id, prefix in group.cached._prefixes.items():
+                self._check_published(prefix.key, self.tensors.device[index, block_id])
+
+    def _check_readable(self, sequence: Sequence, group: int) -> None:
+        """Every position that the next query sees is there, on the device or on the host."""
+        layout = self.layout[group]
+        for position in range(sequence.num_computed):
+            if (
+                layout.window is not None
+                and position <= sequence.num_computed - layout.window
+                and position >= layout.sinks
+            ):
+                continue
+            index = position // SIZE
+            if index in sequence.kv.host_slots[group]:
+                block = self.tensors.host[group, sequence.kv.host_slots[group][index]]
+            else:
+                block = self.tensors.device[group, sequence.kv.tables[group][index]]
+            assert block[position % SIZE] == sequence.content(position)
+
+    def _check_published(self, key: bytes, block: list[Content | None]) -> None:
+        """The content is that of one sequence, whose key this is."""
+        last = block[-1]
+        assert last is not None
+        namespace, token_ids = last
+        assert block == [
+            (namespace, token_ids[: len(token_ids) - SIZE + 1 + i]) for i in range(SIZE)
+        ]
+        expected = ROOT_KEY
+        for start in range(0, len(token_ids), SIZE):
+            expected = self.hasher.key(namespace, expected, token_ids[start : start + SIZE])
+        assert key == expected
+
+    def teardown(self) -> None:
+        for sequence in getattr(self, "live", []):
+            self.kv.release(sequence.kv)
+        if hasattr(self, "kv"):
+            self.kv.check_integrity([])
+            for index in range(len(self.layout)):
+                assert self.kv.num_free(index) == self.kv.num_usable(index)
+
+
+TestKvBlocks = KvBlocksMachine.TestCase
+TestKvBlocks.settings = settings(
+    max_examples=150,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_long_walks_reach_every_mechanism() -> None:
+    """The machine's rules again, hundreds to a run: hypothesis's own runs are short."""
+    reached: Counter[str] = Counter()
+    for seed in range(40):
+        rng = Random(seed)
+        machine = KvBlocksMachine()
+        machine.start(LAYOUTS[seed % len(LAYOUTS)], num_slots=seed % 13, cache=seed % 8 != 7)
+        for _ in range(200):
+            _walk(machine, rng)
+            machine.nothing_is_leaked_or_doubly_owned()
+            reached["hits"] += sum(seq.num_computed > 0 for seq in machine.live[-1:])
+        reached["copies"] += machine.kv.num_copies
+        reached["evictions"] += machine.kv.num_prefix_evictions
+        reached["swapped in"] += machine.kv.num_swapped_in
+        reached["left behind"] += sum(map(any, (seq.kv.num_left for seq in machine.live)))
+        machine.teardown()
+    for mechanism in ("hits", "copies", "evictions", "swapped in", "left behind"):
+        assert reached[mechanism] >= 30, reached
+
+
+def _walk(machine: KvBlocksMachine, rng: Random) -> None:
+    if len(machine.live) < 2 or (len(machine.live) < 5 and rng.random() < 0.1):
+        tail = [rng.randrange(2) for _ in range(rng.randrange(5))]
+        machine.admit(rng.choice(NAMESPACES[:2]), rng.randint(1, 10), tail)
+        return
+    sequence = rng.choice(machine.live)
+    action = rng.random()
+    if action < 0.6:
+        machine.step(rng.randint(1, 8), rng)
+    elif action < 0.7:
+        machine.fork(sequence, rng.randrange(4))
+    elif action < 0.8:
+        machine.swap_out(sequence)
+    elif action < 0.85:
+        machine.preempt(sequence)
+    elif action < 0.9:
+        machine.schedule(sequence, rng.randint(1, 8))
+    elif action < 0.98:
+        machine.finish(sequence)
+    else:
+        machine.drop_adapter()

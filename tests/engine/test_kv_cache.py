@@ -1,0 +1,215 @@
+"""The tensors behind the KV blocks: what operations do to them, and what quantizing costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from loraplex.engine.config import KvDtype
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.kv_cache import KvCache, KvFormat, choose_kv_format, kv_bytes_per_block
+from loraplex.engine.kv_groups import LayerKvShape, group_layers
+from loraplex.engine.kv_layout import (
+    CopyBlock,
+    KvGroup,
+    KvOperation,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+)
+from loraplex.kernels.kv_pages import KvPages, make_pages
+
+CPU = torch.device("cpu")
+BLOCK = 4
+SHAPES = [LayerKvShape(2, 6, 4), LayerKvShape(1, 8, 8, window=8), LayerKvShape(2, 6, 4)]
+GROUPS = (KvGroup((0, 2), None, 0, num_blocks=6), KvGroup((1,), 8, 0, num_blocks=5))
+FORMATS = [KvFormat(torch.float32), KvFormat(torch.bfloat16), KvFormat(torch.float32, torch.int8)]
+
+
+def make_cache(kv_format: KvFormat = FORMATS[0], num_swap_slots: tuple[int, ...] = ()) -> KvCache:
+    return KvCache(
+        GROUPS,
+        SHAPES,
+        block_size=BLOCK,
+        kv_format=kv_format,
+        device=CPU,
+        num_swap_slots=num_swap_slots,
+    )
+
+
+def fill(cache: KvCache, seed: int = 0) -> None:
+    """Write something different into every slot but those of the null blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    for group in cache.groups:
+        slots = torch.arange(BLOCK, group.num_blocks * BLOCK)
+        for layer in group.layers:
+            for pages in (cache.keys[layer], cache.values[layer]):
+                size = (len(slots), pages.num_heads, pages.dim)
+                pages.write(slots, torch.randn(size, generator=generator).to(kv_dtype(pages)))
+
+
+def kv_dtype(pages: KvPages) -> torch.dtype:
+    return pages.gather(torch.tensor([0])).dtype
+
+
+def content(cache: KvCache, group: int) -> list[list[float]]:
+    """Per block of the group all that its layers hold in it."""
+    ids = torch.arange(cache.groups[group].num_blocks)
+    parts = [
+        pages.gather(ids).flatten(1)
+        for layer in cache.groups[group].layers
+        for pages in (cache.keys[layer], cache.values[layer])
+    ]
+    rows: list[list[float]] = torch.cat(parts, 1).float().tolist()
+    return rows
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
+def test_operations_are_executed_in_the_order_in_which_they_were_written(
+    kv_format: KvFormat,
+) -> None:
+    cache = make_cache(kv_format, num_swap_slots=(2, 0))
+    fill(cache)
+    before, other = content(cache, 0), content(cache, 1)
+    cache.execute(
+        [
+            CopyBlock(0, 1, 2),  # the source is cleared for a new owner in the same step
+            ZeroBlocks(0, (1,)),
+            SwapOut(0, (3, 4), (1, 0)),
+            ZeroBlocks(0, (3, 4)),
+            CopyBlock(0, 2, 4),
+            SwapIn(0, (0,), (5,)),
+        ]
+    )
+    empty = before[0]
+    assert not any(empty)
+    after = content(cache, 0)
+    assert after == [empty, empty, before[1], empty, before[1], before[4]]
+    assert content(cache, 1) == other, "another group's blocks are not touched"
+    cache.execute([SwapIn(0, (1, 0), (1, 3))])
+    assert content(cache, 0)[1:4] == [before[3], before[1], before[4]]
+
+
+def test_clearing_a_block_leaves_nothing_that_was_not_finite() -> None:
+    for kv_format in FORMATS:
+        cache = make_cache(kv_format)
+        for layer in range(len(SHAPES)):
+            pages = cache.keys[layer]
+            size = (2, pages.num_heads, pages.dim)
+            bad = torch.full(size, torch.nan, dtype=kv_dtype(pages))
+            pages.write(torch.tensor([5, 9]), bad)
+            assert pages.gather(torch.tensor([1, 2])).isnan().any(-1).sum() == 2 * pages.num_heads
+        cache.execute([ZeroBlocks(group, (1, 2, 1)) for group in (0, 1)])
+        assert not any(any(block) for group in (0, 1) for block in content(cache, group))
+
+
+def test_random_operations_do_what_they_do_to_a_list() -> None:
+    rng = random.Random(0)
+    cache = make_cache(num_swap_slots=(4, 3))
+    fill(cache)
+    device = [content(cache, group) for group in (0, 1)]
+    empty = [device[group][0] for group in (0, 1)]
+    host: list[dict[int, list[float]]] = [{}, {}]
+    log: list[KvOperation] = []
+    for _ in range(300):
+        group = rng.randrange(2)
+        ids = rng.sample(range(1, GROUPS[group].num_blocks), 2)
+        slots = rng.sample(range((4, 3)[group]), 2)
+        kind = rng.choice("zcoi")
+        if kind == "z":
+            log.append(ZeroBlocks(group, tuple(ids)))
+            device[group][ids[0]] = device[group][ids[1]] = empty[group]
+        elif kind == "c":
+            log.append(CopyBlock(group, *ids))
+            device[group][ids[1]] = device[group][ids[0]]
+        elif kind == "o":
+            log.append(SwapOut(group, tuple(ids), tuple(slots)))
+            host[group].update(zip(slots, (device[group][i] for i in ids), strict=True))
+        elif all(slot in host[group] for slot in slots):
+            log.append(SwapIn(group, tuple(slots), tuple(ids)))
+            for slot, block in zip(slots, ids, strict=True):
+                device[group][block] = host[group][slot]
+    cache.execute(log)
+    assert [content(cache, group) for group in (0, 1)] == device
+
+
+@pytest.mark.parametrize("code_dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 300.0, 1e30])
+def test_a_code_is_at_most_half_a_step_from_its_element(
+    code_dtype: torch.dtype, size: float
+) -> None:
+    pages = make_pages((9, BLOCK, 3, 16), dtype=torch.float32, code_dtype=code_dtype, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(32, 3, 16, generator=generator) * size
+    vectors[3, 1] = 0.0
+    pages.write(torch.arange(BLOCK, BLOCK + 32), vectors)
+    error = (pages.gather(torch.arange(1, 9)).flatten(0, 1) - vectors).abs()
+    largest = vectors.abs().amax(-1, keepdim=True)
+    if code_dtype is torch.int8:
+        bound = largest / 254
+    else:
+        bound = torch.maximum(vectors.abs() / 16, largest / 448 * 2**-10)
+    # The scale is rounded to eight bits, so a step may be 1/256 longer.
+    assert (error <= bound * (1 + 1 / 128)).all()
+    assert error[3, 1].eq(0).all()
+    assert pages.gather(torch.tensor([0])).eq(0).all(), "the null block stays empty"
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_vector_that_is_not_finite_reads_as_not_finite(bad: float) -> None:
+    pages = make_pages((3, BLOCK, 2, 8), dtype=torch.float32, code_dtype=torch.int8, device=CPU)
+    vectors = torch.ones(2, 2, 8)
+    vectors[1, 0, 5] = bad
+    pages.write(torch.tensor([4, 5]), vectors)
+    read = pages.gather(torch.tensor([1]))[0]
+    assert read[0].isfinite().all()
+    assert read[1, 1].isfinite().all()
+    assert not read[1, 0].isfinite().any()
+
+
+def test_int8_takes_little_more_than_half_of_bf16() -> None:
+    shapes = [LayerKvShape(8, 128, 128)] * 4
+    (group,) = group_layers(shapes, max_model_len=1024)
+    plain, int8 = (
+        kv_bytes_per_block(
+            group, shapes, block_size=16, kv_format=KvFormat(torch.bfloat16, code_dtype)
+        )
+        for code_dtype in (None, torch.int8)
+    )
+    assert plain == 4 * 16 * 8 * 256 * 2
+    assert int8 == 4 * 16 * 8 * 2 * (128 + 2)
+
+
+def test_bytes_per_block_is_what_the_tensors_take() -> None:
+    for kv_format in FORMATS:
+        cache = make_cache(kv_format)
+        for group in GROUPS:
+            taken = sum(
+                tensor.nbytes
+                for layer in group.layers
+                for pages in (cache.keys[layer], cache.values[layer])
+                for tensor in pages.tensors
+            )
+            size = kv_bytes_per_block(group, SHAPES, block_size=BLOCK, kv_format=kv_format)
+            assert taken == size * group.num_blocks
+
+
+def test_fp8_is_refused_by_name_where_it_is_not_computed() -> None:
+    with pytest.raises(UnsupportedModel, match="fp8"):
+        choose_kv_format(KvDtype.FP8, dtype=torch.float32, device=CPU)
+
+
+def test_layers_are_grouped_by_how_far_back_they_see() -> None:
+    shapes = [LayerKvShape(1, 4, 4, window) for window in (8, None, 8, 4096, None)]
+    groups = group_layers(shapes, max_model_len=1024)
+    assert [(group.layers, group.window, group.sinks) for group in groups] == [
+        ((1, 3, 4), None, 0),  # nothing outgrows a window of 4096
+        ((0, 2), 8, 0),
+    ]
+    limited = group_layers(shapes, max_model_len=1024, attention_window=100, attention_sinks=4)
+    assert [(group.layers, group.window, group.sinks) for group in limited] == [
+        ((0, 2), 8, 0),
+        ((1, 3, 4), 100, 4),
+    ]

@@ -1,0 +1,125 @@
+"""What is learned of a device whose true costs are known, and what follows for a step's size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from loraplex.engine.step_costs import StepCosts, StepShape
+
+
+def true_seconds(shape: StepShape, speed: float = 1.0) -> float:
+    prefill, decodes, context = shape
+    return (0.004 + 1e-4 * prefill + 3e-4 * decodes + 2e-7 * context) / speed
+
+
+def random_shape(rng: random.Random) -> StepShape:
+    decodes = rng.randrange(64)
+    prefill = rng.choice((0, 0, rng.randrange(512)))
+    return StepShape(prefill, decodes, decodes * rng.randrange(1, 500))
+
+
+def make_costs(num_steps: int = 400, *, noise: float = 0.05, speed: float = 1.0) -> StepCosts:
+    costs = StepCosts()
+    observe_random(costs, num_steps, noise=noise, speed=speed)
+    return costs
+
+
+def observe_random(costs: StepCosts, num_steps: int, *, noise: float, speed: float) -> None:
+    rng = random.Random(7)
+    for _ in range(num_steps):
+        shape = random_shape(rng)
+        costs.observe(shape, true_seconds(shape, speed) * rng.uniform(1 - noise, 1 + noise))
+
+
+def worst_error(costs: StepCosts, speed: float = 1.0) -> float:
+    rng = random.Random(11)
+    shapes = [random_shape(rng) for _ in range(200)]
+    return max(abs(costs.predict(s) / true_seconds(s, speed) - 1) for s in shapes)
+
+
+def test_learns_a_steps_cost_through_noise() -> None:
+    assert worst_error(make_costs()) < 0.05
+
+
+def test_learns_exactly_from_exact_steps() -> None:
+    assert worst_error(make_costs(noise=0.0)) < 1e-3
+
+
+def test_a_stall_however_long_hardly_moves_the_estimate() -> None:
+    costs = make_costs()
+    before = costs.predict(StepShape(256, 16, 4000))
+    costs.observe(StepShape(256, 16, 4000), 3600.0)
+    assert costs.predict(StepShape(256, 16, 4000)) == pytest.approx(before, rel=0.05)
+
+
+@pytest.mark.parametrize("speed", [0.25, 4.0])
+def test_follows_a_device_whose_speed_changes(speed: float) -> None:
+    costs = make_costs()
+    observe_random(costs, 1_500, noise=0.05, speed=speed)
+    assert worst_error(costs, speed) < 0.05
+
+
+def test_remembers_a_prompts_cost_through_a_long_time_without_prompts() -> None:
+    costs = make_costs()
+    shape = StepShape(0, 8, 800)
+    for _ in range(20_000):
+        costs.observe(shape, true_seconds(shape))
+    assert costs.recompute_seconds(1_000) == pytest.approx(0.1, rel=0.1)
+
+
+def test_predictions_never_fall_when_a_step_grows() -> None:
+    rng = random.Random(3)
+    costs = StepCosts()
+    for _ in range(300):
+        # Durations that have nothing to do with the shape tempt a fit to negative costs.
+        costs.observe(random_shape(rng), rng.uniform(0.001, 1.0))
+        small = random_shape(rng)
+        large = StepShape(*(value + rng.randrange(100) for value in small))
+        assert 0 <= costs.predict(small) <= costs.predict(large)
+
+
+def test_knowing_nothing_it_defers_and_refuses_nothing() -> None:
+    costs = StepCosts()
+    assert costs.predict(StepShape(100, 10, 1000)) == 0.0
+    assert costs.max_prefill_tokens(10, 1000, target_seconds=0.01, limit=512) == 512
+    assert costs.wait_seconds(10_000, 10_000, StepShape(0, 8, 800)) == 0.0
+
+
+@pytest.mark.parametrize("target_seconds", [0.015, 0.02, 0.04])
+def test_prompt_tokens_fill_the_target_and_no_more(target_seconds: float) -> None:
+    costs = make_costs(noise=0.0)
+    tokens = costs.max_prefill_tokens(16, 4000, target_seconds, limit=10_000)
+    assert 0 < tokens < 10_000
+    assert costs.predict(StepShape(tokens, 16, 4000)) <= target_seconds
+    assert costs.predict(StepShape(tokens + 1, 16, 4000)) > target_seconds
+
+
+def test_prompt_tokens_stay_between_none_and_the_limit() -> None:
+    costs = make_costs()
+    assert costs.max_prefill_tokens(64, 30_000, target_seconds=0.001, limit=512) == 0
+    assert costs.max_prefill_tokens(1, 10, target_seconds=100.0, limit=512) == 512
+
+
+def test_recomputing_costs_what_prompt_tokens_add() -> None:
+    assert make_costs().recompute_seconds(500) == pytest.approx(500 * 1e-4, rel=0.05)
+
+
+def test_swap_follows_the_bandwidth_that_was_seen() -> None:
+    costs = StepCosts(swap_bytes_per_second=1e9)
+    assert costs.swap_seconds(10**9) == 1.0
+    for _ in range(10):
+        costs.observe_swap(10**6, 0.01)
+    assert costs.swap_seconds(10**9) == pytest.approx(10.0)
+    for _ in range(1_000):
+        costs.observe_swap(10**6, 0.001)
+    assert costs.swap_seconds(10**9) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_wait_lasts_as_long_as_the_steps_that_work_it_off() -> None:
+    costs = make_costs(noise=0.0)
+    running = StepShape(0, 16, 4000)
+    # 2,000 prompt tokens, and 4,000 outputs by steps that give 16 each.
+    expected = 2_000 * 1e-4 + 4_000 / 16 * true_seconds(running)
+    assert costs.wait_seconds(2_000, 4_000, running) == pytest.approx(expected, rel=0.01)

@@ -1,0 +1,413 @@
+"""The order of those who wait, against a plain sort; and what each answer to a candidate does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from loraplex.engine.fairness import TokenCounters
+from loraplex.engine.waiting import Candidates, WaitingQueue
+
+AGEING = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    request_id: str
+    tenant_id: str = "a"
+    line: str | None = None
+    priority: int = 0
+    arrival_time: float = 0.0
+    deadline: float | None = None
+    tenant_weight: float = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Stay:
+    """The model's memory of an entry's stay."""
+
+    entry: Entry
+    number: int
+    is_preempted: bool
+
+
+@dataclass(eq=False, slots=True)
+class Past:
+    """The model's memory of a tenant: its lines' service and when each was served last."""
+
+    turn: int
+    service: TokenCounters[str | None]
+    line_turns: dict[str | None, int]
+
+
+class SortedQueue:
+    """The queue as the documentation tells it: everything sorted again for every candidate."""
+
+    def __init__(self) -> None:
+        self.counters: TokenCounters[str] = TokenCounters()
+        self.stays: dict[str, Stay] = {}
+        self.pasts: dict[str, Past] = {}
+        self.now = 0
+        self.excluded: set[str] = set()
+        self.parked: set[tuple[str, str | None]] = set()
+        self.stopped: set[str] = set()
+
+    def turn(self) -> int:
+        self.now += 1
+        return self.now
+
+    def add(self, entry: Entry, *, is_preempted: bool) -> None:
+        number = self.turn()
+        self.stays[entry.request_id] = Stay(entry, number, is_preempted)
+        self.excluded.add(entry.request_id)
+        past = self.pasts.setdefault(entry.tenant_id, Past(number, TokenCounters(), {}))
+        past.line_turns.setdefault(entry.line, number)
+        self.activate(entry)
+
+    def activate(self, entry: Entry) -> None:
+        self.counters.activate(entry.tenant_id, entry.tenant_weight)
+        self.pasts[entry.tenant_id].service.activate(entry.line)
+
+    def remove(self, entry: Entry) -> None:
+        del self.stays[entry.request_id]
+        left = [stay.entry for stay in self.stays.values() if same_tenant(stay.entry, entry)]
+        past = self.pasts[entry.tenant_id]
+        if entry.line not in {other.line for other in left}:
+            del past.line_turns[entry.line]
+            past.service.deactivate(entry.line)
+        if not left:
+            del self.pasts[entry.tenant_id]
+            self.counters.deactivate(entry.tenant_id)
+
+    def begin_walk(self) -> None:
+        self.turn()
+        self.excluded, self.parked, self.stopped = set(), set(), set()
+
+    def next(self) -> Entry | None:
+        offered = [
+            stay
+            for stay in self.stays.values()
+            if stay.entry.request_id not in self.excluded
+            and (stay.entry.tenant_id, stay.entry.line) not in self.parked
+            and stay.entry.tenant_id not in self.stopped
+        ]
+        preempted = {(s.entry.tenant_id, s.entry.line) for s in offered if s.is_preempted}
+
+        def key(stay: Stay) -> tuple[float, ...]:
+            entry = stay.entry
+            past = self.pasts[entry.tenant_id]
+            return (
+                self.counters.counter(entry.tenant_id),
+                past.turn,
+                (entry.tenant_id, entry.line) not in preempted,
+                past.service.counter(entry.line),
+                past.line_turns[entry.line],
+                not stay.is_preempted,
+                entry.arrival_time + AGEING * entry.priority,
+                stay.number,
+            )
+
+        return min(offered, key=key).entry if offered else None
+
+    def admit(self, entry: Entry, service: int) -> None:
+        self.activate(entry)
+        past = self.pasts[entry.tenant_id]
+        past.turn = past.line_turns[entry.line] = self.turn()
+        self.remove(entry)
+        self.charge(entry, service)
+
+    def charge(self, entry: Entry, service: int) -> None:
+        self.counters.charge(entry.tenant_id, service)
+        if entry.tenant_id in self.pasts:
+            self.pasts[entry.tenant_id].service.charge(entry.line, service)
+
+    def park(self, entry: Entry) -> None:
+        self.parked.add((entry.tenant_id, entry.line))
+        past = self.pasts[entry.tenant_id]
+        past.service.deactivate(entry.line)
+
+    def note_held_up(self, tenant: str) -> None:
+        lines = self.pasts[tenant].line_turns if tenant in self.pasts else {}
+        if lines and all((tenant, line) in self.parked for line in lines):
+            self.counters.deactivate(tenant)
+
+
+def same_tenant(one: Entry, other: Entry) -> bool:
+    return one.tenant_id == other.tenant_id
+
+
+ANSWERS = st.sampled_from(["admit", "admit", "park", "skip", "stop", "remove", "preempt", "leave"])
+ENTRIES = st.builds(
+    Entry,
+    request_id=st.just(""),
+    tenant_id=st.sampled_from("abc"),
+    line=st.sampled_from([None, "x", "y"]),
+    priority=st.integers(-1, 2),
+    arrival_time=st.integers(0, 30).map(float),
+    deadline=st.none() | st.integers(0, 40).map(float),
+)
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+
+class QueueAgainstSort(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters: TokenCounters[str] = TokenCounters()
+        self.queue: WaitingQueue[Entry] = WaitingQueue(self.counters, lambda: 0.0, AGEING)
+        self.model = SortedQueue()
+        self.running: list[Entry] = []
+        self.num_added = 0
+
+    @rule(entries=st.lists(ENTRIES, min_size=1, max_size=6))
+    def add(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.num_added += 1
+            entry.request_id = str(self.num_added)
+            entry.tenant_weight = WEIGHTS[entry.tenant_id]
+            self.queue.add(entry)
+            self.model.add(entry, is_preempted=False)
+
+    @rule()
+    def preempt(self) -> None:
+        if self.running:
+            entry = self.running.pop()
+            self.queue.add_front(entry)
+            self.model.add(entry, is_preempted=True)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.model.stays:
+            self.remove(self.model.stays[data.draw(st.sampled_from([*self.model.stays]))].entry)
+
+    @rule(service=st.integers(1, 9))
+    def decode(self, service: int) -> None:
+        for entry in self.running:
+            self.queue.charge(entry, service)
+            self.model.charge(entry, service)
+
+    @rule(now=st.integers(0, 40))
+    def expire(self, now: int) -> None:
+        late = [
+            stay
+            for stay in self.model.stays.values()
+            if stay.entry.deadline is not None and stay.entry.deadline <= now
+        ]
+        late.sort(key=lambda stay: (stay.entry.deadline, stay.number))
+        assert self.queue.expired(now) == [stay.entry for stay in late]
+        for stay in late:
+            self.model.remove(stay.entry)
+
+    @rule(data=st.data(), service=st.integers(0, 9))
+    def walk(self, data: st.DataObject, service: int) -> None:
+        self.model.begin_walk()
+        for entry in (walk := self.queue.candidates()):
+            assert entry is self.model.next()
+            answer = data.draw(ANSWERS)
+            if answer == "leave":
+                return
+            self.answer(walk, entry, answer, service)
+            if answer != "stop":
+                self.model.note_held_up(entry.tenant_id)
+        assert self.model.next() is None
+
+    def answer(self, walk: Candidates[Entry], entry: Entry, answer: str, service: int) -> None:
+        if answer == "park":
+            walk.park_line()
+            self.model.park(entry)
+        elif answer == "skip":
+            walk.skip()
+            self.model.excluded.add(entry.request_id)
+        elif answer == "stop":
+            walk.stop_tenant()
+            self.model.stopped.add(entry.tenant_id)
+        elif answer == "remove":
+            self.remove(entry)
+        else:
+            walk.admitted()
+            self.queue.charge(entry, service)
+            self.model.admit(entry, service)
+            self.running.append(entry)
+            if answer == "preempt":
+                self.preempt()
+
+    def remove(self, entry: Entry) -> None:
+        assert self.queue.remove(entry)
+        assert not self.queue.remove(entry)
+        self.model.remove(entry)
+
+    @invariant()
+    def holds_the_same(self) -> None:
+        waiting = [stay.entry for stay in self.model.stays.values()]
+        assert len(self.queue) == len(waiting)
+        assert all(entry in self.queue for entry in waiting)
+        assert not any(entry in self.queue for entry in self.running)
+        assert self.queue.tenants == {entry.tenant_id for entry in waiting}
+        for tenant in "abc":
+            assert self.queue.num_of(tenant) == sum(e.tenant_id == tenant for e in waiting)
+            assert self.counters.counter(tenant) == self.model.counters.counter(tenant)
+            assert self.counters.is_active(tenant) == self.model.counters.is_active(tenant)
+
+
+TestQueueAgainstSort = QueueAgainstSort.TestCase
+TestQueueAgainstSort.settings = settings(
+    max_examples=250, stateful_step_count=40, deadline=None, derandomize=True
+)
+
+
+def make_queue(*entries: Entry) -> WaitingQueue[Entry]:
+    queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: 0.0, AGEING)
+    for entry in entries:
+        queue.add(entry)
+    return queue
+
+
+def drain(queue: WaitingQueue[Entry]) -> list[str]:
+    order = []
+    for entry in (walk := queue.candidates()):
+        order.append(entry.request_id)
+        walk.admitted()
+    return order
+
+
+def test_parked_lines_hide_neither_their_tenants_other_lines_nor_other_tenants() -> None:
+    queue = make_queue(
+        *(Entry(f"cold-{number}", line="cold") for number in range(3)),
+        Entry("warm", line="warm"),
+        Entry("base"),
+        Entry("other", tenant_id="b", line="cold"),
+    )
+    admitted = []
+    for entry in (walk := queue.candidates()):
+        if (entry.tenant_id, entry.line) == ("a", "cold"):
+            walk.park_line()
+            continue
+        walk.admitted()
+        admitted.append(entry.request_id)
+    assert sorted(admitted) == ["base", "other", "warm"]
+    assert drain(queue) == ["cold-0", "cold-1", "cold-2"]
+
+
+def test_lower_priorities_come_first_and_equal_ones_in_order_of_arrival() -> None:
+    queue = make_queue(
+        Entry("late", priority=1, arrival_time=2.0),
+        Entry("early", priority=1, arrival_time=1.0),
+        Entry("urgent", priority=0, arrival_time=3.0),
+    )
+    assert drain(queue) == ["urgent", "early", "late"]
+
+
+@pytest.mark.parametrize("priority", [1, 2, 5])
+def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priority: int) -> None:
+    queue = make_queue(Entry("patient", priority=priority, arrival_time=0.5))
+    admitted: list[str] = []
+    # A request of priority 0 comes every second and one is served: the queue never shrinks.
+    for second in range(100):
+        queue.add(Entry(str(second), arrival_time=float(second)))
+        for entry in (walk := queue.candidates()):
+            walk.admitted()
+            admitted.append(entry.request_id)
+            break
+    assert admitted.index("patient") == priority * AGEING + 1
+
+
+def test_a_preempted_request_comes_before_its_tenants_others_but_not_before_other_tenants() -> None:
+    queue = make_queue(Entry("new", line="x"), Entry("b", tenant_id="b"))
+    queue.counters.charge("a", input_tokens=5)
+    queue.add_front(Entry("preempted", line="y", priority=9, arrival_time=99.0))
+    assert drain(queue) == ["b", "preempted", "new"]
+
+
+def test_lines_of_a_tenant_share_by_tokens_not_by_requests() -> None:
+    queue = make_queue(
+        *(Entry(f"x{number}", line="x") for number in range(4)),
+        *(Entry(f"y{number}", line="y") for number in range(4)),
+    )
+    order = []
+    for entry in (walk := queue.candidates()):
+        walk.admitted()
+        queue.charge(entry, input_tokens=30 if entry.line == "x" else 10)
+        order.append(entry.request_id)
+    assert order[:5] == ["x0", "y0", "y1", "y2", "x1"]
+
+
+def test_lines_that_are_never_charged_take_turns() -> None:
+    queue = make_queue(*(Entry(f"{line}{n}", line=line) for line in "xy" for n in range(3)))
+    assert drain(queue) == ["x0", "y0", "x1", "y1", "x2", "y2"]
+
+
+def test_a_tenant_held_up_by_its_adapter_earns_no_credit_and_lets_no_one_earn_any() -> None:
+    queue = make_queue(Entry("cold", line="cold"), Entry("busy", tenant_id="b"))
+    for entry in (walk := queue.candidates()):
+        if entry.line == "cold":
+            walk.park_line()
+        else:
+            walk.skip()
+    queue.counters.charge("b", output_tokens=500)
+    queue.add(Entry("back", tenant_id="c"))
+    assert queue.counters.counter("c") == 1000.0
+    for entry in (walk := queue.candidates()):
+        assert entry.request_id == "cold"
+        walk.admitted()
+        break
+    assert queue.counters.counter("a") == 1000.0
+
+
+def test_a_candidate_left_without_an_answer_is_an_error() -> None:
+    walk = make_queue(Entry("1"), Entry("2")).candidates()
+    next(walk)
+    with pytest.raises(AssertionError, match="answered"):
+        next(walk)
+
+
+def test_waited_seconds_start_anew_with_each_admission() -> None:
+    now = [5.0]
+    queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: now[0], AGEING)
+    queue.add(Entry("1"))
+    queue.add(Entry("2"))
+    now[0] = 7.0
+    assert queue.waited_seconds("a") == 2.0
+    walk = queue.candidates()
+    next(walk)
+    walk.admitted()
+    assert queue.waited_seconds("a") == 0.0
+    assert queue.waited_seconds("nobody") == 0.0
+
+
+def test_those_who_left_do_not_pile_up_behind_one_who_stays() -> None:
+    queue = make_queue(Entry("first", arrival_time=-1.0, deadline=-1.0))
+    for number in range(5_000):
+        entry = Entry(str(number), arrival_time=float(number), deadline=1e9)
+        queue.add(entry)
+        queue.remove(entry)
+    assert num_remembered(queue) < 100
+
+
+def num_remembered(queue: WaitingQueue[Entry]) -> int:
+    line = queue._tenants["a"].lines[None]
+    return len(queue._deadlines._heap) + len(line._tickets._heap)
+
+
+class CountedReads(TokenCounters[str]):
+    num_reads = 0
+
+    def counter(self, party: str) -> float:
+        self.num_reads += 1
+        return super().counter(party)
+
+
+@pytest.mark.parametrize("num_tenants", [10, 1000])
+def test_a_walk_looks_only_at_the_tenants_it_visits(num_tenants: int) -> None:
+    counters = CountedReads()
+    queue: WaitingQueue[Entry] = WaitingQueue(counters, lambda: 0.0, AGEING)
+    for number in range(2 * num_tenants):
+        queue.add(Entry(str(number), tenant_id=str(number % num_tenants)))
+    counters.num_reads = 0
+    for num_admitted, _ in enumerate(walk := queue.candidates(), start=1):
+        walk.admitted()
+        if num_admitted == 5:
+            break
+    assert 0 < counters.num_reads < 40

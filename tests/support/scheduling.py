@@ -1,0 +1,204 @@
+"""A scheduler at work without a model: a device that computes whatever was scheduled."""
+
+from __future__ import annotations
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Failure, Lease, Tier
+from loraplex.engine.batch import ScheduledBatch
+from loraplex.engine.errors import EngineError
+from loraplex.engine.kv_blocks import KvBlocks
+from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.messages import GenerationRequest, RequestStarted
+from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.request import Request
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.step_costs import StepCosts
+
+BLOCK = 4
+
+
+class FakeResidency:
+    """Adapters that are resident because the test says so."""
+
+    def __init__(self) -> None:
+        self.resident: set[AdapterKey] = set()
+        self.failures: dict[AdapterKey, Failure] = {}
+        self.leases: dict[str, Lease] = {}
+        self.requested: list[AdapterKey] = []
+        self.capacity = 1000
+        """Adapters that the device holds; each takes as much of it."""
+
+    def request(self, key: AdapterKey) -> None:
+        self.requested.append(key)
+
+    def acquire(self, key: AdapterKey, request_id: str) -> Lease | None:
+        if key not in self.resident:
+            return None
+        return self.leases.setdefault(request_id, Lease(key, request_id, hash(key) % 7, 1))
+
+    def release(self, request_id: str) -> None:
+        self.leases.pop(request_id, None)
+
+    def failure(self, key: AdapterKey) -> Failure | None:
+        return self.failures.get(key)
+
+    def loaded_from(self, key: AdapterKey) -> Tier | None:
+        return Tier.DISK
+
+    def leased_share(self, tenant_id: str) -> float:
+        leased = {lease.key for lease in self.leases.values() if lease.key.tenant_id == tenant_id}
+        return len(leased) / self.capacity
+
+
+class SchedulerBench:
+    """Draws token 0 for whatever samples; one `step` takes `step_seconds` of the clock."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        budget: int = 32,
+        max_num_seqs: int = 8,
+        prefix_caching: bool = False,
+        num_swap_slots: int = 0,
+        window: int | None = None,
+        tenant_cap: float = 1.0,
+        target_itl_seconds: float | None = None,
+        max_queued: int = 10_000,
+        max_queued_per_tenant: int = 10_000,
+        step_seconds: float = 0.0,
+    ) -> None:
+        groups = [KvGroup((0,), None, 0, num_blocks + 1)]
+        slots = [num_swap_slots]
+        if window is not None:
+            groups.append(KvGroup((1,), window, 0, num_blocks + 1))
+            slots.append(num_swap_slots)
+        self.kv = KvBlocks(
+            groups,
+            BLOCK,
+            prefix_secret=bytes(range(32)) if prefix_caching else None,
+            num_swap_slots=slots,
+        )
+        self.residency = FakeResidency()
+        self.costs = StepCosts()
+        self.now = 0.0
+        self.step_seconds = step_seconds
+        self.limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=10_000,
+            block_size=BLOCK,
+            target_itl_seconds=target_itl_seconds,
+            max_queued=max_queued,
+            max_queued_per_tenant=max_queued_per_tenant,
+            tenant_cap=tenant_cap,
+        )
+        self.scheduler = Scheduler(
+            self.limits,
+            kv=self.kv,
+            residency=self.residency,  # type: ignore[arg-type]
+            costs=self.costs,
+            clock=lambda: self.now,
+        )
+        self.finished: dict[str, int] = {}
+        """How many tokens each request that ended had generated."""
+        self.failed: dict[str, EngineError] = {}
+        self.started: dict[str, RequestStarted] = {}
+
+    def add(
+        self,
+        name: str,
+        prompt: int | list[int],
+        max_tokens: int = 1,
+        adapter: AdapterKey | None = None,
+        tier: Tier | None = None,
+        *,
+        tenant: str = "acme",
+        weight: float = 1.0,
+        group: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Request:
+        tokens = [1] * prompt if isinstance(prompt, int) else prompt
+        submitted = GenerationRequest(
+            name,
+            tenant,
+            tokens,
+            SamplingParams(max_tokens=max_tokens),
+            adapter,
+            group_id=group,
+            priority=priority,
+            tenant_weight=weight,
+            deadline_seconds=deadline,
+        )
+        namespace = CacheNamespace(tenant, "runtime", adapter)
+        request = Request(submitted, namespace, 0, self.now, tier)
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> ScheduledBatch | None:
+        """Schedule, check what must always hold, and compute."""
+        batch, started, failed = self.scheduler.schedule()
+        self.check(batch)
+        self.started |= {event.request_id: event for event in started}
+        self.failed |= {request.request_id: error for request, error in failed}
+        self.now += self.step_seconds
+        for sequence in batch.sequences if batch else ():
+            self.scheduler.advance(sequence)
+            request = sequence.request
+            if not request.num_remaining_tokens:
+                self.scheduler.append(request, [0])
+                if request.num_generated_tokens == request.submitted.sampling.max_tokens:
+                    self.scheduler.finish(request)
+                    self.finished[request.request_id] = request.num_generated_tokens
+        if batch and self.step_seconds:
+            self.scheduler.observe(batch, self.step_seconds)
+        self.kv.check_integrity(request.kv for request in self.scheduler.requests())
+        return batch
+
+    def check(self, batch: ScheduledBatch | None) -> None:
+        if batch is None:
+            return
+        assert 0 < batch.num_tokens <= self.limits.max_num_batched_tokens
+        assert batch.num_tokens == sum(sequence.num_tokens for sequence in batch.sequences)
+        assert len(batch.sequences) <= self.limits.max_num_seqs
+        kinds = [sequence.is_decode for sequence in batch.sequences]
+        assert kinds == sorted(kinds, reverse=True), "decodes come first"
+        rows = [s.request.lease.row if s.request.lease else -1 for s in batch.sequences]
+        prefills = rows[sum(kinds) :]
+        assert prefills == sorted(prefills), "prefills are grouped by adapter"
+        for sequence in batch.sequences:
+            request = sequence.request
+            assert sequence.context_len <= len(request.token_ids)
+            assert all(sequence.context_len <= len(t) * BLOCK for t in request.kv.tables)
+            assert not request.kv.is_swapped
+            assert (request.lease is None) == (request.line is None)
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until nothing is left; the number of steps."""
+        for count in range(limit):
+            if not self.scheduler.has_requests:
+                return count
+            self.step()
+        raise AssertionError("the scheduler made no progress")
+
+    def state(self, name: str) -> str:
+        request = self.scheduler.get(name)
+        if request is None:
+            return "gone"
+        return "running" if request in self.scheduler._running else "waiting"
+
+    def assert_empty(self) -> None:
+        """Nothing is held by anyone."""
+        assert not self.scheduler.has_requests
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.residency.leases == {}
+        self.kv.check_integrity([])
+        assert self.kv.num_free(0) == self.kv.num_usable(0)
+
+
+def counts(batch: ScheduledBatch | None) -> dict[str, int]:
+    """How many tokens of which request a step computes."""
+    assert batch is not None
+    return {sequence.request.request_id: sequence.num_tokens for sequence in batch.sequences}
