@@ -16,6 +16,7 @@ from loraplex.engine.sampler import sample
 from loraplex.engine.sampling_params import SamplingParams
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
 from support.engine import LocalEngine
+from support.greedy import parts_at_near_tie
 from support.models import make_adapter
 
 NEAR_TIE = 1e-4
@@ -38,21 +39,6 @@ def engine(tiny_base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
 
 def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> list[int]:
     return [rng.randrange(256) for _ in range(rng.randint(low, high))]
-
-
-def first_difference_is_a_near_tie(
-    engine: LocalEngine, prompt: list[int], adapter: AdapterKey | None, a: list[int], b: list[int]
-) -> bool:
-    """Whether two greedy answers part where the top two logits are as good as equal."""
-    index = next(i for i, (left, right) in enumerate(zip(a, b, strict=True)) if left != right)
-    probe = engine.submit(
-        [*prompt, *a[:index]], adapter, max_tokens=1, ignore_eos=True, return_logits=True
-    )
-    engine.run()
-    logits = engine.answers[probe].tokens[0].logits
-    assert logits is not None
-    best, second = torch.frombuffer(bytearray(logits), dtype=torch.float32).topk(2).values.tolist()
-    return bool(best - second < NEAR_TIE)
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 20])
@@ -100,7 +86,9 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
         for actual in crowded.tokens(request_ids):
             assert len(actual) == max_tokens
             if actual != expected:
-                assert first_difference_is_a_near_tie(alone, prompt, adapter, expected, actual)
+                assert parts_at_near_tie(
+                    alone, prompt, adapter, expected=expected, actual=actual, gap=NEAR_TIE
+                )
                 num_near_ties += 1
 
     assert num_near_ties <= 3
