@@ -35,6 +35,8 @@ CORE_TORCH_FREE = (
     "engine.block_pool",
     "engine.prefix_cache",
     "engine.messages",
+    "engine.tenant_service",
+    "engine.utilization",
     "engine.client",
     "api.cli",
     "api.app",
