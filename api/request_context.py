@@ -124,4 +124,8 @@ class _ObservedRequest:
 
 
 def _known(measures: RequestMeasures) -> dict[str, object]:
-    return {name: value for name, value in asdict(measures).items() if value is not None}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in asdict(measures).items()
+        if value is not None
+    }

@@ -6,6 +6,7 @@ the trace (W3C `traceparent`). It has names, figures and codes, never text.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NANOSECONDS = 1_000_000_000
+FLUSH_SECONDS = 2.0
+"""How long a server that stops waits for a collector to take the last spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +100,21 @@ def open_tracing(*, is_wanted: bool | None, environment: Mapping[str, str]) -> T
         message = "OpenTelemetry is not installed: pip install 'loraplex[otel]'."
         if is_wanted:
             raise InvalidValue(message, param="otel") from exc
-        log.warning("tracing_is_off", reason=message)
+        log.warning("tracing_is_off", reason=message, error=str(exc))
         return None
     name = environment.get("OTEL_SERVICE_NAME", "loraplex")
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": name}), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider, close=provider.shutdown)
+    return Tracing(provider, close=lambda: _within(FLUSH_SECONDS, provider.shutdown))
+
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    """Do it, or leave it to a thread that ends with the process."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _is_configured(environment: Mapping[str, str]) -> bool:

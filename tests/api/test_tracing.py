@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
 from starlette.types import Message, Receive, Scope, Send
 
+from loraplex.api import tracing
 from loraplex.api.metrics import Metrics
 from loraplex.api.request_context import RequestContext
 from loraplex.api.request_measures import RequestMeasures
@@ -236,3 +239,18 @@ def test_the_sdk_takes_our_spans() -> None:
     assert (span.start_time, span.end_time) == (END - 250_000_000, END)
     assert span.context.trace_id == int(TRACE_ID, 16)
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+
+
+def test_a_collector_that_takes_nothing_holds_up_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.05)
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.sdk.trace import TracerProvider
+
+    released = threading.Event()
+    monkeypatch.setattr(TracerProvider, "shutdown", lambda _: released.wait(60))
+    opened = open_tracing(is_wanted=True, environment={})
+    assert opened is not None
+    started_at = time.monotonic()
+    opened.close()
+    assert time.monotonic() - started_at < 10
+    released.set()
