@@ -28,8 +28,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-_TRACED_ROUTES = "/v1/"
-"""Whoever watches the server asks the others every few seconds."""
+_API_PREFIX = "/v1/"
 _NO_STORE = (b"cache-control", b"no-store")
 
 
@@ -107,7 +106,7 @@ class _ObservedRequest:
             seconds=round(seconds, 6),
             **_known(self.measures),
         )
-        if self.tracing and route.startswith(_TRACED_ROUTES):
+        if self.tracing and route.startswith(_API_PREFIX):
             self.tracing.record(
                 EndedRequest(
                     request_id=self.state["request_id"],

@@ -86,14 +86,6 @@ class EngineCore:
         self._config = config
         self._clock = clock
         base = load_base_model(config)
-        self._utilization = Utilization(
-            measure_peak(
-                base.device,
-                base.dtype,
-                int8=config.quantization is Quantization.INT8,
-                threads=torch.get_num_threads(),
-            )
-        )
         plan = _plan(config, base)
         self.info = describe_engine(config, base, plan)
         self._base = base
@@ -105,6 +97,13 @@ class EngineCore:
         self._tenant_service = TenantService()
         self._next_stats_time = 0.0
 
+        peak = measure_peak(
+            base.device,
+            base.dtype,
+            int8=config.quantization is Quantization.INT8,
+            threads=torch.get_num_threads(),
+        )
+        self._utilization = Utilization(peak)
         bytes_per_token = kv_bytes_per_block(base.kv_shapes, block_size=1, dtype=base.dtype)
         self._cost = model_cost(base, (KvReads(bytes_per_token),))
         arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device)

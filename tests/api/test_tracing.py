@@ -140,6 +140,7 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
     scope = {
         "type": "http",
         "method": "POST",
+        "path": route,
         "headers": [(name.encode(), value.encode()) for name, value in TRACEPARENT.items()],
         "app": SimpleNamespace(state=SimpleNamespace(runtime=runtime)),
         "route": SimpleNamespace(path=route),
