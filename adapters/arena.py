@@ -96,6 +96,10 @@ class Arena:
             return None
         return occupant.key, occupant.generation
 
+    def row_bytes(self, row: int) -> int:
+        """What the adapter of a row takes."""
+        return self._occupants[row].extent.size * self.flat.itemsize
+
     def place(
         self,
         key: AdapterKey,

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import asdict
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .disconnects import ClientDisconnected
 from .errors import ApiError, error_response
 from .metrics import Metrics
+from .request_measures import RequestMeasures
+from .tracing import EndedRequest, Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +28,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
+_API_PREFIX = "/v1/"
 _NO_STORE = (b"cache-control", b"no-store")
 
 
@@ -45,13 +50,16 @@ class _ObservedRequest:
         self.app = app
         self.scope = scope
         self.receive = receive
-        self.metrics: Metrics = scope["app"].state.runtime.metrics
+        runtime = scope["app"].state.runtime
+        self.metrics: Metrics = runtime.metrics
+        self.tracing: Tracing | None = runtime.tracing
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
         self.state = scope.setdefault("state", {})
         self.state["request_id"] = f"req-{secrets.token_hex(12)}"
         self.state["started_at"] = self.started_at
+        self.measures = self.state["measures"] = RequestMeasures()
 
     async def run(self) -> None:
         try:
@@ -96,4 +104,27 @@ class _ObservedRequest:
             status=self.status,
             code=code or None,
             seconds=round(seconds, 6),
+            **_known(self.measures),
         )
+        if self.tracing and route.startswith(_API_PREFIX):
+            self.tracing.record(
+                EndedRequest(
+                    request_id=self.state["request_id"],
+                    tenant_id=self.state.get("tenant_id"),
+                    method=method,
+                    route=route,
+                    status=self.status,
+                    code=code,
+                    seconds=seconds,
+                    headers=Headers(scope=self.scope),
+                    measures=self.measures,
+                )
+            )
+
+
+def _known(measures: RequestMeasures) -> dict[str, object]:
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in asdict(measures).items()
+        if value is not None
+    }

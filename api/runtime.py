@@ -42,6 +42,7 @@ from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.staging import Staging
 from .settings import Settings
+from .tracing import Tracing, open_tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Runtime:
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
+    tracing: Tracing | None
 
 
 def current_runtime(request: Request) -> Runtime:
@@ -75,6 +77,9 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
     Raises DataDirInUse, or a PlatformError, EngineError or AdapterError if a part cannot start.
     """
     async with AsyncExitStack() as stack:
+        tracing = open_tracing(is_wanted=settings.otel, environment=settings.telemetry_environment)
+        if tracing:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
         stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
@@ -125,7 +130,15 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         for service in (pushes, attestations, deletions):
             await service.recover()
         yield Runtime(
-            settings, engine, control_plane, inference, pushes, deletions, metrics, started_at
+            settings,
+            engine,
+            control_plane,
+            inference,
+            pushes,
+            deletions,
+            metrics,
+            started_at,
+            tracing,
         )
 
 

@@ -6,6 +6,7 @@ This is the only place that reads the environment; everything below is given wha
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class Settings(BaseSettings):
     """What callers name the base model; None is its folder's name or its hub id."""
     metrics_token: SecretStr | None = None
     """What opens `/metrics`; None opens it to this machine only."""
+    otel: bool | None = None
+    """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
     """After so long without its adapter a request is answered `adapter_loading`."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
@@ -57,6 +60,11 @@ class Settings(BaseSettings):
     def is_database_embedded(self) -> bool:
         """This installation's own SQLite, which is migrated without being asked."""
         return self.database is None
+
+    @property
+    def telemetry_environment(self) -> Mapping[str, str]:
+        """OpenTelemetry's standard variables, by which its exporter is set up too."""
+        return {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
 
     @property
     def store_url(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
@@ -21,7 +21,8 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
-from .config import EngineConfig
+from .config import EngineConfig, Quantization
+from .device_peak import measure_peak
 from .errors import (
     AdapterDeleted,
     EngineError,
@@ -53,6 +54,7 @@ from .messages import (
     Submit,
     ToEngine,
 )
+from .model_cost import model_cost
 from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
@@ -60,6 +62,8 @@ from .request import Request
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
 from .step_costs import StepCosts
+from .tenant_service import TenantService
+from .utilization import KvReads, Utilization
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +94,18 @@ class EngineCore:
         self._events = StepEvents()
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._num_prefix_query_tokens = self._num_step_sequences = 0
+        self._tenant_service = TenantService()
         self._next_stats_time = 0.0
 
+        peak = measure_peak(
+            base.device,
+            base.dtype,
+            int8=config.quantization is Quantization.INT8,
+            threads=torch.get_num_threads(),
+        )
+        self._utilization = Utilization(peak)
+        self._cost = model_cost(base, tuple(_kv_reads(base, plan)))
         arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device)
         base.attach_arena(arena)
         host = HostCache(
@@ -167,8 +181,7 @@ class EngineCore:
             self._announce_end(request, FinishReason.ERROR, error)
         self._count_started(started)
         if batch:
-            self._run(batch)
-            self._num_steps += 1
+            self._run_measured(batch)
         return self._take_messages()
 
     def close(self) -> None:
@@ -179,7 +192,13 @@ class EngineCore:
         for event in started:
             self._num_cached_tokens += event.num_cached_tokens
             if request := self._scheduler.get(event.request_id):
-                self._num_prompt_tokens += request.num_prompt_tokens
+                num_prompt_tokens = request.num_prompt_tokens
+                self._num_prompt_tokens += num_prompt_tokens
+                if self._config.prefix_caching:
+                    self._num_prefix_query_tokens += num_prompt_tokens
+                self._tenant_service.add(
+                    request.submitted.tenant_id, num_prompt_tokens - event.num_cached_tokens
+                )
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -248,6 +267,18 @@ class EngineCore:
         self._residency.evict(key)
 
     # --- one step ---------------------------------------------------------------------------------
+
+    def _run_measured(self, batch: ScheduledBatch) -> None:
+        """Run the step; take down what it had to do and how long it took."""
+        leases = (sequence.request.lease for sequence in batch.sequences)
+        rows = {lease.row for lease in leases if lease is not None}
+        adapter_bytes = sum(map(self._arena.row_bytes, rows))
+        work = self._cost.work(batch.sequences, adapter_bytes=adapter_bytes)
+        started_at = self._clock()
+        self._run(batch)
+        self._utilization.add(work, self._clock() - started_at)
+        self._num_steps += 1
+        self._num_step_sequences += len(batch.sequences)
 
     def _run(self, batch: ScheduledBatch) -> None:
         start = self._clock()
@@ -323,6 +354,7 @@ class EngineCore:
         for request, generated in zip(requests, drawn, strict=True):
             self._events.tokens.append(generated)
             self._num_generated_tokens += 1
+            self._tenant_service.add(request.submitted.tenant_id, 1)
             self._scheduler.append(request, generated.token_ids)
             self._finish_if_done(request, generated.token_ids[-1])
 
@@ -366,6 +398,16 @@ class EngineCore:
             num_adapter_loads=self._residency.num_loads,
             num_adapter_evictions=self._residency.num_evictions,
             adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],
+            kv_usage=max(
+                1 - self._kv.num_free(group) / self._kv.num_usable(group)
+                for group in range(self._num_kv_groups)
+            ),
+            num_swaps=self._scheduler.num_swaps,
+            num_swapped=self._scheduler.num_swapped,
+            num_prefix_query_tokens=self._num_prefix_query_tokens,
+            num_step_sequences=self._num_step_sequences,
+            utilization=self._utilization.snapshot(),
+            tenant_service=self._tenant_service.snapshot(),
         )
 
 
@@ -387,6 +429,16 @@ def _limits(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> Schedule
             for group in plan.kv_groups
         ),
     )
+
+
+def _kv_reads(base: BaseModel, plan: MemoryPlan) -> Iterator[KvReads]:
+    """What a query of each group of layers reads of the cache."""
+    for group in plan.kv_groups:
+        yield KvReads(
+            kv_bytes_per_block(group, base.kv_shapes, block_size=1, kv_format=base.kv_format),
+            group.window,
+            group.sinks,
+        )
 
 
 def _as_info(error: EngineError) -> ErrorInfo:

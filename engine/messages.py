@@ -238,6 +238,24 @@ class AdapterResidency:
 
 
 @dataclass(frozen=True, slots=True)
+class UtilizationStats:
+    """How much of the device the steps used, as `utilization` counts it."""
+
+    step_seconds: float = 0.0
+    """In which steps ran; idle time is not in it."""
+    num_bytes: float = 0.0
+    """What the steps had to move."""
+    num_flops: float = 0.0
+    memory: float = 0.0
+    """Part of the peak bandwidth since the last snapshot, while steps ran."""
+    compute: float = 0.0
+    """Part of the peak arithmetic, likewise."""
+    peak_bytes_per_second: float = 0.0
+    """What this device reaches, measured at start."""
+    peak_flops_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot, sent at most twice a second: gauges for the operator and a sign of life."""
 
@@ -254,6 +272,19 @@ class EngineStats:
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterResidency] = field(default_factory=list)
+    kv_usage: float = 0.0
+    """The part of the KV blocks that requests hold; of the pool that is fullest."""
+    num_swaps: int = 0
+    """Those of `num_preemptions` whose KV went to the host; the others are computed again."""
+    num_swapped: int = 0
+    """Sequences whose KV is on the host now."""
+    num_prefix_query_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache; `num_cached_tokens` of them were found."""
+    num_step_sequences: int = 0
+    """Sequences of all steps together: over `num_steps`, how many run at once."""
+    utilization: UtilizationStats = field(default_factory=UtilizationStats)
+    tenant_service: list[tuple[str, int]] = field(default_factory=list)
+    """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""
 
 
 ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter | Prefetch

@@ -132,6 +132,11 @@ class Scheduler:
         return self._preemption.num_swaps
 
     @property
+    def num_swapped(self) -> int:
+        """Requests whose KV is on the host now; walks all of them."""
+        return sum(request.kv.is_swapped for request in self._requests.values())
+
+    @property
     def num_reclaims(self) -> int:
         """Preemptions for a tenant that waited for its share."""
         return self._preemption.num_reclaims

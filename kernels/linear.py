@@ -6,8 +6,10 @@ None lets one row of the input change the result of another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
@@ -99,37 +101,21 @@ class Int8Linear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         codes, scale = quantize_rows(x.reshape(-1, self.in_features))
-        result = self._multiply(codes).mul_(scale)
+        factors = (self.weight, self.weight_scale, self.zero_points)
+        result = _multiply_int8(self._arithmetic, codes, *factors).mul_(scale)
         if self.bias is not None:
             result += self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def _multiply(self, codes: Tensor) -> Tensor:
-        """`codes @ weight.T * weight_scale`, fp32."""
-        match self._arithmetic:
-            case Int8Arithmetic.PLAIN:
-                return torch._int_mm(codes, self.weight.T).float().mul_(self.weight_scale)
-            case Int8Arithmetic.WHOLE:
-                return _onednn_int8(codes, 0, self.weight, self.weight_scale, self.zero_points)
-            case Int8Arithmetic.HALVED:
-                return self._multiply_halves(codes)
-
-    def _multiply_halves(self, codes: Tensor) -> Tensor:
-        # code + 128 = 2 × high + low, high in 0..127, low in 0..1; low is raised by 64 so that
-        # both halves go through one call with the zero point 64:
-        #   code = 2 × (high - 64) + (low + 64 - 64).
-        raised = codes.view(torch.uint8) ^ 128
-        halves = torch.cat([raised >> 1, (raised & 1) + 64])
-        sums = _onednn_int8(halves, 64, self.weight, self.weight_scale, self.zero_points)
-        num_rows = codes.shape[0]
-        return sums[num_rows:].add_(sums[:num_rows], alpha=2)
-
 
 class Int8Arithmetic(Enum):
-    """How this machine multiplies int8 matrices exactly."""
+    """A way to multiply int8 matrices; on the processor depends which are exact, which is fast."""
 
+    RAISED = auto()
+    """oneDNN takes the codes raised by 128, as bytes with the zero point 128. VNNI multiplies
+    unsigned by signed bytes; for two signed ones oneDNN may have only a loop in plain C++."""
     WHOLE = auto()
-    """oneDNN takes the codes as they are (AVX-512 VNNI, AVX-VNNI, AMX)."""
+    """oneDNN takes the codes as they are (AMX)."""
     HALVED = auto()
     """Without VNNI oneDNN adds pairs of products in 16 bits, which saturate: 255 × 127 × 2 does not
     fit, 127 × 127 × 2 does. So the codes are split into their upper seven bits and the last one."""
@@ -139,16 +125,26 @@ class Int8Arithmetic(Enum):
 
 @cache
 def int8_arithmetic() -> Int8Arithmetic:
-    """Find out by multiplying the largest codes; what a CPU claims to support is not asked."""
-    num_products = 64
-    codes = torch.full((16, num_products), INT8_MAX, dtype=torch.int8)
+    """The fastest exact way: found out by multiplying, whatever the CPU claims to support."""
+    seconds = seconds_of_exact_ways()
+    return min(seconds, key=seconds.__getitem__, default=Int8Arithmetic.PLAIN)
+
+
+def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
+    """How long oneDNN takes for one product of the largest codes, in each way that has it right."""
+    size = 256
+    codes = torch.full((16, size), INT8_MAX, dtype=torch.int8)
+    scale, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int64)
+    seconds: dict[Int8Arithmetic, float] = {}
     try:
-        weight = torch.ops.onednn.qlinear_prepack(codes, None)
-        sums = _onednn_int8(codes, 0, weight, torch.ones(16), torch.zeros(16, dtype=torch.int64))
+        weight = torch.ops.onednn.qlinear_prepack(codes[:1].repeat(size, 1), None)
+        for way in (Int8Arithmetic.RAISED, Int8Arithmetic.WHOLE, Int8Arithmetic.HALVED):
+            product = partial(_multiply_int8, way, codes, weight, scale, zero_points)
+            if bool((product() == size * INT8_MAX**2).all()):
+                seconds[way] = _least_seconds(product)
     except (AttributeError, RuntimeError):  # a build or a processor without it
-        return Int8Arithmetic.PLAIN
-    is_exact = bool((sums == num_products * INT8_MAX**2).all())
-    return Int8Arithmetic.WHOLE if is_exact else Int8Arithmetic.HALVED
+        return {}
+    return seconds
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,6 +167,33 @@ def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return (result if bias is None else result + bias.float()).to(x.dtype)
 
 
+def _multiply_int8(
+    way: Int8Arithmetic, codes: Tensor, weight: Tensor, weight_scale: Tensor, zero_points: Tensor
+) -> Tensor:
+    """`codes @ weight.T * weight_scale` in fp32; the weight as the way wants it packed."""
+    factors = (weight, weight_scale, zero_points)
+    match way:
+        case Int8Arithmetic.RAISED:
+            return _onednn_int8(_raised(codes), 128, *factors)
+        case Int8Arithmetic.WHOLE:
+            return _onednn_int8(codes, 0, *factors)
+        case Int8Arithmetic.HALVED:
+            # code + 128 = 2 × high + low, high in 0..127, low in 0..1; low is raised by 64 so that
+            # both halves go through one call with the zero point 64:
+            #   code = 2 × (high - 64) + (low + 64 - 64).
+            raised = _raised(codes)
+            halves = torch.cat([raised >> 1, (raised & 1) + 64])
+            high, low = _onednn_int8(halves, 64, *factors).chunk(2)
+            return low.add_(high, alpha=2)
+        case Int8Arithmetic.PLAIN:
+            return torch._int_mm(codes, weight.T).float().mul_(weight_scale)
+
+
+def _raised(codes: Tensor) -> Tensor:
+    """`codes + 128` of int8 codes, as bytes."""
+    return codes.view(torch.uint8) ^ 128
+
+
 def _onednn_int8(
     codes: Tensor, zero_point: int, weight: Tensor, weight_scale: Tensor, zero_points: Tensor
 ) -> Tensor:
@@ -191,6 +214,16 @@ def _onednn_int8(
         "",
     )
     return result
+
+
+def _least_seconds(call: Callable[[], object]) -> float:
+    """The faster of two calls, so that one busy moment does not count."""
+    seconds = []
+    for _ in range(2):
+        start = perf_counter()
+        call()
+        seconds.append(perf_counter() - start)
+    return min(seconds)
 
 
 @cache

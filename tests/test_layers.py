@@ -43,6 +43,8 @@ CORE_TORCH_FREE = (
     "engine.kv_budget",
     "engine.kv_groups",
     "engine.messages",
+    "engine.tenant_service",
+    "engine.utilization",
     "engine.client",
     "api.cli",
     "api.app",

@@ -53,6 +53,7 @@ async def create_chat_completion(
     order = Order(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
+        measures=request.state.measures,
         principal=principal,
         model=model,
         prompts=[prompt],

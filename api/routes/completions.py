@@ -41,6 +41,7 @@ async def create_completion(
     order = Order(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
+        measures=request.state.measures,
         principal=principal,
         model=model,
         prompts=prompts,

@@ -7,7 +7,6 @@ starts it must `aclose` it, which ends what still runs and meters what was gener
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from ...engine.messages import GenerationRequest, RequestFinished, RequestStarte
 from ...engine.tokenizer import Tokenizer
 from ..errors import ApiError
 from ..metrics import Metrics
+from ..request_measures import RequestMeasures
 from .sequence_text import Delta, SequenceText
-
-ABORTED = "aborted"
+from .sequence_times import ABORTED, FAILED, SequenceTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,7 @@ class Generation:
         tokenizer: Tokenizer,
         metrics: Metrics,
         arrived_at: float,
+        measures: RequestMeasures,
         meter: Callable[[Outcome], Awaitable[None]],
     ) -> None:
         self.counts = TokenCounts()
@@ -76,6 +76,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._arrived_at = arrived_at
+        self._measures = measures
         self._meter = meter
         self._is_metered = False
         self._tier: Tier | None = None
@@ -103,6 +104,8 @@ class Generation:
                 raise event
             assert isinstance(event, RequestStarted), "a sequence starts before it gives text"
             self._metrics.observe_start(event)
+            self._measures.queue_seconds = event.queue_seconds
+            self._measures.adapter_wait_seconds = event.adapter_wait_seconds
             self._tier = event.adapter_tier
             return event
 
@@ -132,20 +135,31 @@ class Generation:
     async def _meter_once(self, finish_reason: str) -> None:
         if not self._is_metered:
             self._is_metered = True
+            self._measures.finish_reason = finish_reason
+            self._measures.prompt_tokens = self.counts.num_prompt_tokens
+            self._measures.cached_tokens = self.counts.num_cached_tokens
+            self._measures.completion_tokens = self.counts.num_completion_tokens
             await self._meter(Outcome(self.counts, self._tier, finish_reason))
 
     async def _run(self, spec: SequenceSpec) -> None:
+        times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)
         try:
             async with aclosing(self._engine.submit(spec.request)) as events:
-                await self._follow(spec, events)
+                times.ended(await self._follow(spec, events, times))
+        except asyncio.CancelledError:
+            times.ended(ABORTED)
+            raise
         except Exception as exc:
+            times.ended(FAILED)
             self._events.put_nowait(exc)
 
     async def _follow(
         self,
         spec: SequenceSpec,
         events: AsyncIterator[RequestStarted | TokensGenerated | RequestFinished],
-    ) -> None:
+        times: SequenceTimes,
+    ) -> str:
+        """Hand on what the engine says until the sequence ends; why it ended."""
         text = SequenceText(
             spec.index,
             spec.request,
@@ -153,31 +167,28 @@ class Generation:
             stop=spec.stop,
             continues_prompt=spec.continues_prompt,
         )
-        last_at: float | None = None
         async for event in events:
             if isinstance(event, RequestStarted):
                 self._count_prompt(spec, event)
                 self._events.put_nowait(event)
                 continue
             if isinstance(event, TokensGenerated):
-                last_at = self._observe_tokens(last_at)
+                self._take_time(times, event)
                 delta, num_tokens = text.push(event)
                 self.counts.num_completion_tokens += num_tokens
             else:
                 delta = text.finish(event)
             self._events.put_nowait(delta)
             if delta.finish_reason:
-                return
+                return delta.finish_reason
+        return ABORTED
 
     def _count_prompt(self, spec: SequenceSpec, started: RequestStarted) -> None:
         if spec.is_first_choice:
             self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
             self.counts.num_cached_tokens += started.num_cached_tokens
 
-    def _observe_tokens(self, last_at: float | None) -> float:
-        now = time.monotonic()
-        if last_at is None:
-            self._metrics.first_token_seconds.observe(now - self._arrived_at)
-        else:
-            self._metrics.token_gap_seconds.observe(now - last_at)
-        return now
+    def _take_time(self, times: SequenceTimes, event: TokensGenerated) -> None:
+        times.tokens_came(len(event.token_ids))
+        if self._measures.first_token_seconds is None:
+            self._measures.first_token_seconds = times.first_token_seconds

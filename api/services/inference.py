@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
@@ -19,6 +19,7 @@ from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
+from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
 from .generation import Generation, Outcome, SequenceSpec
 
@@ -50,6 +51,8 @@ class Order:
     stop: tuple[str, ...]
     continues_prompt: bool
     """Plain completions: the text goes on where the prompt's ends."""
+    measures: RequestMeasures = field(default_factory=RequestMeasures)
+    """Where its figures are noted for the request's log line and span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Inference:
 
     async def start(self, order: Order) -> Running:
         """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        order.measures.model = order.model.name
         self._check_token_ids(order)
         generation = self._prepare(order)
         try:
@@ -161,6 +165,7 @@ class Inference:
             tokenizer=self.tokenizer,
             metrics=self._metrics,
             arrived_at=order.arrived_at,
+            measures=order.measures,
             meter=meter,
         )
 

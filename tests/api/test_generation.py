@@ -14,6 +14,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
 from loraplex.api.errors import ApiError
 from loraplex.api.metrics import Metrics
+from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
 from loraplex.api.services.sequence_text import Delta
 from loraplex.engine.client import EngineClient
@@ -77,6 +78,8 @@ class Scenario:
     ) -> None:
         self.engine = ScriptedEngine(*scripts)
         self.outcomes: list[Outcome] = []
+        self.metrics = Metrics(lambda: None)
+        self.measures = RequestMeasures()
         self.fails_to_meter = False
         specs = [
             SequenceSpec(
@@ -98,8 +101,9 @@ class Scenario:
             specs,
             engine=cast(EngineClient, self.engine),
             tokenizer=tokenizer,
-            metrics=Metrics(lambda: None),
+            metrics=self.metrics,
             arrived_at=time.monotonic(),
+            measures=self.measures,
             meter=self.meter,
         )
 

@@ -20,7 +20,7 @@ class Exchange:
     def __init__(self, app: ASGIApp) -> None:
         self.sent: list[Message] = []
         self.metrics = Metrics(lambda: None)
-        state = SimpleNamespace(runtime=SimpleNamespace(metrics=self.metrics))
+        state = SimpleNamespace(runtime=SimpleNamespace(metrics=self.metrics, tracing=None))
         self.scope: dict[str, Any] = {
             "type": "http",
             "method": "GET",

@@ -35,6 +35,7 @@ from loraplex.engine.messages import (
     TokenLogprob,
     TokenLogprobs,
     TokensGenerated,
+    UtilizationStats,
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.transport import decode_from_engine, decode_to_engine, encode
@@ -79,7 +80,11 @@ EVENTS = StepEvents(
     ],
 )
 STATS = EngineStats(
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)]
+    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+    [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)],
+    kv_usage=0.5,
+    utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
+    tenant_service=[("acme", 1 << 40)],
 )
 TO_ENGINE: list[ToEngine] = [
     Submit(GenerationRequest("r", "acme", [1, 2], SAMPLING, KEY, "probe", return_logits=True)),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +16,10 @@ from loraplex.kernels.linear import (
     Int8Linear,
     Linear,
     PackedLinear,
-    int8_arithmetic,
     int8_linear_reference,
     pack_linear,
     quantize_rows,
+    seconds_of_exact_ways,
 )
 
 SIZES = pytest.mark.parametrize(
@@ -24,9 +27,7 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-EXACT_HERE = {Int8Arithmetic.PLAIN, int8_arithmetic()}
-if int8_arithmetic() is Int8Arithmetic.WHOLE:
-    EXACT_HERE.add(Int8Arithmetic.HALVED)
+EXACT_HERE = {Int8Arithmetic.PLAIN, *seconds_of_exact_ways()}
 
 
 @pytest.fixture(params=sorted(EXACT_HERE, key=str), ids=lambda way: way.name)
@@ -70,6 +71,38 @@ def test_int8_is_exact_where_pairs_of_products_are_largest(arithmetic: Int8Arith
     weight = torch.stack([torch.ones(128), signs, -torch.ones(128)])
     x = torch.stack([torch.ones(128), -torch.ones(128), signs])
     torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-5)
+
+
+def test_int8_is_exact_where_sums_do_not_fit_in_fp32(arithmetic: Int8Arithmetic) -> None:
+    weight, x = torch.ones(3, 11_008), torch.ones(2, 11_008)
+    weight[1, ::2] = -1
+    torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("instructions", ["ALL", "AVX2_VNNI", "AVX512_CORE", "AVX2"])
+def test_int8_is_exact_and_runs_in_no_loop_of_plain_code(instructions: str) -> None:
+    """Whichever instructions oneDNN may use; that loop is 400 times as slow as the fp32 matmul."""
+    result = subprocess.run(
+        [sys.executable, "-c", _SLOWDOWN_OF_INT8],
+        env=os.environ
+        | {"ONEDNN_MAX_CPU_ISA": instructions, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert float(result.stdout) < 20
+
+
+_SLOWDOWN_OF_INT8 = """
+import torch
+from loraplex.kernels.linear import Int8Linear, _least_seconds, int8_linear_reference
+
+torch.set_num_threads(1)
+weight, x = torch.randn(512, 512), torch.randn(8, 512)
+packed = Int8Linear(weight)
+torch.testing.assert_close(packed(x), int8_linear_reference(x, weight), rtol=1e-5, atol=1e-4)
+print(_least_seconds(lambda: packed(x)) / _least_seconds(lambda: x @ weight.T))
+"""
 
 
 def test_int8_is_close_to_the_unquantized_product() -> None:

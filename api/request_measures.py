@@ -1,0 +1,22 @@
+"""What one request turned out to be, for its line in the log and its span: figures, never text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RequestMeasures:
+    """Filled in as it becomes known; None is what the request never came to."""
+
+    model: str | None = None
+    """The pinned name."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    queue_seconds: float | None = None
+    """Of the sequence that started first, as are the others."""
+    adapter_wait_seconds: float | None = None
+    first_token_seconds: float | None = None
+    finish_reason: str | None = None
+    """Of the sequence that ended last; `aborted` if the answer is not whole."""

@@ -1,0 +1,171 @@
+"""What Prometheus is told, and that docs/metrics.md lists all of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.api.metrics import Metrics
+from loraplex.api.services.sequence_times import ABORTED, SequenceTimes
+from loraplex.engine.messages import (
+    AdapterResidency,
+    EngineStats,
+    RequestStarted,
+    UtilizationStats,
+)
+from loraplex.engine.tenant_service import MAX_TENANTS, OTHER_TENANTS
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+STATS = EngineStats(
+    num_steps=1,
+    num_running=2,
+    num_waiting=3,
+    num_free_kv_blocks=4,
+    num_preemptions=5,
+    num_prompt_tokens=6,
+    num_cached_tokens=7,
+    num_generated_tokens=8,
+    arena_used_bytes=9,
+    host_cache_used_bytes=10,
+    num_adapter_loads=11,
+    num_adapter_evictions=12,
+    adapters=[
+        AdapterResidency(AdapterKey("acme", "sha256:0"), tier, 0, 0)
+        for tier in (Tier.DEVICE, Tier.DEVICE, Tier.HOST)
+    ],
+    kv_usage=0.75,
+    num_swaps=2,
+    num_swapped=1,
+    num_prefix_query_tokens=13,
+    num_step_sequences=14,
+    utilization=UtilizationStats(15.0, 16.0, 17.0, 0.5, 0.25, 18.0, 19.0),
+    tenant_service=[("acme", 20), (OTHER_TENANTS, 21)],
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorded:
+    """Metrics and what they render as."""
+
+    def __init__(self, stats: EngineStats | None = STATS) -> None:
+        self.metrics = Metrics(lambda: stats)
+        self.clock = Clock()
+
+    def sequence(self) -> SequenceTimes:
+        return SequenceTimes(self.metrics, arrived_at=self.clock.now, clock=self.clock)
+
+    def text(self) -> str:
+        return self.metrics.render().decode()
+
+    def value(self, sample: str) -> float:
+        (value,) = re.findall(rf"^loraplex_{re.escape(sample)} (\S+)$", self.text(), re.M)
+        return float(value)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    """Everything has happened once."""
+    recorded = Recorded()
+    metrics = recorded.metrics
+    metrics.observe_request(method="GET", route="/r", status=200, code="", seconds=0.5)
+    metrics.observe_start(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
+    metrics.observe_usage("acme", prompt_tokens=30, completion_tokens=40)
+    times = recorded.sequence()
+    times.tokens_came(1)
+    times.tokens_came(1)
+    times.ended("stop")
+    return recorded
+
+
+def test_the_document_lists_every_metric_with_its_type_and_labels(recorded: Recorded) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", DOCUMENT.read_text(), re.M)
+    documented = {
+        (name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
+    }
+    assert len(documented) == len(rows)
+    assert documented == set(rendered_families(recorded.text()))
+
+
+def rendered_families(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Name, type and labels of each family; one that has no sample cannot tell its labels."""
+    families = []
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
+        if name.endswith("_created"):
+            continue
+        suffix = "_count" if kind == "histogram" else ""
+        labels = re.search(rf"^{name}{suffix}(?:{{(.*)}})? ", text, re.M)
+        assert labels, f"{name} has no sample"
+        families.append((name, kind, tuple(re.findall(r'(\w+)="', labels[1] or ""))))
+    return families
+
+
+def test_nothing_is_said_of_an_engine_that_is_down() -> None:
+    assert "loraplex_requests_running" not in Recorded(stats=None).text()
+
+
+def test_preemptions_are_told_by_kind(recorded: Recorded) -> None:
+    assert recorded.value('preemptions_total{kind="swap"}') == 2
+    assert recorded.value('preemptions_total{kind="recompute"}') == 3
+
+
+def test_adapters_are_counted_by_where_they_are(recorded: Recorded) -> None:
+    tiers = {tier: recorded.value(f'adapters{{tier="{tier}"}}') for tier in Tier}
+    assert tiers == {Tier.DEVICE: 2, Tier.HOST: 1, Tier.DISK: 0, Tier.STORE: 0}
+
+
+def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
+    assert recorded.value("kv_usage_ratio") == 0.75
+    assert recorded.value("prefix_cache_query_tokens_total") == 13
+    assert recorded.value("prefix_cache_hit_tokens_total") == 7
+    assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5
+    assert recorded.value("compute_utilization_ratio") == 0.25
+    assert recorded.value('tenant_service_tokens_total{tenant_id="acme"}') == 20
+
+
+def test_a_sequences_times(recorded: Recorded) -> None:
+    recorded = Recorded()
+    times = recorded.sequence()
+    for seconds, num_tokens in ((2.0, 1), (0.5, 2), (1.0, 1)):
+        recorded.clock.now += seconds
+        times.tokens_came(num_tokens)
+    recorded.clock.now += 0.25
+    times.ended("length")
+    times.ended(ABORTED)  # closing what has ended
+    assert times.first_token_seconds == 2.0
+    assert recorded.value("time_to_first_token_seconds_sum") == 2.0
+    assert recorded.value("inter_token_latency_seconds_sum") == 1.5
+    assert recorded.value("inter_token_latency_seconds_count") == 2
+    assert recorded.value("time_per_output_token_seconds_sum") == 1.5 / 3
+    assert recorded.value("end_to_end_seconds_sum") == 3.75
+    assert recorded.value('sequences_total{finish_reason="length"}') == 1
+    assert "aborted" not in recorded.text()
+
+
+def test_a_sequence_that_is_not_whole_has_no_end_to_end_time() -> None:
+    recorded = Recorded()
+    times = recorded.sequence()
+    times.tokens_came(5)
+    times.ended(ABORTED)
+    assert recorded.value("end_to_end_seconds_count") == 0
+    assert recorded.value("time_per_output_token_seconds_count") == 0
+    assert recorded.value('sequences_total{finish_reason="aborted"}') == 1
+
+
+def test_only_so_many_tenants_have_a_label_of_their_own() -> None:
+    recorded = Recorded()
+    for number in range(MAX_TENANTS + 5):
+        recorded.metrics.observe_usage(f"t{number}", prompt_tokens=2, completion_tokens=1)
+    kept = re.findall(r'tokens_total{kind="prompt",tenant="t\d+"} 2.0', recorded.text())
+    assert len(kept) == MAX_TENANTS
+    assert recorded.value(f'tokens_total{{kind="prompt",tenant="{OTHER_TENANTS}"}}') == 2 * 5
