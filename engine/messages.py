@@ -254,6 +254,7 @@ class EngineStats:
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterResidency] = field(default_factory=list)
+    """Most recently used first."""
 
 
 ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter | Prefetch

@@ -36,6 +36,8 @@ CORE_TORCH_FREE = (
     "engine.prefix_cache",
     "engine.messages",
     "engine.client",
+    "engine.heartbeat",
+    "engine.quarantine",
     "api.cli",
     "api.app",
 )
