@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .disconnects import ClientDisconnected
 from .errors import ApiError, error_response
 from .metrics import Metrics
+from .readiness import Readiness
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +25,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
+_API_PREFIX = "/v1/"
 _NO_STORE = (b"cache-control", b"no-store")
 
 
@@ -46,6 +48,7 @@ class _ObservedRequest:
         self.scope = scope
         self.receive = receive
         self.metrics: Metrics = scope["app"].state.runtime.metrics
+        self.readiness: Readiness = scope["app"].state.runtime.readiness
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -54,20 +57,28 @@ class _ObservedRequest:
         self.state["started_at"] = self.started_at
 
     async def run(self) -> None:
+        is_api = self.scope["path"].startswith(_API_PREFIX)
+        self.readiness.num_requests += is_api
         try:
-            await self.app(self.scope, self.receive, self.send)
+            if is_api and (refusal := self.readiness.refusal):
+                await self.answer(refusal, connection="close")
+            else:
+                await self.app(self.scope, self.receive, self.send)
         except (ClientDisconnect, ClientDisconnected):
             self.state["error_code"] = "client_disconnected"  # nobody is left to answer
         except Exception:
             log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
             if self.status:
                 raise  # Bytes are out: only a broken connection says that the answer is not whole.
-            request = Request(self.scope, self.receive)
-            await error_response(request, ApiError("internal_error"))(
-                self.scope, self.receive, self.send
-            )
+            await self.answer(ApiError("internal_error"))
         finally:
+            self.readiness.num_requests -= is_api
             self.observe()
+
+    async def answer(self, error: ApiError, **headers: str) -> None:
+        response = error_response(Request(self.scope, self.receive), error)
+        response.headers.update(headers)
+        await response(self.scope, self.receive, self.send)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -16,7 +16,7 @@ _LENGTH_BYTES = 8
 _HEADER_BYTES = _COUNTER_BYTES + _LENGTH_BYTES
 _FILE_BYTES = 64 << 10
 
-SILENT_LOOKS = 10
+SILENT_LOOKS = 20
 """So many looks in a row without progress are a stall."""
 
 
