@@ -58,12 +58,14 @@ class _ObservedRequest:
 
     async def run(self) -> None:
         is_api = self.scope["path"].startswith(_API_PREFIX)
-        self.readiness.num_requests += is_api
+        refusal = self.readiness.refusal if is_api else None
+        is_counted = is_api and refusal is None
+        self.readiness.num_requests += is_counted
         try:
-            if is_api and (refusal := self.readiness.refusal):
-                await self.answer(refusal, connection="close")
-            else:
+            if refusal is None:
                 await self.app(self.scope, self.receive, self.send)
+            else:
+                await self.answer(refusal, connection="close")
         except (ClientDisconnect, ClientDisconnected):
             self.state["error_code"] = "client_disconnected"  # nobody is left to answer
         except Exception:
@@ -72,7 +74,7 @@ class _ObservedRequest:
                 raise  # Bytes are out: only a broken connection says that the answer is not whole.
             await self.answer(ApiError("internal_error"))
         finally:
-            self.readiness.num_requests -= is_api
+            self.readiness.num_requests -= is_counted
             self.observe()
 
     async def answer(self, error: ApiError, **headers: str) -> None:

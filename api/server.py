@@ -21,7 +21,7 @@ from .settings import Settings
 GRACE_SECONDS = 5
 """For the last error events to reach their callers, behind the time to drain."""
 DRAIN_POLL_SECONDS = 0.05
-SEND_BUFFER_BYTES = 256 << 10
+SEND_BUFFER_BYTES = 64 << 10
 """What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
