@@ -215,8 +215,9 @@ class Residency(Generic[BlockT]):
         return self._leased.get(tenant_id, 0) / self._arena.capacity
 
     def snapshot(self) -> list[AdapterStatus]:
-        """Every adapter that is in memory, requested or failed."""
-        keys = dict.fromkeys([*self._records, *self._host.keys()])
+        """Every adapter that is in memory, requested or failed; most recently used first."""
+        records = sorted(self._records.values(), key=_recency, reverse=True)
+        keys = dict.fromkeys([*(record.key for record in records), *self._host.keys()])
         return [self._status(key) for key in keys]
 
     def _status(self, key: AdapterKey) -> AdapterStatus:
@@ -360,6 +361,10 @@ class Residency(Generic[BlockT]):
                     self._arena.copy_into, record.placement, record.block
                 )
         return len(self._copies) > num_copies
+
+
+def _recency(record: Record[BlockT]) -> tuple[bool, float]:
+    return bool(record.leases), record.last_used
 
 
 def _failure_of(error: BaseException) -> Failure:

@@ -115,6 +115,7 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
         503, "More requests wait than are taken, or this one could not end by its deadline.", True
     ),
     "deadline_exceeded": ErrorCode(504, "The request's deadline passed before it ended."),
+    "shutting_down": ErrorCode(503, "The server is stopping; ask another one.", True),
     "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),
     "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
     "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),

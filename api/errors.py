@@ -39,10 +39,13 @@ class ApiError(Exception):
         message: str | None = None,
         *,
         param: str | None = None,
+        retry_after_seconds: float | None = None,
     ) -> None:
+        """`retry_after_seconds` is when another try is worth it, where that is known."""
         self.code = code
         self.message = message or ERROR_CODES[code].meaning
         self.param = param
+        self.retry_after_seconds = retry_after_seconds
         super().__init__(self.message)
 
     @property
@@ -83,7 +86,7 @@ def error_response(request: Request, error: ApiError) -> Response:
     request.state.error_code = error.code
     headers = {"x-should-retry": "true" if error.published.retryable else "false"}
     if error.published.retryable:
-        seconds = _retry_seconds(request, error.code)
+        seconds = error.retry_after_seconds or _retry_seconds(request, error.code)
         headers["retry-after-ms"] = str(round(seconds * 1000))
         headers["retry-after"] = str(math.ceil(seconds))
     if error.published.status == 401:
@@ -117,7 +120,10 @@ def as_api_error(error: Exception) -> ApiError:
             return _published(error.reason, str(error), error.pointer)
         case AdapterError():
             return _published(error.code, str(error), error.pointer)
-        case EngineError() | PlatformError():
+        case EngineError():
+            param = getattr(error, "param", None)
+            return _published(error.code, str(error), param, error.retry_after_seconds)
+        case PlatformError():
             return _published(error.code, str(error), getattr(error, "param", None))
         case HTTPException() if error.status_code in _HTTP_CODES:
             return ApiError(_HTTP_CODES[error.status_code])
@@ -127,7 +133,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 def from_error_info(info: ErrorInfo) -> ApiError:
     """The published form of an error that crossed the engine's border as data."""
-    return _published(info.code, info.message, None)
+    return _published(info.code, info.message, None, info.retry_after_seconds)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -157,10 +163,12 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(expected, answer)
 
 
-def _published(code: str, message: str, param: str | None) -> ApiError:
+def _published(
+    code: str, message: str, param: str | None, retry_after_seconds: float | None = None
+) -> ApiError:
     if code not in ERROR_CODES:
         return ApiError("internal_error")
-    return ApiError(code, message, param=param)
+    return ApiError(code, message, param=param, retry_after_seconds=retry_after_seconds)
 
 
 def _from_validation(errors: Sequence[Mapping[str, object]], num_skipped: int = 0) -> ApiError:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .disconnects import ClientDisconnected
 from .errors import ApiError, error_response
 from .metrics import Metrics
+from .readiness import Readiness
 from .request_measures import RequestMeasures
 from .tracing import EndedRequest, Tracing
 
@@ -53,6 +54,7 @@ class _ObservedRequest:
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
         self.tracing: Tracing | None = runtime.tracing
+        self.readiness: Readiness = runtime.readiness
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -62,20 +64,30 @@ class _ObservedRequest:
         self.measures = self.state["measures"] = RequestMeasures()
 
     async def run(self) -> None:
+        is_api = self.scope["path"].startswith(_API_PREFIX)
+        refusal = self.readiness.refusal if is_api else None
+        is_counted = is_api and refusal is None
+        self.readiness.num_requests += is_counted
         try:
-            await self.app(self.scope, self.receive, self.send)
+            if refusal is None:
+                await self.app(self.scope, self.receive, self.send)
+            else:
+                await self.answer(refusal, connection="close")
         except (ClientDisconnect, ClientDisconnected):
             self.state["error_code"] = "client_disconnected"  # nobody is left to answer
         except Exception:
             log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
             if self.status:
                 raise  # Bytes are out: only a broken connection says that the answer is not whole.
-            request = Request(self.scope, self.receive)
-            await error_response(request, ApiError("internal_error"))(
-                self.scope, self.receive, self.send
-            )
+            await self.answer(ApiError("internal_error"))
         finally:
+            self.readiness.num_requests -= is_counted
             self.observe()
+
+    async def answer(self, error: ApiError, **headers: str) -> None:
+        response = error_response(Request(self.scope, self.receive), error)
+        response.headers.update(headers)
+        await response(self.scope, self.receive, self.send)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -35,6 +35,7 @@ from ..platform.secrets import API_KEY_PEPPER, derive_key
 from .control_plane import ControlPlane
 from .data_dir_lock import locked_data_dir
 from .metrics import Metrics
+from .readiness import Readiness
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.inference import Inference
@@ -51,6 +52,7 @@ class Runtime:
 
     settings: Settings
     engine: EngineClient
+    readiness: Readiness
     control_plane: ControlPlane
     inference: Inference
     pushes: Pushes
@@ -130,15 +132,16 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         for service in (pushes, attestations, deletions):
             await service.recover()
         yield Runtime(
-            settings,
-            engine,
-            control_plane,
-            inference,
-            pushes,
-            deletions,
-            metrics,
-            started_at,
-            tracing,
+            settings=settings,
+            engine=engine,
+            readiness=Readiness(engine),
+            control_plane=control_plane,
+            inference=inference,
+            pushes=pushes,
+            deletions=deletions,
+            metrics=metrics,
+            started_at=started_at,
+            tracing=tracing,
         )
 
 

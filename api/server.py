@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 import uvloop
@@ -19,12 +20,19 @@ from .settings import Settings
 
 GRACE_SECONDS = 5
 """For the last error events to reach their callers, behind the time to drain."""
+DRAIN_POLL_SECONDS = 0.05
+SEND_BUFFER_BYTES = 64 << 10
+"""What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Told to stop, it takes no new connections; what outlives the drain ends with an error."""
+    """Told to stop, it refuses what is new and lets what runs finish, for a time.
+
+    While it drains it still listens: callers get an answer that names the reason, and a load
+    balancer can see that it is not ready. What outlives the drain ends with an error.
+    """
 
     def __init__(self, runtime: Runtime, *, on_drain: Callable[[float], None]) -> None:
         """`on_drain` is told for how long requests are let finish, if any run at the end."""
@@ -37,25 +45,33 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=math.ceil(drain_seconds) + GRACE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
         self._engine = runtime.engine
+        self._readiness = runtime.readiness
         self._drain_seconds = drain_seconds
         self._on_drain = on_drain
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._engine.num_open_requests:
-            self._on_drain(self._drain_seconds)
-        ending = asyncio.create_task(self._end_stragglers())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain at once. A further SIGTERM changes nothing, a further ^C hurries."""
+        self._readiness.is_draining = True
+        super().handle_exit(sig, frame)
 
-    async def _end_stragglers(self) -> None:
-        await asyncio.sleep(self._drain_seconds)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._readiness.is_draining = True
+        await self._drain()
         await self._engine.stop()
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        if not self._readiness.num_requests:
+            return
+        self._on_drain(self._drain_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                while self._readiness.num_requests and not self.force_exit:
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
 class CannotListen(Exception):
@@ -77,6 +93,7 @@ def bind(host: str, port: int) -> socket.socket:
     """The address to serve at, taken but not listening yet. Raises CannotListen."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((host, port))
     except OSError as exc:

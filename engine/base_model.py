@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,11 @@ class BaseModel:
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call back whenever a step reaches its next layer: the largest steps take many seconds."""
+        for layer in next(m for m in self.model.modules() if isinstance(m, nn.ModuleList)):
+            layer.register_forward_pre_hook(lambda _module, _args: callback())
 
     def attach_arena(self, arena: Arena) -> None:
         """Let every projection add the deltas of this arena's adapters."""

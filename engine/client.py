@@ -1,7 +1,8 @@
 """The engine as the API process sees it: requests in, events out, whatever the process does.
 
 The client owns every open request. When the engine process dies, those that had begun end with
-`engine_restarted`; those that had not are given to the next process, once.
+`engine_restarted`; those that had not are given to the next process, once. A process that makes no
+progress while requests are open is made to die.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, assert_never
@@ -22,13 +24,16 @@ from ..adapters.residency import Tier
 from .config import EngineConfig
 from .errors import (
     AdapterDeleted,
+    DeadlineExceeded,
     EngineError,
     EngineRestarted,
     EngineUnavailable,
     InsufficientMemory,
     InvalidParameter,
+    Overloaded,
     UnsupportedModel,
 )
+from .heartbeat import SILENT_LOOKS, StallWatch
 from .messages import (
     Abort,
     AdapterEvicted,
@@ -44,21 +49,44 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    Prefetch,
     RequestFinished,
     StepEvents,
     Submit,
     ToEngine,
 )
+from .quarantine import Quarantine
 from .request_stream import RequestEvent, RequestStream
 from .supervisor import ENGINE_COMMAND, EngineProcess, RestartPolicy
 
 MAX_SUBMISSIONS = 2
+WARM_UP_SECONDS = 10.0
+"""A shorter life may not have brought back the adapters that were resident before it."""
+DEADLINE_SLACK_SECONDS = 0.5
+"""The engine ends what passes its deadline; so much later the client does, should it be stuck."""
+OVERLOAD_RETRY_SECONDS = 1.0
+STALLED = "stalled"
+"""The code of the failure where a process was ended because it made no progress."""
 _START_ERRORS: Mapping[str, type[EngineError]] = {
     error.code: error for error in (UnsupportedModel, InsufficientMemory)
 }
 """What the operator can do something about."""
 
 _log = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    """What the engine is doing, as far as whoever wants to use it is concerned."""
+
+    STARTING = "starting"
+    """For the first time."""
+    READY = "ready"
+    STALLED = "stalled"
+    """It made no progress and is being ended."""
+    RESTARTING = "restarting"
+    """Its process died; the next one is on its way."""
+    DOWN = "down"
+    """It was stopped, could not start, or died too often: there is no next one."""
 
 
 class FetchedBlock(Protocol):
@@ -89,11 +117,16 @@ class EngineClient:
         self._restarts = restarts or RestartPolicy()
         self._streams: dict[str, RequestStream] = {}
         """Every request that has not finished."""
+        self._max_open_requests = config.max_queued + config.max_num_seqs
+        self._quarantine = Quarantine(time.monotonic)
+        self._residents: list[AdapterKey] = []
+        """What the next process is asked to bring to the device, most recently used first."""
         self._evictions: dict[AdapterKey, asyncio.Future[None]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
         """What the process has said about its own end."""
+        self.state = EngineState.STARTING
         self._ready_at: float | None = None
         self._spawned_at = 0.0
         self.start_seconds: float | None = None
@@ -111,7 +144,7 @@ class EngineClient:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken."""
-        return self._ready_at is not None
+        return self.state is EngineState.READY
 
     @property
     def pid(self) -> int | None:
@@ -161,7 +194,7 @@ class EngineClient:
                         return
                 self.num_restarts += 1
         finally:
-            self._ready_at = None
+            self.state = EngineState.DOWN
             self._has_first_outcome.set()
             for stream in list(self._streams.values()):
                 self._end(stream, EngineUnavailable())
@@ -169,22 +202,48 @@ class EngineClient:
     async def _live(self) -> float | None:
         """One life of the process; the seconds until the next one may begin, None if none may."""
         self._spawned_at = time.monotonic()
+        in_step: Set[str] = frozenset()
         try:
-            self._process = await EngineProcess.spawn(self._config, command=self._command)
+            self._process = process = await EngineProcess.spawn(self._config, command=self._command)
             if self._is_stopping.is_set():
-                self._process.kill()
-            status = await self._process.run(self._on_message)
+                process.kill()
+            watching = asyncio.create_task(self._watch_progress(process))
+            try:
+                status = await process.run(self._on_message)
+            finally:
+                watching.cancel()
+            in_step = process.heartbeat.step_request_ids
             message = f"the engine process ended with status {status}"
         except OSError as exc:
             message = f"the engine process could not be started: {exc}"
         finally:
             self._process = None
-        return self._bury(self._reported or ErrorInfo(EngineUnavailable.code, message))
+        cause = self._reported or ErrorInfo(EngineUnavailable.code, message)
+        return self._bury(cause, in_step=in_step)
 
-    def _bury(self, cause: ErrorInfo) -> float | None:
+    async def _watch_progress(self, process: EngineProcess) -> None:
+        """End a process that has work and does not get on with it."""
+        watch, seconds = StallWatch(), self._restarts.stall_seconds
+        while True:
+            await asyncio.sleep(seconds / SILENT_LOOKS)
+            has_work = self.is_ready and bool(self._streams or self._evictions)
+            if watch.look(process.heartbeat.count, has_work=has_work):
+                break
+        self.state = EngineState.STALLED
+        message = f"the engine made no progress for {seconds:g} s while requests were open"
+        self._reported = ErrorInfo(STALLED, message)
+        _log.error("engine_stalled", extra={"pid": process.pid, "seconds": seconds})
+        await process.dump_and_kill()
+
+    def _bury(self, cause: ErrorInfo, *, in_step: Set[str]) -> float | None:
         """Settle what a dead process has left; the seconds until the next life, None if none."""
         was_ever_ready = self._info is not None
         lived_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        self.state = EngineState.RESTARTING
+        if not self._is_stopping.is_set():
+            self._quarantine.note_crash(
+                self._streams[request_id].request for request_id in in_step & self._streams.keys()
+            )
         self._ready_at = self._reported = self.stats = None
         for fetch in self._fetches:
             fetch.cancel()
@@ -192,7 +251,8 @@ class EngineClient:
             self._on_evicted(key)
         for stream in list(self._streams.values()):
             if stream.is_started or stream.is_aborted or stream.num_submissions == MAX_SUBMISSIONS:
-                self._end(stream, EngineRestarted())
+                objection = self._quarantine.objection(stream.request)
+                self._end(stream, objection or EngineRestarted())
         if self._is_stopping.is_set():
             return None
         self.failure = cause
@@ -210,14 +270,23 @@ class EngineClient:
         """Send a request to the engine; whoever submits must consume or `aclose` the stream.
 
         Raises EngineUnavailable while the engine is down, InvalidParameter if a request with this
-        id is still open.
+        id is still open, Overloaded if more are open than the engine takes, RequestQuarantined or
+        AdapterQuarantined.
         """
         if not self.is_ready:
             raise EngineUnavailable
         if request.request_id in self._streams:
             raise InvalidParameter("request_id", "is in use")
+        if len(self._streams) >= self._max_open_requests:
+            raise Overloaded(retry_after_seconds=OVERLOAD_RETRY_SECONDS)
+        if objection := self._quarantine.objection(request):
+            raise objection
         stream = RequestStream(request, abort=self._abort)
         self._streams[request.request_id] = stream
+        if request.deadline_seconds is not None:
+            stream.expiry = asyncio.get_running_loop().call_later(
+                request.deadline_seconds + DEADLINE_SLACK_SECONDS, self._expire, stream
+            )
         self._send_request(stream)
         return stream
 
@@ -229,7 +298,16 @@ class EngineClient:
 
     def _send_request(self, stream: RequestStream) -> None:
         stream.num_submissions += 1
-        self._send(Submit(stream.request))
+        request = stream.request
+        if stream.expiry is not None and stream.num_submissions > 1:
+            seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
+            left = max(0.0, seconds - asyncio.get_running_loop().time())
+            request = replace(request, deadline_seconds=left)
+        self._send(Submit(request))
+
+    def _expire(self, stream: RequestStream) -> None:
+        self._send(Abort(stream.request.request_id))
+        self._end(stream, DeadlineExceeded())
 
     def _abort(self, stream: RequestStream) -> None:
         if self.is_ready:
@@ -257,6 +335,7 @@ class EngineClient:
             return
         if isinstance(event, RequestFinished):
             del self._streams[event.request_id]
+            self._quarantine.note_end(stream.request, event)
         stream.feed(event)
 
     # --- adapters ---------------------------------------------------------------------------------
@@ -266,7 +345,8 @@ class EngineClient:
 
         An engine that is down holds nothing.
         """
-        if not self.is_ready:
+        if self.state not in (EngineState.READY, EngineState.STALLED):
+            self._forget_resident(key)
             for stream in list(self._streams.values()):
                 if stream.request.adapter == key:
                     self._end(stream, AdapterDeleted())
@@ -277,9 +357,25 @@ class EngineClient:
         await asyncio.shield(self._evictions[key])
 
     def _on_evicted(self, key: AdapterKey) -> None:
+        self._forget_resident(key)
         eviction = self._evictions.pop(key, None)
         if eviction is not None:
             eviction.set_result(None)
+
+    def _note_residents(self, stats: EngineStats) -> None:
+        keys = [entry.key for entry in stats.adapters if entry.tier is Tier.DEVICE]
+        if self._ready_at is not None and time.monotonic() - self._ready_at < WARM_UP_SECONDS:
+            keys = list(dict.fromkeys([*keys, *self._residents]))
+        self._residents = keys
+
+    def _forget_resident(self, key: AdapterKey) -> None:
+        if key in self._residents:
+            self._residents.remove(key)
+
+    def _bring_residents_back(self) -> None:
+        for key in self._residents:
+            if not self._quarantine.holds(key):
+                self._send(Prefetch(key))
 
     def _start_fetch(self, key: AdapterKey) -> None:
         fetch = asyncio.create_task(self._fetch(key))
@@ -316,6 +412,7 @@ class EngineClient:
                 self._on_evicted(key)
             case EngineStats():
                 self.stats = message
+                self._note_residents(message)
             case EngineReady(info):
                 self._on_ready(info)
             case EngineFailed(error):
@@ -329,13 +426,18 @@ class EngineClient:
             self._reported = _as_info(error)
             raise error
         self._info = info
+        self.state = EngineState.READY
         self._ready_at = time.monotonic()
         self.start_seconds = self._ready_at - self._spawned_at
         self.failure = None
         self._has_first_outcome.set()
-        for stream in self._streams.values():
-            self._send_request(stream)
+        for stream in list(self._streams.values()):
+            if objection := self._quarantine.objection(stream.request):
+                self._end(stream, objection)
+            else:
+                self._send_request(stream)
+        self._bring_residents_back()
 
 
 def _as_info(error: EngineError | AdapterError) -> ErrorInfo:
-    return ErrorInfo(error.code, str(error))
+    return ErrorInfo(error.code, str(error), getattr(error, "retry_after_seconds", None))

@@ -30,6 +30,7 @@ from .errors import (
     NumericalError,
     StaleExtent,
 )
+from .heartbeat import Heartbeat
 from .info import describe_engine
 from .kv_blocks import KvBlocks
 from .kv_cache import KvCache, kv_bytes_per_block
@@ -91,6 +92,7 @@ class EngineCore:
         self.info = describe_engine(config, base, plan)
         self._base = base
         self._outbox: list[FromEngine] = []
+        self._heartbeat: Heartbeat | None = None
         self._events = StepEvents()
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = 0
         self._num_generated_tokens = 0
@@ -151,6 +153,11 @@ class EngineCore:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
         idle = not self._scheduler.num_running and not self._residency.has_pending_work
         return idle and not self._outbox and not self._has_events
+
+    def report_progress_to(self, heartbeat: Heartbeat) -> None:
+        """Name each step's requests before it runs, and beat between its layers."""
+        self._heartbeat = heartbeat
+        self._base.call_between_layers(heartbeat.beat)
 
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""
@@ -287,6 +294,8 @@ class EngineCore:
         sequences = self._drop_stale(batch.sequences)
         if not sequences:
             return
+        if self._heartbeat:
+            self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
         try:
             logits = self._runner.run(sequences)
         except Exception:

@@ -272,6 +272,7 @@ class EngineStats:
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterResidency] = field(default_factory=list)
+    """Most recently used first."""
     kv_usage: float = 0.0
     """The part of the KV blocks that requests hold; of the pool that is fullest."""
     num_swaps: int = 0

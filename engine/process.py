@@ -1,8 +1,9 @@
-"""The engine process: `python -m loraplex.engine.process ENDPOINT CONFIG`.
+"""The engine process: `python -m loraplex.engine.process ENDPOINT HEARTBEAT CONFIG`.
 
-CONFIG is an EngineConfig as JSON, ENDPOINT the socket that the parent has bound. Standard input
-carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
-waited for: SIGTERM ends the process at once, draining is the parent's business.
+CONFIG is an EngineConfig as JSON, ENDPOINT the socket that the parent has bound, HEARTBEAT the file
+in which it watches for progress. Standard input carries nothing: its end says that the parent is
+gone. Nothing outlives the parent, and nothing is waited for: SIGTERM ends the process at once,
+draining is the parent's business.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Never, Protocol
 
@@ -23,6 +25,7 @@ import zmq
 
 from .config import EngineConfig
 from .errors import EngineError, MalformedMessage
+from .heartbeat import Heartbeat
 from .logs import log_to_stderr
 from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
 from .transport import decode_to_engine, encode
@@ -32,6 +35,8 @@ IDLE_POLL_MS = 250
 BUSY_POLL_MS = 1
 """How long to wait for messages where there is work but no step could run: a load in flight."""
 LINGER_MS = 1000
+MAX_UNSENT_MESSAGES = 1000
+"""A parent that reads nothing holds the loop up instead of filling the memory."""
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.engine.process")  # its own name is "__main__"
@@ -46,6 +51,8 @@ class Core(Protocol):
     @property
     def awaits_message(self) -> bool: ...
 
+    def report_progress_to(self, heartbeat: Heartbeat) -> None: ...
+
     def handle(self, message: ToEngine) -> None: ...
 
     def step(self) -> list[FromEngine]: ...
@@ -59,14 +66,16 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
     _end_with_parent()
-    endpoint, config_json = sys.argv[1:]
+    endpoint, heartbeat_path, config_json = sys.argv[1:]
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.set_hwm(0)
+        socket.setsockopt(zmq.RCVHWM, 0)  # the parent bounds what it submits
+        socket.setsockopt(zmq.SNDHWM, MAX_UNSENT_MESSAGES)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.connect(endpoint)
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
-            _serve((make_core or _load_core)(config), socket)
+            core = (make_core or _load_core)(config)
+            _serve(core, socket, Heartbeat(Path(heartbeat_path)))
         except Exception as exc:
             _log_failure(exc)
             _send(socket, EngineFailed(_as_error_info(exc)))
@@ -79,7 +88,8 @@ def _load_core(config: EngineConfig) -> Core:
     return EngineCore(config)
 
 
-def _serve(core: Core, socket: zmq.Socket[bytes]) -> Never:
+def _serve(core: Core, socket: zmq.Socket[bytes], heartbeat: Heartbeat) -> Never:
+    core.report_progress_to(heartbeat)
     _send(socket, EngineReady(core.info))
     _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
     timeout_ms = 0
@@ -87,6 +97,7 @@ def _serve(core: Core, socket: zmq.Socket[bytes]) -> Never:
         for message in _receive(socket, timeout_ms):
             core.handle(message)
         messages = core.step()
+        heartbeat.beat()
         for answer in messages:
             _send(socket, answer)
         timeout_ms = 0 if messages else BUSY_POLL_MS

@@ -23,6 +23,8 @@ class RequestStream:
         self, request: GenerationRequest, *, abort: Callable[[RequestStream], None]
     ) -> None:
         self.request = request
+        self.expiry: asyncio.TimerHandle | None = None
+        """Ends the request some time after its deadline, should the engine not."""
         self.num_submissions = 0
         """How many engine processes have been given this request."""
         self.num_generated_tokens = 0
@@ -61,7 +63,10 @@ class RequestStream:
     def feed(self, event: RequestEvent) -> None:
         """Take the next event: the client's side."""
         self.is_started |= isinstance(event, RequestStarted)
-        self._is_finished |= isinstance(event, RequestFinished)
+        if isinstance(event, RequestFinished):
+            self._is_finished = True
+            if self.expiry is not None:
+                self.expiry.cancel()
         if isinstance(event, TokensGenerated):
             self.num_generated_tokens += len(event.token_ids)
         if not self._is_exhausted:

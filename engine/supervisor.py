@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -18,12 +20,15 @@ import zmq
 import zmq.asyncio
 
 from .config import EngineConfig
+from .heartbeat import Heartbeat
 from .messages import FromEngine, ToEngine
 from .transport import decode_from_engine, encode
 
 # -P: the working directory is no place to import from.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process")
 STOP_SECONDS = 5.0
+DUMP_SECONDS = 0.5
+"""For how long a stuck process may write down where it is stuck."""
 DRAIN_SECONDS = 0.05
 """For how long the last words of a dead process are listened for."""
 
@@ -53,21 +58,26 @@ class EngineProcess:
         self,
         process: asyncio.subprocess.Process,
         socket: zmq.asyncio.Socket,
+        heartbeat: Heartbeat,
         resources: ExitStack,
     ) -> None:
         self._process = process
         self._socket = socket
+        self.heartbeat = heartbeat
         self._resources = resources
 
     @classmethod
     async def spawn(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> Self:
         """Start a process. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # Its mode is 0700: nobody else can reach the socket.
+            # Its mode is 0700: nobody else can reach the socket and the heartbeat.
             directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
+            heartbeat_path = Path(directory) / "heartbeat"
+            heartbeat = Heartbeat(heartbeat_path)
             context = resources.enter_context(zmq.asyncio.Context())
             socket = resources.enter_context(context.socket(zmq.PAIR))
-            socket.set_hwm(0)  # what can be under way is bounded by the requests' max_tokens
+            # Towards the engine the client bounds the requests; from there the engine's end does.
+            socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(f"ipc://{directory}/engine")
             stdin, lifeline = os.pipe()  # its end closes however this process ends
@@ -76,6 +86,7 @@ class EngineProcess:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     f"ipc://{directory}/engine",
+                    str(heartbeat_path),
                     msgspec.json.encode(config).decode(),
                     stdin=stdin,
                     stdout=_STDERR,
@@ -86,7 +97,7 @@ class EngineProcess:
             finally:
                 os.close(stdin)
             kept = resources.pop_all()
-        return cls(process, socket, kept)
+        return cls(process, socket, heartbeat, kept)
 
     @property
     def pid(self) -> int:
@@ -132,6 +143,14 @@ class EngineProcess:
         with suppress(ProcessLookupError):
             self._process.kill()
 
+    async def dump_and_kill(self) -> None:
+        """End a process that is stuck; the stacks of its threads go to standard error first."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+            self._process.send_signal(signal.SIGCONT)  # one that was stopped cannot dump
+            await asyncio.sleep(DUMP_SECONDS)
+        self.kill()
+
     async def _read(self, on_message: Callable[[FromEngine], None]) -> None:
         try:
             while True:
@@ -159,6 +178,8 @@ class RestartPolicy:
     max_delay_seconds: float = 30.0
     max_deaths: int = 5
     """So many deaths within `window_seconds` are a crash loop."""
+    stall_seconds: float = 10.0
+    """A process that makes no progress for so long while requests are open is ended."""
     window_seconds: float = 60.0
     """Also: a life that lasted so long was a good one, and the delays begin anew."""
     _deaths: deque[float] = field(default_factory=deque)

@@ -46,6 +46,8 @@ CORE_TORCH_FREE = (
     "engine.tenant_service",
     "engine.utilization",
     "engine.client",
+    "engine.heartbeat",
+    "engine.quarantine",
     "api.cli",
     "api.app",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...adapters.errors import AdapterError
-from ...engine.config import EngineConfig, Quantization
+from ...engine.config import EngineConfig, KvDtype, Quantization
 from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
 from ..settings import Settings, default_data_dir, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
@@ -76,6 +76,35 @@ def serve(
     host_cache_gib: Annotated[
         float, typer.Option(min=0.001, help="Host memory for adapters.")
     ] = DEFAULTS.host_cache_bytes / GIB,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option(help="How keys and values are held.")
+    ] = DEFAULTS.kv_dtype,
+    swap_gib: Annotated[
+        float, typer.Option(min=0.0, help="Host memory for the KV of preempted sequences.")
+    ] = DEFAULTS.swap_bytes / GIB,
+    attention_window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most positions that a token sees.", show_default="all"),
+    ] = None,
+    attention_sinks: Annotated[
+        int, typer.Option(min=0, help="First positions that stay visible behind that window.")
+    ] = DEFAULTS.attention_sinks,
+    target_itl: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="MS", help="Prompts share a step with decodes up to this time."
+        ),
+    ] = None,
+    max_queued: Annotated[
+        int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
+    ] = DEFAULTS.max_queued,
+    max_queued_per_tenant: Annotated[
+        int, typer.Option(min=1, help="Most requests of one tenant that wait.")
+    ] = DEFAULTS.max_queued_per_tenant,
+    tenant_cap: Annotated[
+        float,
+        typer.Option(min=0.01, max=1.0, help="Most that one tenant holds while others wait."),
+    ] = DEFAULTS.tenant_cap,
     num_threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
     ] = None,
@@ -94,6 +123,14 @@ def serve(
         kv_cache_bytes=_bytes(kv_cache_gib),
         host_cache_bytes=_bytes(host_cache_gib) or 0,
         num_threads=num_threads,
+        kv_dtype=kv_dtype,
+        swap_bytes=_bytes(swap_gib) or 0,
+        attention_window=attention_window,
+        attention_sinks=attention_sinks,
+        target_itl_ms=target_itl,
+        max_queued=max_queued,
+        max_queued_per_tenant=max_queued_per_tenant,
+        tenant_cap=tenant_cap,
     )
     settings = load_settings(
         data_dir=data_dir, database=database, store=store, served_model_name=served_model_name

@@ -46,6 +46,8 @@ async def create_completion(
         model=model,
         prompts=prompts,
         num_choices=body.num_choices,
+        priority=body.priority or 0,
+        deadline_ms=body.deadline_ms,
         sampling=body.sampling(max_tokens=body.output_limit, num_logprobs=body.logprobs),
         stop=tuple(body.stop or ()),
         continues_prompt=True,

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..auth import check_metrics_access
-from ..errors import ApiError
 from ..runtime import CurrentRuntime
 
 router = APIRouter()
@@ -22,9 +21,8 @@ async def health() -> Response:
 
 @router.get("/ready")
 async def ready(runtime: CurrentRuntime) -> Response:
-    """The engine takes requests now."""
-    if not runtime.engine.is_ready:
-        raise ApiError("engine_unavailable")
+    """Generations are taken now; if not, the error says why in words."""
+    runtime.readiness.check()
     return JSONResponse({"status": "ready"})
 
 

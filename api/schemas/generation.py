@@ -20,6 +20,8 @@ MAX_CHOICES = 8
 MAX_OUTPUT_TOKENS = 1 << 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOKEN_ID = (1 << 31) - 1
+MAX_PRIORITY = 1000
+MAX_DEADLINE_MS = 24 * 3600 * 1000
 DEFAULT_TEMPERATURE = 1.0
 
 
@@ -75,6 +77,11 @@ class GenerationBody(RequestModel):
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
 
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Among the tenant's own requests: lower ones first."""
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """From arrival to the last token."""
+
     tolerated: ClassVar[frozenset[str]] = frozenset(
         {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
     )
@@ -83,7 +90,6 @@ class GenerationBody(RequestModel):
         "include_stop_str_in_output": (False,),
         "length_penalty": (1.0, 1),
         "min_tokens": (0,),
-        "priority": (0,),
         "return_token_ids": (False,),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +47,10 @@ class Order:
     model: ServedModel
     prompts: Sequence[list[int]]
     num_choices: int
+    priority: int = 0
+    """Among the tenant's own requests: lower ones first."""
+    deadline_ms: int | None = None
+    """Counted from `arrived_at`, to the last token."""
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
     stop: tuple[str, ...]
@@ -209,6 +214,8 @@ class Inference:
             sampling=_choice_sampling(order.sampling, choice, self.tokenizer.eos_token_ids),
             adapter=adapter.key if adapter else None,
             group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
+            priority=order.priority,
+            deadline_seconds=_seconds_left(order),
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -217,6 +224,12 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _seconds_left(order: Order) -> float | None:
+    if order.deadline_ms is None:
+        return None
+    return max(0.0, order.arrived_at + order.deadline_ms / 1000 - time.monotonic())
 
 
 def _choice_sampling(

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from loraplex.api.metrics import Metrics
+from loraplex.api.readiness import Readiness
 from loraplex.api.request_context import RequestContext
+from loraplex.engine.client import EngineClient
 
 
 class Exchange:
     """One request through the middleware around `app`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, *, path: str = "/v1/secret-path", is_draining: bool = False
+    ) -> None:
         self.sent: list[Message] = []
         self.metrics = Metrics(lambda: None)
-        state = SimpleNamespace(runtime=SimpleNamespace(metrics=self.metrics, tracing=None))
+        self.readiness = Readiness(cast(EngineClient, None))
+        self.readiness.is_draining = is_draining
+        runtime = SimpleNamespace(metrics=self.metrics, readiness=self.readiness, tracing=None)
+        state = SimpleNamespace(runtime=runtime)
         self.scope: dict[str, Any] = {
             "type": "http",
             "method": "GET",
-            "path": "/v1/secret-path",
+            "path": path,
             "query_string": b"key=secret-query",
             "headers": [(b"x-request-id", b"callers-own")],
             "app": SimpleNamespace(state=state),
@@ -119,3 +126,30 @@ def test_requests_are_counted_by_route_and_code() -> None:
     labels = 'code="internal_error",method="GET",route="/v1/{name}",status="500"'
     assert f"loraplex_http_requests_total{{{labels}}} 1.0" in text
     assert "secret" not in text
+
+
+def test_a_draining_server_refuses_the_api_and_closes_the_connection() -> None:
+    exchange = Exchange(answer, is_draining=True)
+    assert exchange.sent[0]["status"] == 503
+    assert exchange.headers[b"connection"] == b"close"
+    assert exchange.headers[b"retry-after"] == b"1"
+    assert b'"code":"shutting_down"' in exchange.body
+
+
+def test_a_draining_server_still_answers_who_watches_it() -> None:
+    exchange = Exchange(answer, path="/health", is_draining=True)
+    assert exchange.sent[0]["status"] == 200
+    assert b"connection" not in exchange.headers
+
+
+def test_requests_of_the_api_count_until_they_are_answered() -> None:
+    counts: list[int] = []
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        counts.append(scope["app"].state.runtime.readiness.num_requests)
+        await answer(scope, receive, send)
+
+    for path in ("/v1/models", "/ready"):
+        assert Exchange(count, path=path).readiness.num_requests == 0
+    assert Exchange(fail).readiness.num_requests == 0
+    assert counts == [1, 0]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry import trace
@@ -18,9 +18,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from loraplex.api import tracing
 from loraplex.api.metrics import Metrics
+from loraplex.api.readiness import Readiness
 from loraplex.api.request_context import RequestContext
 from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.tracing import EndedRequest, Tracing, open_tracing
+from loraplex.engine.client import EngineClient
 from loraplex.platform.errors import InvalidValue
 from support.server import child_environment
 
@@ -136,7 +138,11 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
     route: str, num_spans: int
 ) -> None:
     recorder = Recorder()
-    runtime = SimpleNamespace(metrics=Metrics(lambda: None), tracing=Tracing(recorder))
+    runtime = SimpleNamespace(
+        metrics=Metrics(lambda: None),
+        tracing=Tracing(recorder),
+        readiness=Readiness(cast(EngineClient, None)),
+    )
     scope = {
         "type": "http",
         "method": "POST",

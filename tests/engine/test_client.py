@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import uvloop
@@ -25,14 +23,23 @@ from loraplex.engine.errors import EngineUnavailable, InvalidParameter, Unsuppor
 from loraplex.engine.messages import (
     ErrorInfo,
     FinishReason,
-    GenerationRequest,
-    RequestFinished,
     RequestStarted,
-    TokensGenerated,
 )
-from loraplex.engine.request_stream import RequestEvent, RequestStream
-from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.supervisor import RestartPolicy
+from support.fake_client import (
+    FAKE_ENGINE,
+    TIMEOUT_SECONDS,
+    Block,
+    collect,
+    end_of,
+    error_of,
+    fetch_at_once,
+    kill,
+    make_request,
+    running,
+    submit_started,
+    tokens_of,
+    until,
+)
 from support.fake_engine import (
     BASE_ID_FILE,
     EXIT,
@@ -45,87 +52,7 @@ from support.fake_engine import (
     count_lives,
 )
 
-TIMEOUT_SECONDS = 60
-FAKE_ENGINE = (sys.executable, "-P", "-m", "support.fake_engine")
 RESTARTED = "engine_restarted"
-
-
-class Block(NamedTuple):
-    path: Path
-    tier: Tier
-
-
-async def fetch_at_once(key: AdapterKey) -> FetchedBlock:
-    return Block(Path("/blocks") / key.digest, Tier.DISK)
-
-
-@asynccontextmanager
-async def running(
-    home: Path,
-    *,
-    on_adapter_wanted: Callable[[AdapterKey], Awaitable[FetchedBlock]] = fetch_at_once,
-    max_deaths: int = 5,
-) -> AsyncIterator[EngineClient]:
-    client = EngineClient(
-        EngineConfig(model=str(home)),
-        on_adapter_wanted=on_adapter_wanted,
-        command=FAKE_ENGINE,
-        restarts=RestartPolicy(first_delay_seconds=0.01, max_deaths=max_deaths),
-    )
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        try:
-            await client.start()
-            yield client
-        finally:
-            await client.stop()
-
-
-def make_request(
-    request_id: str, prompt: list[int], *, max_tokens: int = 4, adapter: str | None = None
-) -> GenerationRequest:
-    sampling = SamplingParams(max_tokens=max_tokens)
-    key = None if adapter is None else AdapterKey("acme", adapter)
-    return GenerationRequest(request_id, "acme", prompt, sampling, key)
-
-
-async def collect(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
-    return [event async for event in stream]
-
-
-def tokens_of(events: list[RequestEvent]) -> list[int]:
-    return [t for event in events if isinstance(event, TokensGenerated) for t in event.token_ids]
-
-
-def end_of(events: list[RequestEvent]) -> RequestFinished:
-    """The last event, which must be the only one of its kind."""
-    assert [isinstance(event, RequestFinished) for event in events].count(True) == 1
-    assert isinstance(events[-1], RequestFinished)
-    return events[-1]
-
-
-def error_of(events: list[RequestEvent]) -> ErrorInfo:
-    finished = end_of(events)
-    assert finished.reason is FinishReason.ERROR
-    assert finished.error is not None
-    return finished.error
-
-
-async def submit_started(client: EngineClient, request: GenerationRequest) -> RequestStream:
-    """Submit, and read up to the first token."""
-    stream = client.submit(request)
-    assert isinstance(await anext(stream), RequestStarted)
-    assert isinstance(await anext(stream), TokensGenerated)
-    return stream
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-def kill(client: EngineClient) -> None:
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -342,11 +269,17 @@ def test_a_request_that_had_not_begun_is_given_to_the_next_process(tmp_path: Pat
 
 
 def test_a_request_that_had_not_begun_is_given_on_only_once(tmp_path: Path) -> None:
+    async def never(key: AdapterKey) -> FetchedBlock:
+        await asyncio.Event().wait()
+        raise AssertionError(key)
+
     async def scenario() -> None:
-        async with running(tmp_path) as client:
-            events = await collect(client.submit(make_request("poison", EXIT)))
-            assert error_of(events).code == RESTARTED
-            assert count_lives(tmp_path) == 2
+        async with running(tmp_path, on_adapter_wanted=never) as client:
+            waiting = client.submit(make_request("waiting", [5], adapter="never there"))
+            for life in (1, 2):
+                await until(lambda: client.is_ready and count_lives(tmp_path) == life)  # noqa: B023
+                kill(client)
+            assert error_of(await collect(waiting)).code == RESTARTED
 
     asyncio.run(scenario())
 

@@ -86,7 +86,8 @@ def bound_socket(home: Path) -> Iterator[zmq.Socket[bytes]]:
 
 def command(home: Path) -> list[str]:
     config = msgspec.json.encode(EngineConfig(model=str(home))).decode()
-    return [sys.executable, "-P", "-m", "support.fake_engine", f"ipc://{home}/socket", config]
+    program = [sys.executable, "-P", "-m", "support.fake_engine"]
+    return [*program, f"ipc://{home}/socket", str(home / "heartbeat"), config]
 
 
 @contextmanager

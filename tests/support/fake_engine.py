@@ -1,4 +1,4 @@
-"""An engine process without a model: `python -m support.fake_engine ENDPOINT CONFIG`.
+"""An engine process without a model: `python -m support.fake_engine ENDPOINT HEARTBEAT CONFIG`.
 
 The real process, protocol and client around a core that repeats a request's prompt, one token a
 step. The prompt may be one of the words below instead. `config.model` is a directory, by which
@@ -8,6 +8,7 @@ the lives of the process know of each other: each adds a letter to its file `liv
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -16,11 +17,13 @@ from loraplex.adapters.layout import BaseLayout
 from loraplex.adapters.residency import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterResidency,
     AdapterWanted,
     EngineInfo,
     EngineStats,
@@ -29,6 +32,7 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    Prefetch,
     RequestFinished,
     RequestStarted,
     StepEvents,
@@ -46,6 +50,10 @@ EXIT = [1002]
 """Ends the process without a word."""
 RAISE = [1003]
 """Makes the engine's step fail."""
+STUCK = [1005]
+"""Makes the engine's step last for ever."""
+NAN = [1006]
+"""Ends with `numerical_error`."""
 GARBLE = [1004]
 """Makes the engine send what nobody understands."""
 
@@ -80,6 +88,9 @@ class FakeCore:
     def awaits_message(self) -> bool:
         return not (self._outbox or self._requests)
 
+    def report_progress_to(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+
     def handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
@@ -97,37 +108,58 @@ class FakeCore:
             case EvictAdapter(key):
                 self._fetched.pop(key, None)
                 self._outbox.append(AdapterEvicted(key))
+            case Prefetch(key):
+                self._want(key)
 
     def step(self) -> list[FromEngine]:
-        for request in list(self._requests.values()):
-            if request.adapter is None or request.adapter in self._fetched:
-                self._advance(request)
+        ready = [
+            request
+            for request in self._requests.values()
+            if request.adapter is None or request.adapter in self._fetched
+        ]
+        self._heartbeat.begin_step(
+            request.request_id for request in ready if not self._is_held(request)
+        )
+        for request in ready:
+            self._advance(request)
         messages, self._outbox = self._outbox, []
         return messages
 
     def _submit(self, request: GenerationRequest) -> None:
-        if request.prompt_token_ids == EXIT:
-            os._exit(3)
         if request.prompt_token_ids == RAISE:
             raise RuntimeError("the step failed")
         if request.prompt_token_ids == GARBLE:
             self._outbox.append(cast(FromEngine, Abort("not from here")))
             return
         self._requests[request.request_id] = request
-        key = request.adapter
-        if key is not None and key not in self._wanted:
+        if request.adapter is not None:
+            self._want(request.adapter)
+
+    def _want(self, key: AdapterKey) -> None:
+        if key not in self._wanted:
             self._wanted.add(key)
             self._outbox.append(AdapterWanted(key))
 
+    def _is_held(self, request: GenerationRequest) -> bool:
+        return request.prompt_token_ids == QUEUE and self._life == 1
+
     def _advance(self, request: GenerationRequest) -> None:
         prompt, events = request.prompt_token_ids, StepEvents()
-        if prompt == QUEUE and self._life == 1:
+        if self._is_held(request):
+            return
+        if prompt == EXIT:
+            os._exit(3)
+        if prompt == STUCK:
+            threading.Event().wait()
+        if prompt == NAN:
+            error = ErrorInfo("numerical_error", "not finite")
+            self._finish(request.request_id, FinishReason.ERROR, error)
             return
         output = self._outputs.get(request.request_id)
         if output is None:
             tier = self._fetched.get(request.adapter) if request.adapter else None
             events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
-            self._outbox.append(_stats(len(self._requests)))
+            self._outbox.append(self._stats())
             output = self._outputs[request.request_id] = []
         elif prompt == HANG:
             return
@@ -137,6 +169,24 @@ class FakeCore:
         self._outbox.append(events)
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
+
+    def _stats(self) -> EngineStats:
+        adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
+        return EngineStats(
+            num_steps=0,
+            num_running=len(self._requests),
+            num_waiting=0,
+            num_free_kv_blocks=0,
+            num_preemptions=0,
+            num_prompt_tokens=0,
+            num_cached_tokens=0,
+            num_generated_tokens=0,
+            arena_used_bytes=0,
+            host_cache_used_bytes=0,
+            num_adapter_loads=0,
+            num_adapter_evictions=0,
+            adapters=adapters,
+        )
 
     def _finish(
         self, request_id: str, reason: FinishReason, error: ErrorInfo | None = None
@@ -171,10 +221,6 @@ def fake_info(base_id: str) -> EngineInfo:
         arena_bytes=0,
         host_cache_bytes=0,
     )
-
-
-def _stats(num_running: int) -> EngineStats:
-    return EngineStats(0, num_running, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,79 @@
+"""What an engine process is doing, readable when it cannot say so any more.
+
+The process counts its progress and names the requests of the step it runs in a file that it and
+its parent have mapped. Writing waits for nobody and makes no system call; the parent can read it
+while the process hangs, and after it has died.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+
+_COUNTER_BYTES = 8
+_LENGTH_BYTES = 8
+_HEADER_BYTES = _COUNTER_BYTES + _LENGTH_BYTES
+_FILE_BYTES = 64 << 10
+
+SILENT_LOOKS = 20
+"""So many looks in a row without progress are a stall."""
+
+
+class Heartbeat:
+    """A counter and the request ids of one step."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file; it is made if there is none."""
+        with path.open("a+b") as file:
+            file.truncate(_FILE_BYTES)
+            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
+
+    def beat(self) -> None:
+        """Progress was made."""
+        self._write_number(0, self.count + 1)
+
+    def begin_step(self, request_ids: Iterable[str]) -> None:
+        """From now on these requests are computed."""
+        names = "\n".join(request_ids).encode()[: _FILE_BYTES - _HEADER_BYTES]
+        self._write_number(_COUNTER_BYTES, 0)
+        self._map[_HEADER_BYTES : _HEADER_BYTES + len(names)] = names
+        self._write_number(_COUNTER_BYTES, len(names))
+        self.beat()
+
+    @property
+    def count(self) -> int:
+        """How often there was progress."""
+        return self._read_number(0)
+
+    @property
+    def step_request_ids(self) -> frozenset[str]:
+        """The requests of the step that began last, which may be over."""
+        length = self._read_number(_COUNTER_BYTES)
+        names = self._map[_HEADER_BYTES : _HEADER_BYTES + length].decode(errors="replace")
+        return frozenset(names.split("\n")) if names else frozenset()
+
+    def _read_number(self, offset: int) -> int:
+        return int.from_bytes(self._map[offset : offset + 8], "little")
+
+    def _write_number(self, offset: int, number: int) -> None:
+        self._map[offset : offset + 8] = number.to_bytes(8, "little")
+
+
+class StallWatch:
+    """Tells a process that is stuck from one that is idle or slow.
+
+    It counts looks, not seconds: a watcher that was held up itself has not looked meanwhile, and
+    accuses nobody of its own silence.
+    """
+
+    def __init__(self) -> None:
+        self._last_count = -1
+        self._num_silent = 0
+
+    def look(self, count: int, *, has_work: bool) -> bool:
+        """Take the counter's value; True once the process is stuck."""
+        is_silent = has_work and count == self._last_count
+        self._last_count = count
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        return self._num_silent >= SILENT_LOOKS

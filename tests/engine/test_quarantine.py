@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.errors import EngineError
+from loraplex.engine.messages import ErrorInfo, FinishReason, GenerationRequest, RequestFinished
+from loraplex.engine.quarantine import QUARANTINE_SECONDS, Quarantine, fingerprint
+from loraplex.engine.sampling_params import SamplingParams
+
+ADAPTER = AdapterKey("acme", "a")
+NAN = ErrorInfo("numerical_error", "not finite")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def quarantine(clock: Clock) -> Quarantine:
+    return Quarantine(clock)
+
+
+def make(prompt: int = 1, adapter: AdapterKey | None = None, *, seed: int = 0) -> GenerationRequest:
+    sampling = SamplingParams(seed=seed)
+    return GenerationRequest(f"r-{prompt}-{seed}", "acme", [prompt], sampling, adapter)
+
+
+def end(
+    reason: FinishReason = FinishReason.STOP, error: ErrorInfo | None = None
+) -> RequestFinished:
+    return RequestFinished("r", FinishReason.ERROR if error else reason, 1, 1, error)
+
+
+def code(error: EngineError | None) -> str | None:
+    return None if error is None else error.code
+
+
+def test_a_request_in_two_crashes_is_kept_out_under_any_id(quarantine: Quarantine) -> None:
+    quarantine.note_crash([make(seed=1), make(seed=2)])
+    assert quarantine.objection(make()) is None, "one crash is one, however many choices it had"
+    quarantine.note_crash([make(seed=3)])
+    assert code(quarantine.objection(make(seed=4))) == "request_quarantined"
+    assert quarantine.objection(make(prompt=2)) is None
+
+
+def test_an_adapter_in_two_crashes_is_kept_out_whatever_is_asked(quarantine: Quarantine) -> None:
+    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(2, ADAPTER)])
+    assert code(quarantine.objection(make(3, ADAPTER))) == "adapter_quarantined"
+    assert quarantine.objection(make(1)) is None, "the base model is nobody's"
+    assert quarantine.objection(make(1, AdapterKey("other", "a"))) is None
+    assert quarantine.holds(ADAPTER)
+
+
+def test_a_good_answer_between_clears_whoever_was_only_there(quarantine: Quarantine) -> None:
+    for _ in range(5):
+        quarantine.note_crash([make(1, ADAPTER)])
+        quarantine.note_end(make(1, ADAPTER), end())
+    assert quarantine.objection(make(1, ADAPTER)) is None
+
+
+def test_an_abort_or_an_error_clears_nobody(quarantine: Quarantine) -> None:
+    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_end(make(1, ADAPTER), end(FinishReason.ABORTED))
+    quarantine.note_end(make(1, ADAPTER), end(error=ErrorInfo("engine_error", "")))
+    quarantine.note_crash([make(1, ADAPTER)])
+    assert code(quarantine.objection(make(1, ADAPTER))) == "adapter_quarantined"
+
+
+def test_numbers_that_break_down_three_times_in_a_row_keep_the_adapter_out(
+    quarantine: Quarantine,
+) -> None:
+    for _ in range(2):
+        quarantine.note_end(make(1, ADAPTER), end(error=NAN))
+        quarantine.note_end(make(1, ADAPTER), end(error=NAN))
+        quarantine.note_end(make(2, ADAPTER), end(FinishReason.LENGTH))
+    assert quarantine.objection(make(1, ADAPTER)) is None
+    for _ in range(3):
+        quarantine.note_end(make(1, ADAPTER), end(error=NAN))
+    assert code(quarantine.objection(make(2, ADAPTER))) == "adapter_quarantined"
+    for _ in range(9):
+        quarantine.note_end(make(1), end(error=NAN))
+    assert quarantine.objection(make(1)) is None, "the base model is not kept out"
+
+
+def test_a_quarantine_ends_by_time_alone(quarantine: Quarantine, clock: Clock) -> None:
+    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_end(make(1, ADAPTER), end())
+    clock.now += QUARANTINE_SECONDS - 1
+    quarantine.note_crash([make(1, ADAPTER)])
+    assert quarantine.holds(ADAPTER)
+    clock.now += 1
+    assert quarantine.objection(make(1, ADAPTER)) is None
+
+
+def test_crashes_long_apart_are_a_coincidence(quarantine: Quarantine, clock: Clock) -> None:
+    for _ in range(4):
+        quarantine.note_crash([make()])
+        clock.now += QUARANTINE_SECONDS
+    assert quarantine.objection(make()) is None
+
+
+def test_only_the_id_and_the_seed_do_not_tell_requests_apart() -> None:
+    request = make(1, ADAPTER)
+    same = replace(request, request_id="other", sampling=SamplingParams(seed=9))
+    assert fingerprint(same) == fingerprint(request)
+    others = [
+        replace(request, tenant_id="other"),
+        replace(request, adapter=None),
+        replace(request, prompt_token_ids=[1, 1]),
+        replace(request, sampling=SamplingParams(max_tokens=3)),
+    ]
+    assert len({fingerprint(other) for other in [request, *others]}) == 5
