@@ -6,7 +6,9 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-weights test lint format bench bench-lora kernels-report gpu-check clean
+BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora
+.PHONY: help install demo demo-weights test lint format simulate soak bench kernels-report gpu-check clean \
+	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +45,24 @@ format: $(INSTALLED) ## format the code
 bench: $(INSTALLED) ## throughput and latency, mixed adapters against the base alone
 	$(BIN)/loraplex bench serving
 
-bench-lora: $(INSTALLED) ## the LoRA kernels alone
-	$(BIN)/python -m benchmarks.bench_lora
+$(addprefix bench-,$(BENCHMARKS)): bench-%: $(INSTALLED)
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.bench_$(subst -,_,$*) $(ARGS)
+
+bench-batching: ## continuous against static batching
+bench-prefix: ## time to first token with and without the prefix cache
+bench-paging: ## sequences that run at once: paged against reserved KV
+bench-target-itl: ## the curve of throughput over latency
+bench-fairness: ## a tenant beside a flood and a squeeze
+bench-scheduler: ## what the scheduler itself costs a step
+bench-restart: ## how soon a killed engine serves again
+bench-kv-dtype: ## error and room of a quantized KV cache
+bench-lora: ## the LoRA kernels alone
+
+simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
+	PYTHONPATH=.src:. $(BIN)/python -m tests.simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+
+soak: $(INSTALLED) ## 50 engines killed under load, servers stopped under load (about half an hour)
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
 
 kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80 and sm_90 and print what they use
 	@$(BIN)/python -m loraplex.kernels.report
