@@ -205,6 +205,16 @@ def test_the_victim_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
     assert bench.state("small") == bench.state("first") == "running"
 
 
+def test_every_token_of_a_prompt_is_charged_however_it_is_cut() -> None:
+    for length in range(8, 24):
+        bench = SchedulerBench(budget=8)
+        bench.add("only", length)
+        bench.run()
+        counters = bench.scheduler.counters
+        expected = length * counters.input_weight + counters.output_weight
+        assert counters.counter("acme") == expected
+
+
 def test_what_is_computed_again_is_not_charged() -> None:
     bench = SchedulerBench(num_blocks=10)
     requests = [bench.add(name, 16, max_tokens=20) for name in ("old", "new")]
