@@ -40,7 +40,7 @@ class PlainPages:
 
     def __init__(self, data: Tensor) -> None:
         _, self.block_size, self.num_heads, self.dim = data.shape
-        self.tensors = (data,)
+        self.tensors: tuple[Tensor, ...] = (data,)
         self._data = data
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
@@ -65,7 +65,7 @@ class QuantizedPages:
         self._largest = (torch.iinfo if is_integer else torch.finfo)(codes.dtype).max
         # As plain bytes: not every device indexes float8 tensors.
         self._codes, self._scales = codes.view(torch.uint8), scales
-        self.tensors = (self._codes, self._scales)
+        self.tensors: tuple[Tensor, ...] = (self._codes, self._scales)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.float()

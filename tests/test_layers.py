@@ -48,6 +48,8 @@ CORE_TORCH_FREE = (
     "engine.kv_layout",
     "engine.swap_space",
     "engine.prefix_cache",
+    "engine.kv_budget",
+    "engine.kv_groups",
     "engine.messages",
     "engine.client",
     "api.cli",

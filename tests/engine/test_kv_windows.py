@@ -19,8 +19,14 @@ from support.paged import paged_logits, served_logits
 TOLERANCE = 1e-4
 LENGTHS = (90, 1, 33, 57)
 WINDOW, SINKS = 11, 5
-INT8_KV_BOUND = 0.05
-"""Of the largest logit, for tiny random models with heads of 16 elements."""
+INT8_KV_BOUNDS = {
+    "llama": 0.05,
+    "gemma3-window": 0.01,
+    "deepseek_v2-mla": 0.05,
+    "gpt2-conv1d": 0.02,
+}
+"""Root mean square of the error over that of the logits. Random weights of this size amplify what
+any layer changes; a Llama with a quarter of it stays below 0.01."""
 
 
 def random_sequences() -> list[list[int]]:
@@ -30,8 +36,11 @@ def random_sequences() -> list[list[int]]:
     ]
 
 
-def dense_logits(path: Path, tokens: Sequence[int], **inputs: Any) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+def load_dense(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+
+
+def dense_logits(model: Any, tokens: Sequence[int], **inputs: Any) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([tokens]), use_cache=False, **inputs).logits[0]
     return logits
@@ -47,10 +56,10 @@ def additive_mask(num_tokens: int, window: int, sinks: int) -> Tensor:
 @pytest.mark.parametrize("case", [case for case in SERVED if "window" in case])
 def test_what_lies_behind_a_window_is_freed_and_never_missed(case: str, tmp_path: Path) -> None:
     path = save_family(tmp_path, *SERVED[case])
-    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    base, dense = load_base_model(EngineConfig(str(path), device="cpu")), load_dense(path)
     sequences = random_sequences()
     for tokens, ours in zip(sequences, served_logits(base, sequences), strict=True):
-        assert (ours - dense_logits(path, tokens)).abs().max() < TOLERANCE
+        assert (ours - dense_logits(dense, tokens)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("sinks", [0, SINKS])
@@ -58,19 +67,19 @@ def test_the_operators_window_and_sinks_are_what_a_dense_mask_says(
     sinks: int, tmp_path: Path
 ) -> None:
     path = save_family(tmp_path, *SERVED["llama"])
-    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    base, dense = load_base_model(EngineConfig(str(path), device="cpu")), load_dense(path)
     sequences = random_sequences()
     served = served_logits(base, sequences, attention_window=WINDOW, attention_sinks=sinks)
     for tokens, ours in zip(sequences, served, strict=True):
         mask = additive_mask(len(tokens), WINDOW, sinks)
-        theirs = dense_logits(path, tokens, attention_mask=mask)
+        theirs = dense_logits(dense, tokens, attention_mask=mask)
         assert (ours - theirs).abs().max() < TOLERANCE
-    assert (served[0] - dense_logits(path, sequences[0])).abs().max() > 100 * TOLERANCE
+    assert (served[0] - dense_logits(dense, sequences[0])).abs().max() > 100 * TOLERANCE
 
 
 def test_layers_with_a_window_of_their_own_keep_it_beside_the_operators(tmp_path: Path) -> None:
     path = save_family(tmp_path, *SERVED["gemma2-softcap-window"])
-    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    base, dense = load_base_model(EngineConfig(str(path), device="cpu")), load_dense(path)
     sequences = random_sequences()
     served = served_logits(base, sequences, attention_window=WINDOW, attention_sinks=SINKS)
     for tokens, ours in zip(sequences, served, strict=True):
@@ -78,21 +87,21 @@ def test_layers_with_a_window_of_their_own_keep_it_beside_the_operators(tmp_path
             "full_attention": additive_mask(len(tokens), WINDOW, SINKS),
             "sliding_attention": additive_mask(len(tokens), 8, 0),
         }
-        theirs = dense_logits(path, tokens, attention_mask=masks)
+        theirs = dense_logits(dense, tokens, attention_mask=masks)
         assert (ours - theirs).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma3-window", "deepseek_v2-mla", "gpt2-conv1d"])
+@pytest.mark.parametrize("case", INT8_KV_BOUNDS)
 def test_int8_keys_and_values_change_logits_by_a_few_percent_at_most(
     case: str, tmp_path: Path
 ) -> None:
     path = save_family(tmp_path, *SERVED[case])
     exact = load_base_model(EngineConfig(str(path), device="cpu"))
     int8 = load_base_model(EngineConfig(str(path), device="cpu", kv_dtype=KvDtype.INT8))
-    assert exact.kv_error == 0.0
-    assert 0.0 < int8.kv_error < INT8_KV_BOUND, "what the operator is told"
     sequences = random_sequences()
-    pairs = zip(paged_logits(exact, sequences), served_logits(int8, sequences), strict=True)
-    for reference, ours in pairs:
-        error = (ours - reference).abs().max() / reference.abs().max()
-        assert 0.0 < error < INT8_KV_BOUND
+    reference = torch.cat(paged_logits(exact, sequences))
+    error = torch.cat(served_logits(int8, sequences)) - reference
+    relative = (error.square().mean() / reference.square().mean()).sqrt()
+    assert 0.0 < relative < INT8_KV_BOUNDS[case]
+    assert exact.kv_error == 0.0
+    assert 0.0 < int8.kv_error < 0.1, "what the operator is told"

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InsufficientMemory
+from loraplex.engine.kv_budget import MIB
 from loraplex.engine.kv_groups import one_group
-from loraplex.engine.memory import MIB, available_bytes, plan_memory
+from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.memory import MemoryPlan, available_bytes, plan_memory
 
 SIZES: dict[str, Any] = {
     "available_bytes": 1000 * MIB,
@@ -72,6 +76,88 @@ def test_a_context_nobody_asked_for_shrinks_to_what_fits() -> None:
     assert plan.max_model_len == 50 * 16
     with pytest.raises(InsufficientMemory, match="needs 100 KV blocks"):
         plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB, max_model_len=1600), **SIZES)
+
+
+WINDOWED = KvGroup((2, 3), window=160, sinks=0, num_blocks=2)
+LIMITED = KvGroup((0, 1), window=160, sinks=4, num_blocks=2)
+
+
+def plan_groups(config: EngineConfig, *groups: KvGroup, **sizes: Any) -> MemoryPlan:
+    each = {**SIZES, "groups": groups, "bytes_per_block": [MIB] * len(groups), **sizes}
+    return plan_memory(config, **each)
+
+
+def test_no_group_of_layers_runs_out_long_before_the_others() -> None:
+    """600 MiB for 10 sequences that may be 1600 tokens long, of which two layers see 160."""
+    config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64)
+    plan = plan_groups(config, *one_group(2, 2), WINDOWED)
+    whole, windowed = plan.kv_groups
+    # (160 + 16 - 2) // 16 + 2 = 12 blocks each wherever the window lies, and a step of prefill.
+    assert windowed.num_usable == 10 * 12 + 64 // 16
+    assert whole.num_usable == 600 - windowed.num_usable
+    assert plan.num_kv_blocks == 600
+    assert plan.max_model_len == 1600
+    assert any("2 layers that see 160 tokens: 10 sequences" in line for line in plan.lines)
+
+
+def test_short_sequences_in_little_memory_need_as_many_blocks_in_every_group() -> None:
+    config = EngineConfig("m", max_num_seqs=10, kv_cache_bytes=100 * MIB)
+    whole, windowed = plan_groups(config, *one_group(2, 2), WINDOWED).kv_groups
+    assert (whole.num_usable, windowed.num_usable) == (50, 50)
+
+
+def test_layers_with_windows_alone_serve_sequences_longer_than_what_they_hold() -> None:
+    plan = plan_groups(EngineConfig("m", kv_cache_bytes=13 * MIB), LIMITED)
+    assert plan.num_kv_blocks == 13
+    assert plan.max_model_len == 1600 > 13 * 16
+    assert any("160 tokens and 4 first ones: 1 sequences" in line for line in plan.lines)
+    with pytest.raises(InsufficientMemory, match="needs 13 KV blocks"):
+        plan_groups(EngineConfig("m", kv_cache_bytes=12 * MIB), LIMITED)
+
+
+def test_swap_space_has_slots_in_the_proportion_of_the_blocks() -> None:
+    config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64, swap_bytes=300 * MIB)
+    plan = plan_groups(config, *one_group(2, 2), WINDOWED)
+    assert plan.num_swap_slots == tuple(g.num_usable // 2 for g in plan.kv_groups)
+    assert any("300.0 MiB" in line for line in plan.lines)
+    assert plan_groups(EngineConfig("m"), WINDOWED).num_swap_slots == ()
+    on_host = plan_groups(
+        config, *one_group(2, 2), WINDOWED, is_host=True, available_bytes=3000 * MIB
+    )
+    assert on_host.arena_bytes == (2700 - 100 - 300 - 1024) * MIB // 8
+
+
+@given(
+    kv_mib=st.integers(0, 4000),
+    max_num_seqs=st.integers(1, 64),
+    window=st.integers(1, 3000),
+    sizes=st.tuples(st.integers(1, 3 * MIB), st.integers(1, 3 * MIB)),
+    has_whole=st.booleans(),
+)
+def test_pools_never_exceed_what_is_given_and_hold_what_one_sequence_needs(
+    kv_mib: int, max_num_seqs: int, window: int, sizes: tuple[int, int], has_whole: bool
+) -> None:
+    config = EngineConfig(
+        "m",
+        kv_cache_bytes=kv_mib * MIB,
+        arena_bytes=0,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=65,
+        max_model_len=1600,
+    )
+    first = one_group(2, 2)[0] if has_whole else LIMITED
+    windowed = KvGroup((2, 3), window=window, sinks=0, num_blocks=2)
+    needed = [group.peak_blocks(1600, 16, 16) for group in (first, windowed)]
+    try:
+        plan = plan_groups(
+            config, first, windowed, bytes_per_block=list(sizes), available_bytes=10_000 * MIB
+        )
+    except InsufficientMemory:
+        assert kv_mib * MIB < sum(s * n for s, n in zip(sizes, needed, strict=True))
+        return
+    counts = [group.num_usable for group in plan.kv_groups]
+    assert sum(size * count for size, count in zip(sizes, counts, strict=True)) <= kv_mib * MIB
+    assert all(count >= least for count, least in zip(counts, needed, strict=True))
 
 
 def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:

@@ -119,7 +119,8 @@ def served_logits(
         order = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)
         if not order:
             continue
-        assert all([kv.grow(blocks[i], done[i], counts[i]) for i in order])
+        for i in order:
+            assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
         cache.execute(kv.take_operations())
         spans = [
             Span(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)

@@ -1,0 +1,162 @@
+"""What a quantized KV cache costs in accuracy, and how many more blocks it leaves room for.
+
+    python -m benchmarks.bench_kv_dtype [--model DIR] [--json FILE]
+
+The text is the model's own: sequences sampled from it at temperature 1. Every position's
+distribution is compared with that under a cache in the model's dtype. fp8 is emulated where the
+device does not serve it: the codes are the same. Needs torch and transformers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.forward import PagedForward, run_model
+from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_cache import KvCache, KvFormat, kv_bytes_per_block
+from loraplex.engine.kv_groups import one_group
+
+BLOCK_SIZE = 16
+CHUNK = 64
+DEMO_BASE = Path(__file__).parents[1] / "api" / "demo" / "weights" / "base"
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One format against the model's own dtype."""
+
+    kv_dtype: str
+    blocks_ratio: float
+    """Blocks in the same memory."""
+    mean_kl: float
+    """Nats per token, of the plain distribution to this one."""
+    p99_kl: float
+    top1_agreement: float
+    logits_error: float
+    """Largest difference over largest logit."""
+
+
+class Stepper:
+    """Sequences that advance together, each in blocks of its own."""
+
+    def __init__(self, base: BaseModel, kv_format: KvFormat, num_sequences: int, length: int):
+        per_sequence = -(-length // BLOCK_SIZE)
+        self._base = base
+        self._tables = [
+            range(1 + index * per_sequence, 1 + (index + 1) * per_sequence)
+            for index in range(num_sequences)
+        ]
+        self._cache = KvCache(
+            one_group(len(base.kv_shapes), 1 + num_sequences * per_sequence),
+            base.kv_shapes,
+            block_size=BLOCK_SIZE,
+            kv_format=kv_format,
+            device=base.device,
+        )
+        self._done = 0
+
+    def step(self, chunks: Sequence[Sequence[int]]) -> Tensor:
+        """Append equally long chunks; fp32 logits `[num_sequences, chunk, vocab_size]`."""
+        spans = [
+            Span(chunk, self._done, [table])
+            for chunk, table in zip(chunks, self._tables, strict=True)
+        ]
+        inputs = make_inputs(
+            spans, groups=self._cache.groups, block_size=BLOCK_SIZE, device=self._base.device
+        )
+        self._done = spans[0].end
+        rows = torch.arange(len(inputs.input_ids), device=self._base.device)
+        forward = PagedForward(self._cache, inputs.attention)
+        logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+        return logits.view(len(chunks), -1, logits.shape[-1])
+
+
+def sample_text(base: BaseModel, num_sequences: int, length: int, seed: int) -> list[list[int]]:
+    """Sequences drawn from the model itself, each from a random first token."""
+    generator = torch.Generator().manual_seed(seed)
+    stepper = Stepper(base, base.kv_format, num_sequences, length)
+    tokens = torch.randint(base.vocab_size, (num_sequences, 1), generator=generator)
+    while tokens.shape[1] < length:
+        logits = stepper.step(tokens[:, -1:].tolist())[:, -1].cpu()
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, drawn], 1)
+    text: list[list[int]] = tokens.tolist()
+    return text
+
+
+def all_logits(base: BaseModel, kv_format: KvFormat, text: Sequence[Sequence[int]]) -> Tensor:
+    """`[num_tokens, vocab_size]`: every position, in chunks, all through the cache."""
+    length = len(text[0])
+    stepper = Stepper(base, kv_format, len(text), length)
+    parts = [
+        stepper.step([tokens[start : start + CHUNK] for tokens in text])
+        for start in range(0, length, CHUNK)
+    ]
+    return torch.cat(parts, 1).flatten(0, 1)
+
+
+def measure(base: BaseModel, text: Sequence[Sequence[int]]) -> Iterator[Result]:
+    plain_format = KvFormat(base.dtype)
+    plain = all_logits(base, plain_format, text)
+    (group,) = one_group(len(base.kv_shapes), 2)
+    for name, code_dtype in CODES.items():
+        kv_format = KvFormat(base.dtype, code_dtype)
+        logits = all_logits(base, kv_format, text)
+        expected, got = plain.log_softmax(-1), logits.log_softmax(-1)
+        divergence = (expected.exp() * (expected - got)).sum(-1)
+        sizes = [
+            kv_bytes_per_block(group, base.kv_shapes, block_size=BLOCK_SIZE, kv_format=either)
+            for either in (plain_format, kv_format)
+        ]
+        yield Result(
+            kv_dtype=name,
+            blocks_ratio=sizes[0] / sizes[1],
+            mean_kl=divergence.mean().item(),
+            p99_kl=divergence.quantile(0.99).item(),
+            top1_agreement=(plain.argmax(-1) == logits.argmax(-1)).float().mean().item(),
+            logits_error=((logits - plain).abs().max() / plain.abs().max()).item(),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default=str(DEMO_BASE), help="default: the demo's base model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    base = load_base_model(
+        EngineConfig(arguments.model, dtype=arguments.dtype, device=arguments.device)
+    )
+    length = min(arguments.length, base.max_model_len)
+    text = sample_text(base, arguments.sequences, length, arguments.seed)
+    dtype = str(base.dtype).removeprefix("torch.")
+    print(f"{arguments.model}, {dtype} on {base.device}, {len(text)} x {length} tokens")
+    print(f"{'KV':6}{'blocks':>8}{'mean KL':>11}{'p99 KL':>11}{'top-1':>9}{'logits':>9}")
+    results = list(measure(base, text))
+    for result in results:
+        print(
+            f"{result.kv_dtype:6}{result.blocks_ratio:7.2f}x{result.mean_kl:11.2e}"
+            f"{result.p99_kl:11.2e}{result.top1_agreement:9.2%}{result.logits_error:9.2%}"
+        )
+    if arguments.json:
+        report = {"model": arguments.model, "dtype": dtype, "device": str(base.device)}
+        rows = [asdict(result) for result in results]
+        arguments.json.write_text(json.dumps({**report, "results": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
