@@ -64,8 +64,10 @@ class TokenCounters(Generic[Party]):
             self._forget_lifted()
 
     def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        # Twice for every token of every sequence: looked up here rather than through methods.
         service = self.input_weight * input_tokens + self.output_weight * output_tokens
-        self._counters[party] = self.counter(party) + service / self._weights.get(party, 1.0)
+        counters = self._counters
+        counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
 
     def most_over(self, parties: Iterable[Party]) -> Party | None:
         """Which of these has had most for its weight; the first of equals, None of none."""

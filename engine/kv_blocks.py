@@ -216,8 +216,9 @@ class KvBlocks:
 
         `token_ids` must be final up to `num_computed`.
         """
-        if self._hasher is not None:
-            for index in range(seq.num_published, num_computed // self._block_size):
+        num_full = num_computed // self._block_size
+        if self._hasher is not None and num_full > seq.num_published:
+            for index in range(seq.num_published, num_full):
                 prefix = self._hasher.prefix(seq.chain, index, namespace, token_ids)
                 for group in self._groups:
                     self._publish(group, seq.tables[group.index], index, prefix)

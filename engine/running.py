@@ -56,7 +56,7 @@ class Running:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._requests
 
     @property
@@ -109,22 +109,27 @@ class Running:
         return share
 
     def victim(self, measure: Measure) -> Request:
-        """The newest request of the tenant that holds most."""
-        tenants = self._tenants.items()
-        candidates = [entry for entry in tenants if not entry[1].is_spared] or list(tenants)
-        _, tenant = max(candidates, key=lambda entry: measure(entry[0]) / entry[1].weight)
-        return tenant.newest
+        """The newest request of the tenant that holds most for its weight."""
+        best: _Tenant | None = None
+        most, is_spared = -1.0, True
+        for tenant_id, tenant in self._tenants.items():
+            holding = measure(tenant_id) / tenant.weight
+            # Who is spared gives way only where all are.
+            if best is None or (is_spared, holding) > (tenant.is_spared, most):
+                best, most, is_spared = tenant, holding, tenant.is_spared
+        assert best, "there is a victim only where something runs"
+        return best.newest
 
     def owes(self, request: Request, measure: Measure, share: float) -> bool:
-        """Whether the victim's tenant can give `share` and keep what it is entitled to.
+        """Whether another tenant can give `share` and keep what it is entitled to.
 
         And whether that is not more than the request's tenant is entitled to, if it has anything.
         """
+        held = measure(request.tenant_id)
+        if held and held + share > self._shares.of(request.tenant_id) + ROUNDING:
+            return False
         victim = self.victim(measure)
         tenant_id = victim.tenant_id
         if tenant_id == request.tenant_id or self._tenants[tenant_id].is_spared:
             return False
-        if measure(tenant_id) - share < self._shares.of(tenant_id) - ROUNDING:
-            return False
-        held = measure(request.tenant_id)
-        return not held or held + share <= self._shares.of(request.tenant_id) + ROUNDING
+        return measure(tenant_id) - share >= self._shares.of(tenant_id) - ROUNDING

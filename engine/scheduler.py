@@ -268,15 +268,17 @@ class Scheduler:
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
-        grow = self._kv.grow
+        grow, preempted = self._kv.grow, step.preempted
         for request in tuple(self._running):
             num_computed = request.num_computed_tokens
             if len(request.token_ids) - num_computed > 1:
                 prefills.append(request)
-            elif request in step.preempted or not step.budget:
+            elif request in preempted or not step.budget:
                 continue
             elif grow(request.kv, num_computed, 1) or self._preemption.make_room(request, 1, step):
-                step.add(request, 1)
+                step.add_decode(request)
+                if request.num_charged_tokens < request.num_prompt_tokens:
+                    self._charge_prompt(request, 1)
         return prefills
 
     def _bound_prefill(self, step: Step) -> None:
@@ -303,11 +305,11 @@ class Scheduler:
             return
         num_tokens = min(request.num_remaining_tokens, step.budget)
         if self._preemption.make_room(request, num_tokens, step):
-            self._compute(request, num_tokens, step)
+            step.add(request, num_tokens)
+            self._charge_prompt(request, num_tokens)
 
-    def _compute(self, request: Request, num_tokens: int, step: Step) -> None:
-        """Put tokens of a prompt into the step, charged when they are computed first."""
-        step.add(request, num_tokens)
+    def _charge_prompt(self, request: Request, num_tokens: int) -> None:
+        """Charge the tokens of the prompt that this step is the first to compute."""
         end = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
         new = end - max(request.num_charged_tokens, request.num_computed_tokens)
         if new > 0:
@@ -402,7 +404,8 @@ class Scheduler:
         walk.admitted()
         num_tokens = min(request.num_remaining_tokens, step.budget)
         self._room.take(request, num_tokens)
-        self._compute(request, num_tokens, step)
+        step.add(request, num_tokens)
+        self._charge_prompt(request, num_tokens)
         if not request.started:
             request.started = True
             request.num_cached_tokens = request.num_computed_tokens

@@ -30,6 +30,10 @@ class Step:
         sequences[request] = ScheduledSequence(request, num_tokens)
         self.budget -= num_tokens
 
+    def add_decode(self, request: Request) -> None:
+        self._decodes[request] = ScheduledSequence(request, 1)
+        self.budget -= 1
+
     def cancel(self, request: Request) -> None:
         """The request was preempted."""
         self.preempted.add(request)

@@ -116,8 +116,7 @@ class Inference:
 
     def room_for_output(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow the prompt. Raises ApiError if none."""
-        info = self._engine.info
-        capacity = info.max_model_len
+        capacity = self._engine.info.max_model_len
         if len(prompt) >= capacity:
             raise ApiError(
                 "context_length_exceeded",

@@ -87,6 +87,7 @@ class LocalEngine:
         tenant_id: str = "acme",
         return_logits: bool = False,
         cache_namespace: str = "",
+        group_id: str | None = None,
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -102,6 +103,7 @@ class LocalEngine:
             adapter,
             cache_namespace=cache_namespace,
             return_logits=return_logits,
+            group_id=group_id,
         )
         self.core.handle(Submit(request))
         return request_id
