@@ -5,6 +5,8 @@ import random
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.kv_blocks import KvBlocks
+from loraplex.engine.kv_layout import KvGroup
 from loraplex.engine.prefix_cache import ROOT_KEY, CacheNamespace, PrefixCache
 
 SIZE = 4
@@ -135,3 +137,31 @@ def test_agrees_with_a_plain_model_over_a_random_walk() -> None:
         pool.free([*found, *fresh])
         pool.check_integrity()
     assert num_hits > 200, "a walk without hits proves nothing"
+
+
+def test_of_a_thousand_pairs_the_identical_meet_and_those_that_differ_in_one_field_never() -> None:
+    """`runtime_id` also names the type of the keys and values."""
+    rng = random.Random(2)
+    kv = KvBlocks([KvGroup((0,), None, 0, 6000)], SIZE, prefix_secret=b"s" * 32)
+    fields = ("tenant_id", "runtime_id", "adapter", "label", "token")
+    for number in range(1000):
+        tokens = [rng.randrange(32_000) for _ in range(9)]
+        adapter = AdapterKey("acme", f"sha256:{number}")
+        stored = CacheNamespace("acme", "base/int8", adapter, str(number))
+        writer = kv.new_sequence()
+        assert kv.grow(writer, 0, 9)
+        kv.advance(writer, stored, tokens, 9)
+        kv.release(writer)
+        asked, other_tokens = stored, list(tokens)
+        field = fields[number % len(fields)]
+        if field == "token":
+            other_tokens[rng.randrange(SIZE)] ^= 1
+        elif field == "adapter":
+            other_adapter = AdapterKey("acme", f"sha256:{number}x")
+            asked = dataclasses.replace(stored, adapter=other_adapter)
+        else:
+            asked = dataclasses.replace(stored, **{field: getattr(stored, field) + "x"})
+        assert kv.match(kv.new_sequence(), asked, other_tokens) == 0
+        reader = kv.new_sequence()
+        assert kv.match(reader, dataclasses.replace(stored), list(tokens)) == 8
+        kv.release(reader)
