@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
@@ -63,6 +64,15 @@ EXIT_FILE = "exit"
 """In the model's directory: the engine dies while it starts."""
 BASE_ID_FILE = "base_id"
 _LIVES_FILE = "lives"
+
+
+_NOTHING = EngineStats(
+    **{
+        entry.name: cast(Any, 0)
+        for entry in fields(EngineStats)
+        if entry.default is MISSING and entry.default_factory is MISSING
+    }
+)
 
 
 class FakeCore:
@@ -172,7 +182,7 @@ class FakeCore:
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
-        return EngineStats(0, len(self._requests), *[0] * 10, adapters=adapters)
+        return replace(_NOTHING, num_running=len(self._requests), adapters=adapters)
 
     def _finish(
         self, request_id: str, reason: FinishReason, error: ErrorInfo | None = None
