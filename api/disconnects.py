@@ -11,6 +11,9 @@ from starlette.types import Receive
 
 Result = TypeVar("Result")
 
+CLIENT_DISCONNECTED = "client_disconnected"
+"""What the log and the metrics call a request whose caller went away; nobody is answered it."""
+
 
 class ClientDisconnected(Exception):
     """The caller closed the connection before the answer was complete."""

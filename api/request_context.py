@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .disconnects import ClientDisconnected
+from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
 from .metrics import Metrics
 from .readiness import Readiness
@@ -74,7 +74,7 @@ class _ObservedRequest:
             else:
                 await self.answer(refusal, connection="close")
         except (ClientDisconnect, ClientDisconnected):
-            self.state["error_code"] = "client_disconnected"  # nobody is left to answer
+            self.state["error_code"] = CLIENT_DISCONNECTED  # nobody is left to answer
         except Exception:
             log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
             if self.status:

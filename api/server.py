@@ -23,6 +23,8 @@ GRACE_SECONDS = 5
 DRAIN_POLL_SECONDS = 0.05
 SEND_BUFFER_BYTES = 64 << 10
 """What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
+UNREAD_SECONDS = 60
+"""After so long without a byte taken by the other side the system drops the connection."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
 
@@ -94,6 +96,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
     try:
         listener.bind((host, port))
     except OSError as exc:

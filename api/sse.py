@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .disconnects import ClientDisconnected, unless_disconnected
+from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected, unless_disconnected
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -55,8 +54,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with suppress(ClientDisconnected):
-                await unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(send))
+        except ClientDisconnected:
+            scope.setdefault("state", {})["error_code"] = CLIENT_DISCONNECTED
         finally:
             await self.close()
 
@@ -69,7 +69,7 @@ class EventStream(Response):
                 await _send_body(send, event)
         finally:
             pinging.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await _send_body(send, b"", is_last=True)
 
 
 async def _ping(send: Send) -> None:
@@ -78,9 +78,9 @@ async def _ping(send: Send) -> None:
         await _send_body(send, PING)
 
 
-async def _send_body(send: Send, body: bytes) -> None:
+async def _send_body(send: Send, body: bytes, *, is_last: bool = False) -> None:
     try:
         async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
     except TimeoutError as exc:
         raise ClientDisconnected from exc

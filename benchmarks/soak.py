@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -54,7 +54,7 @@ class Figures:
     def summary(self) -> dict[str, object]:
         times = self.ready_again_seconds
         return {
-            **asdict(self),
+            **vars(self),
             "ready_again_seconds": {"median": statistics.median(times), "max": max(times)},
         }
 

@@ -35,6 +35,11 @@ def make_request(
     return GenerationRequest(request_id, "acme", PROMPT, sampling, adapter)
 
 
+def is_resident(client: EngineClient, adapter: AdapterKey) -> bool:
+    entries = client.stats.adapters if client.stats else ()
+    return any((entry.key, entry.tier) == (adapter, Tier.DEVICE) for entry in entries)
+
+
 async def generate(
     client: EngineClient, request_id: str, adapter: AdapterKey | None = None
 ) -> list[int]:
@@ -77,6 +82,8 @@ def test_serves_loads_adapters_and_comes_back_after_kill(tiny_base: Path, tmp_pa
             assert await both(client) == expected
             assert fetched == [adapter] * 2, "an evicted adapter is fetched anew"
 
+            while not is_resident(client, adapter):
+                await asyncio.sleep(0.05)
             stream = client.submit(make_request("long", adapter, max_tokens=400))
             await anext(stream)
             assert client.pid is not None
@@ -87,8 +94,11 @@ def test_serves_loads_adapters_and_comes_back_after_kill(tiny_base: Path, tmp_pa
             assert finished.error.code == "engine_restarted"
             while not client.is_ready:
                 await asyncio.sleep(0.05)
+            while not is_resident(client, adapter):
+                await asyncio.sleep(0.05)
+            assert fetched == [adapter] * 3, "what was resident comes back unasked"
             assert await both(client) == expected
-            assert fetched == [adapter] * 3
+            assert len(fetched) == 3
         finally:
             await client.stop()
 

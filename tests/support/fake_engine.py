@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
@@ -63,6 +64,15 @@ EXIT_FILE = "exit"
 """In the model's directory: the engine dies while it starts."""
 BASE_ID_FILE = "base_id"
 _LIVES_FILE = "lives"
+
+
+_NOTHING = EngineStats(
+    **{
+        entry.name: cast(Any, 0)
+        for entry in fields(EngineStats)
+        if entry.default is MISSING and entry.default_factory is MISSING
+    }
+)
 
 
 class FakeCore:
@@ -172,21 +182,7 @@ class FakeCore:
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
-        return EngineStats(
-            num_steps=0,
-            num_running=len(self._requests),
-            num_waiting=0,
-            num_free_kv_blocks=0,
-            num_preemptions=0,
-            num_prompt_tokens=0,
-            num_cached_tokens=0,
-            num_generated_tokens=0,
-            arena_used_bytes=0,
-            host_cache_used_bytes=0,
-            num_adapter_loads=0,
-            num_adapter_evictions=0,
-            adapters=adapters,
-        )
+        return replace(_NOTHING, num_running=len(self._requests), adapters=adapters)
 
     def _finish(
         self, request_id: str, reason: FinishReason, error: ErrorInfo | None = None

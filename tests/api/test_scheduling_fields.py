@@ -1,0 +1,112 @@
+"""`priority` and `deadline_ms` on their way to the engine, and what a refusal says of later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.requests import Request
+
+from loraplex.api.errors import as_api_error, error_response, from_error_info
+from loraplex.api.services.inference import Inference, Order, ServedModel
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineError, EngineUnavailable, Overloaded, TenantQueueFull
+from loraplex.engine.messages import ErrorInfo, GenerationRequest
+from loraplex.engine.sampling_params import SamplingParams
+from support.envelopes import check_envelope
+from support.fake_engine import fake_info
+from support.server import Caller, ServerUnderTest
+
+
+class RecordingEngine:
+    """Takes nothing, and notes what it was given."""
+
+    info = fake_info("base")
+
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.requests.append(request)
+        raise EngineUnavailable
+
+
+def submitted(**fields: Any) -> GenerationRequest:
+    """The engine's request of an order that came a second ago."""
+    engine = RecordingEngine()
+    nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset()))
+    inference = Inference(
+        engine=cast(EngineClient, engine),
+        tokenizer=nothing,
+        control_plane=nothing,
+        metrics=nothing,
+        served_model_name="base",
+        adapter_wait_seconds=1.0,
+    )
+    order = Order(
+        request_id="r",
+        arrived_at=time.monotonic() - 1,
+        principal=cast(Any, SimpleNamespace(tenant_id="acme")),
+        model=ServedModel("base", None),
+        prompts=[[1]],
+        num_choices=1,
+        sampling=SamplingParams(),
+        stop=(),
+        continues_prompt=True,
+        **fields,
+    )
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(inference.start(order))
+    inference.close()
+    return engine.requests[0]
+
+
+def test_the_priority_reaches_the_engine() -> None:
+    assert submitted(priority=-7).priority == -7
+    assert submitted().priority == 0
+
+
+def test_a_deadline_counts_from_the_arrival_of_the_request() -> None:
+    seconds = submitted(deadline_ms=3000).deadline_seconds
+    assert seconds is not None
+    assert 1.5 < seconds <= 2.0
+    assert submitted(deadline_ms=500).deadline_seconds == 0.0
+    assert submitted().deadline_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(Overloaded(retry_after_seconds=7.2), 503), (TenantQueueFull(retry_after_seconds=7.2), 429)],
+)
+def test_a_refusal_for_lack_of_room_says_when_to_come_back(error: EngineError, status: int) -> None:
+    request = Request({"type": "http", "state": {"request_id": "req-1"}})
+    crossed = from_error_info(ErrorInfo(error.code, str(error), error.retry_after_seconds))
+    for published in (as_api_error(error), crossed):
+        answer = error_response(request, published)
+        assert answer.status_code == status
+        assert answer.headers["retry-after"] == "8"
+        assert answer.headers["retry-after-ms"] == "7200"
+
+
+@pytest.mark.parametrize(
+    "field", [{"priority": 1001}, {"priority": -1001}, {"priority": 0.5}, {"deadline_ms": 0}]
+)
+def test_values_out_of_range_are_refused_by_name(caller: Caller, field: dict[str, Any]) -> None:
+    body = {"model": "tiny", "prompt": "x", **field}
+    answer = caller.http.post("/v1/completions", json=body)
+    check_envelope(answer, "invalid_parameter", param=next(iter(field)))
+
+
+def test_what_misses_its_deadline_is_a_504_and_the_rest_is_served(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 480, "ignore_eos": True, "n": 8}
+    late = caller.http.post("/v1/completions", json={**body, "deadline_ms": 1})
+    check_envelope(late, "deadline_exceeded")
+    body = {**body, "n": 1, "max_tokens": 4, "priority": 3, "deadline_ms": 60_000}
+    answer = caller.http.post("/v1/completions", json=body)
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert server.is_ready()
