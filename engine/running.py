@@ -56,7 +56,7 @@ class Running:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._requests
 
     @property

@@ -277,6 +277,8 @@ class Scheduler:
                 continue
             elif grow(request.kv, num_computed, 1) or self._preemption.make_room(request, 1, step):
                 step.add_decode(request)
+                if request.num_charged_tokens < request.num_prompt_tokens:
+                    self._charge_prompt(request, 1)
         return prefills
 
     def _bound_prefill(self, step: Step) -> None:
@@ -303,11 +305,11 @@ class Scheduler:
             return
         num_tokens = min(request.num_remaining_tokens, step.budget)
         if self._preemption.make_room(request, num_tokens, step):
-            self._compute(request, num_tokens, step)
+            step.add(request, num_tokens)
+            self._charge_prompt(request, num_tokens)
 
-    def _compute(self, request: Request, num_tokens: int, step: Step) -> None:
-        """Put tokens of a prompt into the step, charged when they are computed first."""
-        step.add(request, num_tokens)
+    def _charge_prompt(self, request: Request, num_tokens: int) -> None:
+        """Charge the tokens of the prompt that this step is the first to compute."""
         end = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
         new = end - max(request.num_charged_tokens, request.num_computed_tokens)
         if new > 0:
@@ -402,7 +404,8 @@ class Scheduler:
         walk.admitted()
         num_tokens = min(request.num_remaining_tokens, step.budget)
         self._room.take(request, num_tokens)
-        self._compute(request, num_tokens, step)
+        step.add(request, num_tokens)
+        self._charge_prompt(request, num_tokens)
         if not request.started:
             request.started = True
             request.num_cached_tokens = request.num_computed_tokens

@@ -116,8 +116,7 @@ class Inference:
 
     def room_for_output(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow the prompt. Raises ApiError if none."""
-        info = self._engine.info
-        capacity = min(info.max_model_len, info.num_kv_blocks * info.kv_block_size)
+        capacity = self._engine.info.max_model_len
         if len(prompt) >= capacity:
             raise ApiError(
                 "context_length_exceeded",

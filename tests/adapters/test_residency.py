@@ -155,6 +155,24 @@ def test_a_request_gets_the_same_lease_again_and_releases_it_once() -> None:
     assert [status.num_leases for status in residency.snapshot()] == [1]
 
 
+def test_a_tenants_leased_share_counts_each_adapter_once_and_ends_with_its_last_lease() -> None:
+    world = ResidencyWorld()
+    residency = world.residency
+    capacity = world.arena.capacity
+    world.load(A, 4)
+    world.load(B, 2)
+    assert residency.leased_share(A.tenant_id) == 0.0
+    for request_id in ("r", "s"):
+        residency.acquire(A, request_id)
+    residency.acquire(B, "t")
+    assert residency.leased_share(A.tenant_id) == pytest.approx(6 / capacity)
+    residency.release("r")
+    assert residency.leased_share(A.tenant_id) == pytest.approx(6 / capacity)
+    residency.release("s")
+    assert residency.leased_share(A.tenant_id) == pytest.approx(2 / capacity)
+    assert residency.leased_share("another") == 0.0
+
+
 def test_a_request_cannot_lease_two_adapters() -> None:
     world = ResidencyWorld()
     world.load(A, 4)

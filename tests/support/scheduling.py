@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
 from loraplex.engine.batch import ScheduledBatch
@@ -64,6 +66,7 @@ class SchedulerBench:
         num_swap_slots: int = 0,
         window: int | None = None,
         tenant_cap: float = 1.0,
+        kv_block_bytes: tuple[int, ...] = (),
         target_itl_seconds: float | None = None,
         max_queued: int = 10_000,
         max_queued_per_tenant: int = 10_000,
@@ -93,6 +96,7 @@ class SchedulerBench:
             max_queued=max_queued,
             max_queued_per_tenant=max_queued_per_tenant,
             tenant_cap=tenant_cap,
+            kv_block_bytes=kv_block_bytes,
         )
         self.scheduler = Scheduler(
             self.limits,
@@ -202,3 +206,12 @@ def counts(batch: ScheduledBatch | None) -> dict[str, int]:
     """How many tokens of which request a step computes."""
     assert batch is not None
     return {sequence.request.request_id: sequence.num_tokens for sequence in batch.sequences}
+
+
+def steps_until(bench: SchedulerBench, condition: Callable[[], object], limit: int = 500) -> int:
+    """Step until the condition holds; the number of steps."""
+    for count in range(limit):
+        if condition():
+            return count
+        bench.step()
+    raise AssertionError("it did not come to that")

@@ -1,0 +1,63 @@
+"""What a newcomer is told of the wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from loraplex.engine.backlog import Backlog
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.request import Request
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.step_costs import StepCosts, StepShape
+
+RUNNING = StepShape(0, 10, 1000)
+
+
+def make_request(tenant: str, prompt: int, weight: float = 1.0) -> Request:
+    submitted = GenerationRequest(
+        f"{tenant}-{prompt}", tenant, [1] * prompt, SamplingParams(), tenant_weight=weight
+    )
+    return Request(submitted, CacheNamespace(tenant, "runtime", None), 0, 0.0, None)
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    """A prompt token takes 1 ms, a step of ten decodes 10 ms."""
+    costs = StepCosts()
+    for size in range(1, 500):
+        costs.observe(StepShape(size, size % 10, 0), 1e-3 * size + 1e-3 * (size % 10))
+    return Backlog(costs)
+
+
+def test_nobody_ahead_is_no_wait(backlog: Backlog) -> None:
+    backlog.enter(make_request("a", 1000))
+    assert backlog.wait_seconds(make_request("b", 10), RUNNING, is_full=True) == 0.0
+
+
+def test_a_tenant_waits_for_its_own_prompts_at_its_share(backlog: Backlog) -> None:
+    backlog.enter(make_request("a", 100))
+    for _ in range(10):
+        backlog.enter(make_request("b", 1000))
+
+    def wait(tenant: str) -> float:
+        return backlog.wait_seconds(make_request(tenant, 1), RUNNING, is_full=False)
+
+    assert wait("a") == pytest.approx(0.2, rel=0.1)
+    assert wait("b") == pytest.approx(10.1, rel=0.1)
+
+
+def test_who_left_is_not_waited_for(backlog: Backlog) -> None:
+    ahead = make_request("a", 100)
+    backlog.enter(ahead)
+    backlog.leave(ahead)
+    assert backlog.wait_seconds(make_request("a", 1), RUNNING, is_full=True) == 0.0
+
+
+def test_a_full_batch_makes_room_only_as_outputs_end(backlog: Backlog) -> None:
+    backlog.enter(make_request("a", 100))
+    newcomer = make_request("a", 1)
+    without = backlog.wait_seconds(newcomer, RUNNING, is_full=False)
+    backlog.learn_output(50)
+    assert backlog.wait_seconds(newcomer, RUNNING, is_full=False) == without
+    assert backlog.wait_seconds(newcomer, RUNNING, is_full=True) > without
