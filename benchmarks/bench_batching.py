@@ -35,7 +35,7 @@ from loraplex.api.bench.models import BaseShape
 @dataclass(frozen=True)
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
-    num_requests: int = 96
+    num_requests: int = 160
     batch_size: int = 16
     mean_prompt_tokens: int = 100
     mean_output_tokens: int = 80
