@@ -235,8 +235,8 @@ class KvBlocksMachine(RuleBasedStateMachine):
         for sequence in self.live:
             for group in range(len(self.layout)):
                 self._check_readable(sequence, group)
-        for index, group in enumerate(self.kv._groups):
-            for block_id, prefix in group.cached._prefixes.items():
+        for index, blocks in enumerate(self.kv._groups):
+            for block_id, prefix in blocks.cached._prefixes.items():
                 self._check_published(prefix.key, self.tensors.device[index, block_id])
 
     def _check_readable(self, sequence: Sequence, group: int) -> None:

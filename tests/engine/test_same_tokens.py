@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def serve(
     prompt: list[int],
     adapter: AdapterKey | None,
     max_tokens: int,
-    **sampling: object,
+    **sampling: Any,
 ) -> list[int]:
     request_id = engine.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True, **sampling)
     engine.run()
