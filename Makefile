@@ -59,7 +59,7 @@ bench-kv-dtype: ## error and room of a quantized KV cache
 bench-lora: ## the LoRA kernels alone
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
-	PYTHONPATH=.src:. $(BIN)/python -m tests.simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
 soak: $(INSTALLED) ## 50 engines killed under load, servers stopped under load (about half an hour)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
