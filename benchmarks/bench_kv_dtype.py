@@ -144,7 +144,8 @@ def main() -> None:
     length = min(arguments.length, base.max_model_len)
     text = sample_text(base, arguments.sequences, length, arguments.seed)
     dtype = str(base.dtype).removeprefix("torch.")
-    print(f"{arguments.model}, {dtype} on {base.device}, {len(text)} x {length} tokens")
+    name = Path(arguments.model).name
+    print(f"{name}, {dtype} on {base.device}, {len(text)} x {length} tokens")
     print(f"{'KV':6}{'blocks':>8}{'mean KL':>11}{'p99 KL':>11}{'top-1':>9}{'logits':>9}")
     results = list(measure(base, text))
     for result in results:
@@ -153,7 +154,7 @@ def main() -> None:
             f"{result.p99_kl:11.2e}{result.top1_agreement:9.2%}{result.logits_error:9.2%}"
         )
     if arguments.json:
-        report = {"model": arguments.model, "dtype": dtype, "device": str(base.device)}
+        report = {"model": name, "dtype": dtype, "device": str(base.device)}
         rows = [asdict(result) for result in results]
         arguments.json.write_text(json.dumps({**report, "results": rows}, indent=1) + "\n")
 

@@ -11,7 +11,7 @@ from ..adapters.residency import Residency
 from .block_pool import NULL_BLOCK
 from .kv_blocks import KvBlocks
 from .request import Request
-from .running import Measure, Running
+from .running import ROUNDING, Measure, Running
 from .step import Step
 from .step_costs import StepCosts
 from .waiting import WaitingQueue
@@ -33,6 +33,7 @@ class Preemption:
         residency: Residency[Any],
         costs: StepCosts,
         kv_block_bytes: tuple[int, ...],
+        tenant_cap: float,
     ) -> None:
         self.num_preemptions = 0
         self.num_swaps = 0
@@ -43,6 +44,7 @@ class Preemption:
         self._residency = residency
         self._costs = costs
         self._kv_block_bytes = kv_block_bytes
+        self._tenant_cap = tenant_cap
         self._blocked_tenant = ""
         self._num_blocked_steps = 0
 
@@ -81,6 +83,9 @@ class Preemption:
         has_waited = is_blocked and self._num_blocked_steps >= RECLAIM_STEPS
         if not has_waited and self._waiting.waited_seconds(request.tenant_id) < RECLAIM_SECONDS:
             return False
+        would_hold = measure(request.tenant_id) + share
+        if would_hold > self._tenant_cap + ROUNDING and self._running.num_of(request.tenant_id):
+            return False  # whoever gives way will wait, so the cap on the others applies
         return self._running.owes(request, measure, share)
 
     def swap_bytes(self, group: int, num_blocks: int) -> int:

@@ -104,6 +104,7 @@ class Scheduler:
             residency=residency,
             costs=costs,
             kv_block_bytes=limits.kv_block_bytes,
+            tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
         self._room = Room(

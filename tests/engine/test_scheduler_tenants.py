@@ -171,3 +171,17 @@ def test_a_deadline_that_the_wait_alone_passes_is_refused_at_once() -> None:
     bench.add("patient", 8, deadline=100.0)
     # Another tenant does not wait behind all of these.
     bench.add("other", 8, deadline=3.0, tenant="other")
+
+
+def test_a_tenant_at_its_cap_takes_no_room_from_others() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=10, tenant_cap=0.4, step_seconds=0.1)
+    for index in range(4):
+        bench.add(f"heavy{index}", 4, 40, tenant="acme", weight=9.0)
+    for index in range(6):
+        bench.add(f"light{index}", 4, 40, tenant="globex")
+        bench.step()
+    bench.add("heavy4", 4, 40, tenant="acme", weight=9.0)
+    for _ in range(20):
+        bench.step()
+    assert bench.state("heavy4") == "waiting"
+    assert bench.scheduler.num_preemptions == 0

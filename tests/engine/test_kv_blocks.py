@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.block_pool import NULL_BLOCK
+from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv_layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.prefix_cache import CacheNamespace
+
+SIZE = 4
+ADAPTER = AdapterKey("acme", "sha256:aa")
+NAMESPACE = CacheNamespace("acme", "runtime", ADAPTER)
+
+
+def full(num_blocks: int) -> KvGroup:
+    """A group of so many usable blocks whose queries see everything."""
+    return KvGroup((0,), None, 0, num_blocks + 1)
+
+
+def windowed(num_blocks: int, window: int, sinks: int = 0) -> KvGroup:
+    return KvGroup((1,), window, sinks, num_blocks + 1)
+
+
+def make_blocks(*groups: KvGroup, caching: bool = True, slots: Sequence[int] = ()) -> KvBlocks:
+    return KvBlocks(
+        groups, SIZE, prefix_secret=b"s" * 32 if caching else None, num_swap_slots=slots
+    )
+
+
+def compute(
+    kv: KvBlocks, token_ids: Sequence[int], *, seq: SequenceBlocks | None = None, start: int = 0
+) -> SequenceBlocks:
+    """All these tokens in one step."""
+    seq = seq or kv.new_sequence()
+    assert kv.grow(seq, start, len(token_ids) - start)
+    kv.advance(seq, NAMESPACE, token_ids, len(token_ids))
+    return seq
+
+
+# --- growing --------------------------------------------------------------------------------------
+
+
+def test_a_sequence_grows_in_all_groups_or_in_none() -> None:
+    kv = make_blocks(full(4), full(2))
+    seq = kv.new_sequence()
+    assert kv.num_missing(seq, 0, 9) == (3, 3)
+    assert not kv.grow(seq, 0, 9)
+    assert (kv.num_free(0), kv.num_free(1)) == (4, 2)
+    assert kv.grow(seq, 0, 8)
+    assert [len(table) for table in seq.tables] == [2, 2]
+    assert (kv.num_free(0), kv.num_free(1)) == (2, 0)
+    assert kv.share(seq) == 1.0
+    kv.check_integrity([seq])
+
+
+def test_new_blocks_are_zeroed_before_they_are_written() -> None:
+    kv = make_blocks(full(4), full(4))
+    first, second = kv.new_sequence(), kv.new_sequence()
+    kv.grow(first, 0, 5)
+    kv.grow(second, 0, 1)
+    assert kv.take_operations() == [
+        ZeroBlocks(group, (*first.tables[group], *second.tables[group])) for group in (0, 1)
+    ]
+    assert kv.grow(first, 5, 3)  # within its blocks
+    assert kv.take_operations() == []
+
+
+def test_a_block_that_changes_hands_within_a_step_is_zeroed_after_it_was_saved() -> None:
+    kv = make_blocks(full(1), caching=False, slots=[1])
+    first, second = compute(kv, [1]), kv.new_sequence()
+    kv.take_operations()
+    assert kv.swap_out(first, 1)
+    assert kv.grow(second, 0, 1)
+    assert kv.take_operations() == [SwapOut(0, (1,), (0,)), ZeroBlocks(0, (1,))]
+
+
+def test_releasing_twice_changes_nothing() -> None:
+    kv = make_blocks(full(4), slots=[4])
+    other, seq = compute(kv, [1] * 8), compute(kv, [2] * 8)
+    for _ in range(2):
+        kv.release(seq)
+        kv.check_integrity([other])
+        assert kv.num_free(0) == 2
+
+
+def test_a_leak_and_a_double_owner_are_found() -> None:
+    kv = make_blocks(full(4))
+    seq = compute(kv, [1] * 8)
+    with pytest.raises(AssertionError, match="holders"):
+        kv.check_integrity([])
+    with pytest.raises(AssertionError, match="holders"):
+        kv.check_integrity([seq, seq])
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+
+
+def test_only_blocks_whose_step_has_finished_are_found() -> None:
+    kv = make_blocks(full(8))
+    writer, reader = kv.new_sequence(), kv.new_sequence()
+    tokens = list(range(9))
+    kv.grow(writer, 0, 9)
+    assert kv.match(reader, NAMESPACE, tokens) == 0
+    kv.advance(writer, NAMESPACE, tokens, 7)
+    assert kv.match(reader, NAMESPACE, tokens) == 4
+    kv.release(reader)
+    kv.advance(writer, NAMESPACE, tokens, 9)
+    assert kv.match(reader, NAMESPACE, tokens) == 8
+    assert reader.tables == [writer.tables[0][:2]]
+
+
+def test_at_least_one_token_is_left_to_compute() -> None:
+    kv = make_blocks(full(8))
+    compute(kv, list(range(8)))
+    assert kv.match(kv.new_sequence(), NAMESPACE, list(range(8))) == 4
+
+
+def test_without_a_secret_nothing_is_cached() -> None:
+    kv = make_blocks(full(8), caching=False)
+    compute(kv, list(range(8)))
+    assert kv.match(kv.new_sequence(), NAMESPACE, list(range(9))) == 0
+    assert kv.num_cached_blocks == 0
+
+
+def test_who_computed_known_content_goes_on_with_the_cached_block() -> None:
+    kv = make_blocks(full(8))
+    first, second = kv.new_sequence(), kv.new_sequence()
+    for seq in (first, second):  # neither finds the other's: both compute in one step
+        assert kv.grow(seq, 0, 9)
+    for seq in (first, second):
+        kv.advance(seq, NAMESPACE, list(range(9)), 9)
+    assert first.tables[0][:2] == second.tables[0][:2]
+    assert first.tables[0][2] != second.tables[0][2]
+    assert kv.num_free(0) == 4
+    kv.check_integrity([first, second])
+
+
+def test_prefixes_are_evicted_from_their_leaves() -> None:
+    kv = make_blocks(full(4))
+    tokens = list(range(16))
+    kv.release(compute(kv, tokens))
+    for num_taken, num_left in ((1, 12), (2, 8), (3, 4)):
+        other = kv.new_sequence()
+        assert kv.grow(other, 0, num_taken * SIZE)
+        kv.release(other)
+        found = kv.new_sequence()
+        assert kv.match(found, NAMESPACE, [*tokens, 0]) == num_left
+        kv.release(found)
+        assert kv.num_prefix_evictions == num_taken
+
+
+def test_dropping_an_adapter_forgets_its_prefixes_in_every_group() -> None:
+    kv = make_blocks(full(8), windowed(8, window=8))
+    kv.release(compute(kv, list(range(8))))
+    assert kv.drop_adapter(AdapterKey("acme", "sha256:ab")) == 0
+    assert kv.drop_adapter(ADAPTER) == 4
+    assert kv.match(kv.new_sequence(), NAMESPACE, list(range(9))) == 0
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def test_what_a_window_leaves_behind_is_freed_but_sinks_stay() -> None:
+    kv = make_blocks(full(8), windowed(8, window=6, sinks=2))
+    tokens = list(range(20))
+    seq = compute(kv, tokens[:9])
+    assert NULL_BLOCK not in seq.tables[1]  # the query at 9 sees from 4 on, a fork's from 3 on
+    compute(kv, tokens[:14], seq=seq, start=9)
+    assert [block_id == NULL_BLOCK for block_id in seq.tables[1]] == [False, True, False, False]
+    assert NULL_BLOCK not in seq.tables[0]
+    assert (kv.num_free(0), kv.num_free(1)) == (4, 5)
+    kv.check_integrity([seq])
+
+
+def test_endless_generation_needs_no_more_than_sinks_and_window() -> None:
+    kv = make_blocks(windowed(5, window=8, sinks=1), caching=False)
+    assert kv.longest() == sys.maxsize
+    assert kv.fits_alone(10**6, chunk=1)
+    assert not kv.fits_alone(10**6, chunk=12)
+    seq, tokens = kv.new_sequence(), [0] * 200
+    for position in range(200):
+        assert kv.grow(seq, position, 1)
+        kv.advance(seq, NAMESPACE, tokens, position + 1)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("sinks", [0, 1, 5])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7])
+def test_the_peak_is_exactly_what_a_sequence_comes_to_hold(
+    window: int, sinks: int, chunk: int
+) -> None:
+    group = windowed(40, window, sinks)
+    kv = make_blocks(group, caching=False)
+    peak = 0
+    for start in range(1, chunk + 1):  # every alignment of the chunks
+        seq, computed = kv.new_sequence(), 0
+        for num_tokens in (start, *[chunk] * 25):
+            assert kv.grow(seq, computed, num_tokens)
+            computed += num_tokens
+            peak = max(peak, 40 - kv.num_free(0))
+            kv.advance(seq, NAMESPACE, [0] * computed, computed)
+        kv.release(seq)
+    assert peak <= group.peak_blocks(10**6, chunk, SIZE) <= peak + 1
+
+
+def test_a_prompt_computed_in_chunks_may_be_longer_than_a_windowed_group() -> None:
+    kv = make_blocks(full(20), windowed(4, window=8))
+    seq = kv.new_sequence()
+    assert not kv.can_grow(seq, 0, 60)
+    assert kv.num_missing(seq, 0, 60, chunk=4) == (15, 4)
+    assert kv.can_grow(seq, 0, 60, chunk=4)
+
+
+def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None:
+    kv = make_blocks(full(16), windowed(16, window=6, sinks=1))
+    tokens = list(range(24))
+    kv.release(compute(kv, tokens))
+    cached = kv._groups[1].cached
+    found = kv.new_sequence()
+    assert kv.match(found, NAMESPACE, [*tokens, 0]) == 24
+    table = list(found.tables[1])
+    assert [block_id == NULL_BLOCK for block_id in table] == [False] + [True] * 3 + [False] * 2
+    kv.check_integrity([found])
+    kv.release(found)
+    cached.forget(table[4])
+    assert kv.match(found, NAMESPACE, [*tokens, 0]) == 16, "24 and 20 would see the lost block"
+    kv.release(found)
+    cached.forget(table[0])
+    assert kv.match(found, NAMESPACE, [*tokens, 0]) == 0, "every hit sees the sinks"
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def test_a_forks_last_block_is_copied_by_whoever_writes_first() -> None:
+    kv = make_blocks(full(8))
+    parent, child = compute(kv, list(range(6))), kv.new_sequence()
+    kv.take_operations()
+    assert kv.fork(parent, child, 5)
+    shared = parent.tables[0][1]
+    assert child.tables == parent.tables
+    assert kv.num_missing(child, 5, 1) == (1,)
+    assert kv.grow(child, 5, 1)
+    assert kv.take_operations() == [CopyBlock(0, shared, child.tables[0][1])]
+    assert kv.grow(parent, 6, 1)
+    assert kv.take_operations() == []
+    assert parent.tables[0][1] == shared != child.tables[0][1]
+    assert kv.num_copies == 1
+    kv.check_integrity([parent, child])
+
+
+def test_a_parent_that_writes_on_leaves_the_shared_block_to_its_fork() -> None:
+    kv = make_blocks(full(8))
+    parent, child = compute(kv, list(range(6))), kv.new_sequence()
+    kv.fork(parent, child, 5)
+    assert kv.grow(parent, 6, 1)
+    assert kv.num_copies == 1
+    assert parent.tables[0][1] != child.tables[0][1]
+
+
+def test_a_published_block_is_not_overwritten_even_by_its_last_holder() -> None:
+    kv = make_blocks(full(2))
+    tokens = list(range(8))
+    parent, child = compute(kv, tokens), kv.new_sequence()
+    kv.fork(parent, child, 7)
+    kv.release(parent)
+    assert kv.grow(child, 7, 1), "alone, it must not need a third block"
+    other = kv.new_sequence()
+    assert kv.match(other, NAMESPACE, [*tokens, 0]) == 4
+    kv.release(other)
+    kv.advance(child, NAMESPACE, tokens, 8)
+    assert kv.match(other, NAMESPACE, [*tokens, 0]) == 8
+
+
+@pytest.mark.parametrize("length", range(1, 24))
+@pytest.mark.parametrize("window", [1, 4, 6])
+def test_a_finished_prompt_can_be_forked_one_token_back_whatever_its_windows(
+    length: int, window: int
+) -> None:
+    kv = make_blocks(full(16), windowed(16, window))
+    parent, child = compute(kv, list(range(length))), kv.new_sequence()
+    assert kv.fork(parent, child, length - 1)
+    assert kv.grow(child, length - 1, 1)
+    kv.check_integrity([parent, child])
+
+
+def test_a_fork_is_refused_once_windows_have_left_what_it_needs() -> None:
+    kv = make_blocks(windowed(16, window=4))
+    parent, child = compute(kv, list(range(20))), kv.new_sequence()
+    assert not kv.fork(parent, child, 10)
+    kv.check_integrity([parent, child])
+    assert kv.num_free(0) == 15
+
+
+# --- swapping -------------------------------------------------------------------------------------
+
+
+def test_a_swapped_sequence_comes_back_with_its_content() -> None:
+    kv = make_blocks(full(3), windowed(3, window=5), caching=False, slots=[3, 3])
+    seq = compute(kv, list(range(10)))
+    kv.take_operations()
+    tables = [list(table) for table in seq.tables]
+    assert kv.swap_out(seq, 10)
+    (out, out_windowed) = kv.take_operations()
+    assert out == SwapOut(0, tuple(tables[0]), (0, 1, 2))
+    assert out_windowed == SwapOut(1, tuple(tables[1][1:]), (0, 1)), "what was left stays behind"
+    assert (kv.num_free(0), kv.num_free(1), kv.share(seq)) == (3, 3, 0.0)
+    assert kv.num_missing(seq, 10, 1) == (3, 2)
+    assert kv.grow(seq, 10, 1)
+    operations = kv.take_operations()
+    assert operations == [
+        SwapIn(0, (0, 1, 2), tuple(seq.tables[0])),
+        SwapIn(1, (0, 1), tuple(seq.tables[1][1:])),
+    ]
+    assert (kv.num_swapped_out, kv.num_swapped_in) == (5, 5)
+    assert not seq.is_swapped
+    kv.check_integrity([seq])
+
+
+def test_without_room_on_the_host_nothing_is_swapped() -> None:
+    for kv in (make_blocks(full(4), slots=[1]), make_blocks(full(4))):
+        seq = compute(kv, list(range(8)))
+        assert not kv.swap_out(seq, 8)
+        assert not seq.is_swapped
+        kv.check_integrity([seq])
+    assert not kv.swap_out(kv.new_sequence(), 0), "nothing computed, nothing to save"
+
+
+def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
+    kv = make_blocks(full(4), slots=[4])
+    seq = compute(kv, list(range(10)))
+    tables = list(seq.tables[0])
+    kv.swap_out(seq, 10)
+    kv.take_operations()
+    reader = kv.new_sequence()
+    assert kv.match(reader, NAMESPACE, list(range(5))) == 4
+    assert kv.num_missing(seq, 10, 1) == (2,), "one block the reader holds already"
+    assert kv.grow(seq, 10, 1)
+    assert seq.tables[0][:2] == tables[:2]
+    assert kv.num_swapped_in == 1
+    kv.check_integrity([seq, reader])
+
+
+def test_what_came_back_from_the_host_is_published_again() -> None:
+    kv = make_blocks(full(2), slots=[2])
+    tokens = list(range(8))
+    seq = compute(kv, tokens[:7])
+    kv.swap_out(seq, 7)
+    other = kv.new_sequence()
+    assert kv.grow(other, 0, 8)  # takes the cached block
+    kv.release(other)
+    assert kv.num_cached_blocks == 0
+    compute(kv, tokens, seq=seq, start=7)
+    assert kv.num_cached_blocks == 2
+
+
+def test_aborting_a_swapped_sequence_gives_its_slots_back() -> None:
+    kv = make_blocks(full(2), slots=[2])
+    seq = compute(kv, list(range(8)))
+    kv.swap_out(seq, 8)
+    kv.release(seq)
+    kv.check_integrity([])
+    assert not seq.is_swapped
