@@ -9,11 +9,11 @@ base and two adapters.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import pytest
 
@@ -122,9 +122,11 @@ def serve(
     prompt: list[int],
     adapter: AdapterKey | None,
     max_tokens: int,
-    **sampling: Any,
+    logit_bias: Mapping[int, float] = MappingProxyType({}),
 ) -> list[int]:
-    request_id = engine.submit(prompt, adapter, max_tokens=max_tokens, ignore_eos=True, **sampling)
+    request_id = engine.submit(
+        prompt, adapter, max_tokens=max_tokens, ignore_eos=True, logit_bias=logit_bias
+    )
     engine.run()
     return engine.answers[request_id].token_ids
 
