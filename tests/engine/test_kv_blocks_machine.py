@@ -233,8 +233,8 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     def _check_contents(self) -> None:
         for sequence in self.live:
-            for group in range(len(self.layout)):
-                self._check_readable(sequence, group)
+            for index in range(len(self.layout)):
+                self._check_readable(sequence, index)
         for index, group in enumerate(self.kv._groups):
             for block_id, prefix in group.cached._prefixes.items():
                 self._check_published(prefix.key, self.tensors.device[index, block_id])
