@@ -1,0 +1,62 @@
+"""What keys and values stand for here: everything that they depend on.
+
+The value at a position is a hash over the tenant, the adapter and all tokens up to it, as a real
+one depends on all of them. A value that belongs anywhere else is therefore seen where it is read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from loraplex.engine.prefix_cache import CacheNamespace
+
+ZERO = 0
+NAN = -1
+_MASK = (1 << 56) - 1
+_NUM_OWNERS = 256
+
+
+def owner_of(tenant_id: str) -> int:
+    """What the value of a cell says about whose it is."""
+    return zlib.crc32(tenant_id.encode()) % _NUM_OWNERS
+
+
+def is_foreign(value: int, owner: int) -> bool:
+    """Whether a cell holds something that is neither zero nor this tenant's: NaN included."""
+    return value != ZERO and (value < 0 or value % _NUM_OWNERS != owner)
+
+
+def values_of_block(
+    namespace: CacheNamespace, before: int | None, token_ids: Sequence[int]
+) -> list[int]:
+    """The values of tokens that follow a position with the value `before`; None: of the first."""
+    contents = Contents(namespace)
+    if before is not None:
+        contents.go_on_from(before)
+    return contents.up_to(token_ids, len(token_ids))
+
+
+class Contents:
+    """The values of one request's positions, computed as its tokens become known."""
+
+    __slots__ = ("_last", "owner", "values")
+
+    def __init__(self, namespace: CacheNamespace) -> None:
+        self.owner = owner_of(namespace.tenant_id)
+        self._last = zlib.crc32(repr(namespace).encode())
+        self.values: list[int] = []
+
+    def up_to(self, token_ids: Sequence[int], length: int) -> list[int]:
+        """The values of all known positions, at least the first `length`."""
+        values, last = self.values, self._last
+        for position in range(len(values), length):
+            last = (last * 6364136223846793005 + token_ids[position] + 1442695040888963407) & _MASK
+            last ^= last >> 29
+            values.append(last * _NUM_OWNERS + self.owner + _NUM_OWNERS)
+        self._last = last
+        return values
+
+    def go_on_from(self, value: int) -> None:
+        """Let the first position be the one after that of `value`."""
+        self._last = value // _NUM_OWNERS - 1

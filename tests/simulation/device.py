@@ -1,0 +1,171 @@
+"""A device that only remembers: what each cell of the KV cache holds, and what a step takes.
+
+It executes the log of operations in its order and the steps after it. Reading and writing are where
+mistakes of the bookkeeping show, so each of both is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from random import Random
+from typing import NamedTuple, assert_never
+
+from loraplex.engine.batch import ScheduledSequence
+from loraplex.engine.kv_layout import (
+    CopyBlock,
+    KvGroup,
+    KvOperation,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+)
+from loraplex.engine.step_costs import StepShape
+
+from .contents import NAN, ZERO, Contents, is_foreign
+from .violation import Invariant, require
+
+
+class StepSeconds(NamedTuple):
+    """What a step of this device takes."""
+
+    base: float
+    per_prefill_token: float
+    per_decode: float
+    per_context_token: float
+
+    def of(self, shape: StepShape, rng: Random) -> float:
+        seconds = (
+            self.base
+            + self.per_prefill_token * shape.num_prefill_tokens
+            + self.per_decode * shape.num_decodes
+            + self.per_context_token * shape.num_context_tokens
+        )
+        return seconds * rng.uniform(0.9, 1.2)
+
+
+class FakeDevice:
+    """KV cells per group, in blocks, and host slots behind them."""
+
+    def __init__(self, groups: Sequence[KvGroup], block_size: int) -> None:
+        self._groups = groups
+        self._block_size = block_size
+        self.cells = [[ZERO] * (group.num_blocks * block_size) for group in groups]
+        self.slots: list[dict[int, list[int]]] = [{} for _ in groups]
+        self.counts: Counter[str] = Counter()
+        self.num_moved_blocks = 0
+        """Between host and device, before the last step."""
+
+    def block(self, group: int, block_id: int) -> list[int]:
+        start = block_id * self._block_size
+        return self.cells[group][start : start + self._block_size]
+
+    def execute(self, operations: Iterable[KvOperation]) -> None:
+        self.num_moved_blocks = 0
+        for operation in operations:
+            if isinstance(operation, SwapOut | SwapIn):
+                self.num_moved_blocks += len(operation.block_ids)
+            match operation:
+                case ZeroBlocks(group, block_ids):
+                    for block_id in block_ids:
+                        self._set_block(group, block_id, [ZERO] * self._block_size)
+                case CopyBlock(group, source, target):
+                    self._set_block(group, target, self.block(group, source))
+                    self.counts["copies"] += 1
+                case SwapOut(group, block_ids, host_slots):
+                    for block_id, slot in zip(block_ids, host_slots, strict=True):
+                        self.slots[group][slot] = self.block(group, block_id)
+                    self.counts["swaps_out"] += 1
+                case SwapIn(group, host_slots, block_ids):
+                    for slot, block_id in zip(host_slots, block_ids, strict=True):
+                        self._set_block(group, block_id, self.slots[group][slot])
+                    self.counts["swaps_in"] += 1
+                case _:
+                    assert_never(operation)
+
+    def run(
+        self,
+        sequences: Sequence[ScheduledSequence],
+        contents: dict[str, Contents],
+        tables: Iterable[list[list[int]]],
+        broken: frozenset[str],
+    ) -> None:
+        """One forward: all reads, then all writes. `broken` requests compute NaN.
+
+        `tables` are those of every request that holds blocks.
+        """
+        for sequence in sequences:
+            self._read(sequence, contents[sequence.request.request_id])
+        all_tables = list(tables)
+        for index in range(len(self._groups)):
+            num_owners = Counter(chain.from_iterable(table[index] for table in all_tables))
+            for sequence in sequences:
+                request = sequence.request
+                mine = contents[request.request_id]
+                values = mine.values
+                if request.request_id in broken:
+                    values = [NAN] * sequence.context_len
+                for block_id in self._write(index, sequence, values, mine.owner):
+                    require(
+                        num_owners[block_id] == 1,
+                        Invariant.ONE_WRITER,
+                        f"{request.request_id} writes block {block_id} of group {index}, "
+                        f"which has {num_owners[block_id]} owners",
+                    )
+
+    def _read(self, sequence: ScheduledSequence, contents: Contents) -> None:
+        """Check every block that a query of this sequence sees."""
+        request, size = sequence.request, self._block_size
+        num_computed = request.num_computed_tokens
+        values = contents.up_to(request.token_ids, sequence.context_len)
+        for index, group in enumerate(self._groups):
+            table, cells = request.kv.tables[index], self.cells[index]
+            for block in _visible_blocks(group, num_computed, size):
+                start, first = block * size, table[block] * size
+                length = min(size, num_computed - start)
+                if cells[first : first + length] != values[start : start + length]:
+                    require(
+                        False,
+                        Invariant.OWN_CONTENT,
+                        f"{request.request_id} reads block {table[block]} of group {index} as its "
+                        f"{block}th: {cells[first : first + length]}, "
+                        f"not {values[start : start + length]}",
+                    )
+
+    def _write(
+        self, index: int, sequence: ScheduledSequence, values: Sequence[int], owner: int
+    ) -> set[int]:
+        """Write the new positions; return the blocks that were written."""
+        request, size = sequence.request, self._block_size
+        table, cells = request.kv.tables[index], self.cells[index]
+        end = sequence.context_len
+        written = set()
+        for position in range(request.num_computed_tokens, end):
+            block_id = table[position // size]
+            require(block_id, Invariant.OWN_CONTENT, f"{request.request_id} writes the null block")
+            cells[block_id * size + position % size] = values[position]
+            written.add(block_id)
+        last = table[(end - 1) // size] * size
+        rest = cells[last + (end - 1) % size + 1 : last + size]
+        require(
+            not any(is_foreign(value, owner) for value in rest),
+            Invariant.OWN_CONTENT,
+            f"{request.request_id}'s last block ends with somebody else's {rest}",
+        )
+        return written
+
+    def _set_block(self, group: int, block_id: int, values: list[int]) -> None:
+        require(block_id, Invariant.ONE_WRITER, "an operation writes the null block")
+        start = block_id * self._block_size
+        self.cells[group][start : start + self._block_size] = values
+
+
+def _visible_blocks(group: KvGroup, num_computed: int, block_size: int) -> Iterable[int]:
+    """The blocks of computed positions that the next query sees."""
+    num_blocks = -(-num_computed // block_size)
+    if group.window is None:
+        return range(num_blocks)
+    first = max(num_computed - group.window + 1, 0) // block_size
+    sinks = range(min(-(-group.sinks // block_size), first))
+    return chain(sinks, range(first, num_blocks))

@@ -1,0 +1,336 @@
+"""What must hold before, in and after every step; the full audits run every few steps.
+
+The cheap checks are written from the outside, with the simulation's own books. The audits ask the
+parts to check themselves too and compare what is cached with what the device holds.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.engine.batch import ScheduledBatch
+from loraplex.engine.errors import EngineError, NotNow, PromptTooLong
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.request import Request
+
+from .contents import values_of_block
+from .ledger import Order
+from .service import ServiceChecks
+from .violation import Invariant, Violation, require
+
+if TYPE_CHECKING:
+    from .world import World
+
+AUDIT_INTERVAL = 8
+"""Steps between two full audits: they cost about as much as the steps."""
+
+
+class Queues(NamedTuple):
+    """How full the queues were before a request came."""
+
+    num_waiting: int
+    num_of_tenant: int
+
+
+class Checks:
+    """The invariants over one life of an engine."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._engine = world.engine
+        self._kv = world.engine.kv
+        self._scheduler = world.engine.scheduler
+        self._limits = world.scenario.limits
+        self._num_groups = len(world.scenario.groups)
+        self.service = ServiceChecks(world.engine.scheduler)
+        smallest = min(group.num_usable for group in world.scenario.groups)
+        self._slack = world.scenario.limits.max_num_seqs / smallest
+        """Every running sequence may take a block of the smallest group in a step."""
+        self._num_idle_steps = 0
+        self._named: dict[bytes, tuple[CacheNamespace, bytes, tuple[int, ...]]] = {}
+        """What each key of the prefix cache was seen to stand for."""
+        self._last_values: dict[bytes, int] = {}
+        self._ran: set[Request] = set()
+        """Who ran when the last step ended."""
+        self._num_left: dict[str, int] = {}
+        self.num_window_frees = 0
+
+    # --- admission ------------------------------------------------------------------------------
+
+    def before_add(self, submitted: GenerationRequest) -> Queues:
+        waiting = self._scheduler.num_waiting
+        return Queues(waiting, self._num_waiting_of(submitted.tenant_id))
+
+    def after_add(self, submitted: GenerationRequest, before: Queues) -> None:
+        limits = self._limits
+        require(
+            _length(submitted) <= limits.max_model_len,
+            Invariant.CAPS,
+            f"{submitted.request_id} may grow to {_length(submitted)} tokens",
+        )
+        require(
+            before.num_waiting < limits.max_queued
+            and before.num_of_tenant < limits.max_queued_per_tenant,
+            Invariant.CAPS,
+            f"{submitted.request_id} was queued behind {before}",
+        )
+
+    def after_refusal(
+        self, submitted: GenerationRequest, refusal: EngineError, before: Queues
+    ) -> None:
+        """Nobody is refused without a reason."""
+        limits = self._limits
+        if isinstance(refusal, PromptTooLong):
+            num_blocks = -(-_length(submitted) // limits.block_size)
+            is_right = _length(submitted) > limits.max_model_len or any(
+                num_blocks > self._kv.num_usable(group) for group in range(self._num_groups)
+            )
+        else:
+            is_full = (
+                before.num_waiting >= limits.max_queued
+                or before.num_of_tenant >= limits.max_queued_per_tenant
+            )
+            is_right = is_full or submitted.deadline_seconds is not None
+            assert isinstance(refusal, NotNow)
+            require(refusal.retry_after_seconds or 0 > 0, Invariant.PROGRESS, "retry never")
+        require(is_right, Invariant.PROGRESS, f"{submitted.request_id} refused: {refusal}")
+
+    def _num_waiting_of(self, tenant_id: str) -> int:
+        return sum(
+            order.submitted.tenant_id == tenant_id and order.request not in self._scheduler._running
+            for order in self._world.ledger.live.values()
+        )
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def before_run(self, batch: ScheduledBatch) -> None:
+        """What a batch may contain, before anything of it is executed."""
+        limits, sequences = self._limits, batch.sequences
+        num_tokens = sum(sequence.num_tokens for sequence in sequences)
+        requests = {sequence.request.request_id for sequence in sequences}
+        require(len(requests) == len(sequences), Invariant.ONE_WRITER, "a request runs twice")
+        require(len(sequences) <= limits.max_num_seqs, Invariant.CAPS, f"{len(sequences)} run")
+        require(num_tokens <= limits.max_num_batched_tokens, Invariant.CAPS, f"{num_tokens} tokens")
+        for sequence in sequences:
+            request = sequence.request
+            name = request.request_id
+            require(name in self._world.ledger.live, Invariant.ONE_END, f"{name} runs, dead")
+            require(
+                0 < sequence.num_tokens <= request.num_remaining_tokens,
+                Invariant.OWN_CONTENT,
+                f"{name} computes {sequence.num_tokens} of {request.num_remaining_tokens}",
+            )
+            require(self._engine.is_current(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
+            require(
+                request.deadline is None or request.deadline > self._world.now,
+                Invariant.PROGRESS,
+                f"{name} runs on behind its deadline",
+            )
+        self._check_caps()
+        self._check_target(batch)
+        if self._world.num_steps % AUDIT_INTERVAL == 0:
+            self._audit_cache()
+
+    def _check_target(self, batch: ScheduledBatch) -> None:
+        """Prompts beside decodes are cut to what the target leaves, or to a block."""
+        target = self._limits.target_itl_seconds
+        decodes = [
+            request
+            for request, _ in batch.sequences
+            if request in self._ran and request.num_remaining_tokens == 1
+        ]
+        if target is None or not decodes:
+            return
+        allowed = self._engine.costs.max_prefill_tokens(
+            len(decodes),
+            sum(request.num_computed_tokens for request in decodes),
+            target,
+            self._limits.max_num_batched_tokens,
+        )
+        num_tokens = sum(count for request, count in batch.sequences if request not in decodes)
+        num_preempted = sum(request not in self._scheduler._running for request in self._ran)
+        require(  # the token of a decode that gave way may go to a prompt
+            num_tokens <= max(allowed, self._limits.block_size) + num_preempted,
+            Invariant.CAPS,
+            f"{num_tokens} tokens of prompts where {allowed} are allowed",
+        )
+
+    def _check_caps(self) -> None:
+        """Who was admitted although others wait, and went on waiting, is within the caps."""
+        running = set(self._scheduler._running)
+        admitted = running - self._ran
+        if not admitted:
+            return
+        waiting = {
+            order.submitted.tenant_id
+            for order in self._world.ledger.live.values()
+            if order.request not in running and order.request not in self._ran
+        }
+        for tenant_id in {request.tenant_id for request in admitted}:
+            mine = [request for request in running if request.tenant_id == tenant_id]
+            if len(mine) == 1 or not waiting - {tenant_id}:
+                continue
+            most = self._limits.tenant_cap * self._limits.max_num_seqs + 1e-9
+            require(len(mine) <= most, Invariant.CAPS, f"{len(mine)} of {tenant_id} run")
+            held = sum(self._kv.share(request.kv) for request in mine)
+            require(
+                held <= self._limits.tenant_cap + self._slack,
+                Invariant.CAPS,
+                f"{tenant_id} holds {held} of the blocks",
+            )
+
+    def after_step(self, batch: ScheduledBatch | None) -> None:
+        live = [order.request for order in self._world.ledger.live.values()]
+        known = self._scheduler.requests()
+        require(
+            {request.request_id for request in known} == self._world.ledger.live.keys(),
+            Invariant.ONE_END,
+            "the scheduler knows other requests than its callers",
+        )
+        self._check_blocks(live)
+        self._check_leases(live)
+        self._check_progress(batch)
+        self.service.check()
+        self._count_window_frees(live)
+        self._ran = set(self._scheduler._running)
+        if self._world.num_steps % AUDIT_INTERVAL == 0:
+            self.audit()
+
+    def after_end(self, order: Order, reason: str) -> None:
+        """Whoever has ended holds nothing from this moment on."""
+        request = order.request
+        self.service.settle(request, reason)
+        self._num_left.pop(request.request_id, None)
+        require(
+            not any(chain.from_iterable(request.kv.tables)) and not request.kv.is_swapped,
+            Invariant.QUIESCENT,
+            f"{request.request_id} ended with {reason} and holds {request.kv.tables}",
+        )
+        if reason == "deadline_exceeded":
+            assert request.deadline is not None
+            require(request.deadline <= self._world.now, Invariant.PROGRESS, "ended too early")
+
+    def after_eviction(self, key: AdapterKey) -> None:
+        """The engine says that an adapter is gone: no tier has it."""
+        require(key not in self._engine.arena.cells, Invariant.QUIESCENT, f"{key} on the device")
+        require(not self._engine.host.holds(key), Invariant.QUIESCENT, f"{key} in host memory")
+
+    def after_deletion(self, key: AdapterKey) -> None:
+        """From the moment of the deletion nothing that was computed under it can be found."""
+        for group in self._kv._groups:
+            for prefix in group.cached._prefixes.values():
+                require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
+
+    def _check_blocks(self, live: list[Request]) -> None:
+        for group in range(self._num_groups):
+            held = set(chain.from_iterable(request.kv.tables[group] for request in live))
+            held.discard(0)
+            require(
+                len(held) + self._kv.num_free(group) == self._kv.num_usable(group),
+                Invariant.BLOCKS_CONSERVED,
+                f"group {group}: {len(held)} held + {self._kv.num_free(group)} free",
+            )
+        for request in live:
+            if request not in self._scheduler._running:
+                require(
+                    not any(chain.from_iterable(request.kv.tables)),
+                    Invariant.BLOCKS_CONSERVED,
+                    f"{request.request_id} waits and holds {request.kv.tables}",
+                )
+
+    def _check_leases(self, live: list[Request]) -> None:
+        mine = {request.request_id for request in live if request.lease}
+        held = self._engine.residency._leases.keys()
+        require(mine == held, Invariant.LEASES_LIVE, f"{mine} are not {set(held)}")
+
+    def _check_progress(self, batch: ScheduledBatch | None) -> None:
+        if batch or self._engine.schedule.failed or not self._world.ledger.live:
+            self._num_idle_steps = 0
+            return
+        require(not self._scheduler.num_running, Invariant.PROGRESS, "who runs is not scheduled")
+        ready = [
+            order.submitted.request_id
+            for order in self._world.ledger.live.values()
+            if self._is_adapter_ready(order.submitted.adapter)
+        ]
+        self._num_idle_steps = self._num_idle_steps + 1 if ready else 0
+        require(self._num_idle_steps < 2, Invariant.PROGRESS, f"{ready} wait and nothing runs")
+
+    def _count_window_frees(self, live: list[Request]) -> None:
+        for request in live:
+            num_left = sum(request.kv.num_left)
+            before = self._num_left.get(request.request_id, 0)
+            if num_left != before:
+                self._num_left[request.request_id] = num_left
+                self.num_window_frees += num_left > before
+
+    def _is_adapter_ready(self, key: AdapterKey | None) -> bool:
+        """The base always is. An adapter that another one's window displaces cannot be leased."""
+        if key is None:
+            return True
+        residency = self._engine.residency
+        if residency.tier(key) is not Tier.DEVICE or residency.failure(key):
+            return False
+        return not residency._room.is_leaving(residency._records[key])
+
+    # --- audits ---------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        """Let every part check its books, and look at every lease and cached block."""
+        live = [order.request for order in self._world.ledger.live.values()]
+        try:
+            self._kv.check_integrity([request.kv for request in live])
+            self._engine.arena.extents.check()
+        except AssertionError as error:
+            raise Violation(Invariant.BLOCKS_CONSERVED, str(error)) from error
+        for request in live:
+            if request.lease:
+                require(
+                    self._engine.is_current(request), Invariant.LEASE_IS_ROW, f"{request.lease}"
+                )
+
+    def _audit_cache(self) -> None:
+        """Before a step runs, what is cached is complete and is what its key says."""
+        for index, group in enumerate(self._kv._groups):
+            for block_id, prefix in group.cached._prefixes.items():
+                named = (prefix.namespace, prefix.parent, prefix.token_ids)
+                known = self._named.setdefault(prefix.key, named)
+                require(
+                    group.layout.window
+                    or not prefix.parent
+                    or prefix.parent in group.cached._block_by_key,
+                    Invariant.LEAVES_FIRST,
+                    f"block {block_id} of group {index} is cached, the one before it is not",
+                )
+                require(known == named, Invariant.OWN_CONTENT, f"{known} and {named} share a key")
+                last = self._last_values.get(prefix.parent) if prefix.parent else None
+                if prefix.parent and last is None:
+                    continue  # evicted before it was ever seen
+                values = values_of_block(prefix.namespace, last, prefix.token_ids)
+                self._last_values[prefix.key] = values[-1]
+                found = self._engine.device.block(index, block_id)
+                require(
+                    found == values,
+                    Invariant.PUBLISHED_LATE,
+                    f"block {block_id} of group {index} is published with {found}, not {values}",
+                )
+
+    def num_leaked(self) -> int:
+        """What is still held though every request has ended."""
+        self.audit()
+        engine = self._engine
+        blocks = sum(
+            self._kv.num_usable(group) - self._kv.num_free(group)
+            for group in range(self._num_groups)
+        )
+        queued = self._scheduler.num_waiting + self._scheduler.num_running
+        leases = len(engine.residency._leases)
+        return blocks + queued + leases + len(engine.host.in_use) + len(self._world.deleting)
+
+
+def _length(submitted: GenerationRequest) -> int:
+    return len(submitted.prompt_token_ids) + submitted.sampling.max_tokens

@@ -1,0 +1,387 @@
+"""Mistakes that this simulation must find: one switch each, in test code only.
+
+Each replaces a piece of the code under test by a version with a plausible slip. A simulation that
+reports nothing is worth as much as the number of these that it does not miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.record import Record, State
+from loraplex.adapters.residency import Lease, Residency
+from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.deadlines import Deadlines
+from loraplex.engine.fairness import TokenCounters
+from loraplex.engine.groups import Groups
+from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks, _Group
+from loraplex.engine.kv_layout import KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.preemption import Preemption
+from loraplex.engine.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
+from loraplex.engine.request import Request
+from loraplex.engine.room import Room
+from loraplex.engine.scheduler import Schedule, Scheduler
+from loraplex.engine.step import Step
+from loraplex.engine.swap_space import SwapSpace
+from loraplex.engine.waiting import Candidates, WaitingQueue
+
+from .runner import STEPS_PER_SEED, run_seed
+
+MAX_STEPS = 1_000_000
+"""A mistake must be found within so many steps."""
+
+MISTAKES: dict[str, Callable[[], Any]] = {}
+"""By name, what makes the context manager that plants it."""
+
+
+def is_caught(name: str, *, first_seed: int = 0) -> str | None:
+    """How many steps it took and what was seen; None if nothing was."""
+    num_steps = 0
+    with MISTAKES[name]():
+        for seed in range(first_seed, first_seed + MAX_STEPS // STEPS_PER_SEED):
+            outcome = run_seed(seed)
+            num_steps += outcome.num_steps
+            if outcome.violation:
+                return f"after {num_steps} steps: {outcome.violation}"
+    return None
+
+
+def _plant(owner: type, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the mistaken version of a method or property.
+
+    It is called with the correct version in front of its own arguments; its docstring is what the
+    author of the mistake thought.
+    """
+
+    def decorate(mistaken: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def planted() -> Iterator[None]:
+            correct = owner.__dict__[attribute]
+            if isinstance(correct, property):
+                get = correct.fget
+                new: Any = property(lambda self: mistaken(get, self))
+            else:
+
+                def new(*args: Any, **kwargs: Any) -> Any:
+                    return mistaken(correct, *args, **kwargs)
+
+            with mock.patch.object(owner, attribute, new):
+                yield
+
+        MISTAKES[mistaken.__name__] = planted
+        return mistaken
+
+    return decorate
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+
+@_plant(BlockPool, "free")
+def skips_a_decref(free: Any, self: BlockPool, block_ids: list[int]) -> None:
+    """The last block is only half full, it will be needed again."""
+    free(self, block_ids[:-1] if len(block_ids) > 3 else block_ids)
+
+
+@_plant(BlockPool, "share")
+def shares_without_incref(share: Any, self: BlockPool, block_ids: Iterator[int]) -> None:
+    """Whoever has been counted once is safe."""
+    share(self, [block_id for block_id in block_ids if not self.ref_count(block_id)])
+
+
+@_plant(BlockPool, "share")
+def leaves_shared_blocks_on_the_free_list(
+    share: Any, self: BlockPool, block_ids: Iterator[int]
+) -> None:
+    """The count alone says who is free."""
+    for block_id in block_ids:
+        self._ref_counts[block_id] += 1
+
+
+@_plant(KvBlocks, "release")
+def forgets_what_was_swapped(release: Any, self: KvBlocks, seq: SequenceBlocks) -> None:
+    """A sequence in the host's memory has no blocks to give back."""
+    if not seq.is_swapped:
+        release(self, seq)
+
+
+@_plant(KvBlocks, "take_operations")
+def hands_out_blocks_as_they_are(take: Any, self: KvBlocks) -> list[KvOperation]:
+    """They are overwritten anyway."""
+    return [operation for operation in take(self) if not isinstance(operation, ZeroBlocks)]
+
+
+@_plant(_Group, "is_shared")
+def writes_shared_blocks_in_place(is_shared: Any, self: _Group, block_id: int) -> bool:
+    """Forks have the same prompt, so they write the same."""
+    return False
+
+
+@_plant(KvGroup, "first_visible_block")
+def frees_a_window_too_early(first: Any, self: KvGroup, num_computed: int, block_size: int) -> int:
+    """Rounded up, for the block behind the window."""
+    return 0 if self.window is None else -(-max(num_computed - self.window, 0) // block_size)
+
+
+@_plant(KvBlocks, "_leave_behind")
+def frees_the_sinks(
+    leave: Any, self: KvBlocks, group: _Group, seq: SequenceBlocks, num_computed: int
+) -> None:
+    """Behind the window nothing is seen."""
+    sinks, group.num_sink_blocks = group.num_sink_blocks, 0
+    leave(self, group, seq, num_computed)
+    group.num_sink_blocks = sinks
+
+
+@_plant(SwapSpace, "give_back")
+def keeps_host_slots(give_back: Any, self: SwapSpace, slots: Any) -> None:
+    """There is more host memory than anyone needs."""
+
+
+@_plant(KvBlocks, "_swap_in")
+def swaps_in_backwards(swap_in: Any, self: KvBlocks, seq: SequenceBlocks) -> None:
+    """Slots are as good as each other."""
+    for slots in seq.host_slots:
+        slots.update(zip(list(slots), reversed(list(slots.values())), strict=True))
+    swap_in(self, seq)
+
+
+@_plant(KvBlocks, "take_operations")
+def swaps_out_too_late(take: Any, self: KvBlocks) -> list[KvOperation]:
+    """Copies to the host can wait for the end of the step's operations."""
+    return sorted(take(self), key=lambda operation: isinstance(operation, SwapOut | SwapIn))
+
+
+# --- prefix cache -------------------------------------------------------------------------------
+
+
+@_plant(Scheduler, "schedule")
+def publishes_early(schedule: Any, self: Scheduler) -> Schedule:
+    """What is scheduled will be computed."""
+    result: Schedule = schedule(self)
+    for request, num_tokens in result.batch.sequences if result.batch else ():
+        num_computed = request.num_computed_tokens + num_tokens
+        self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
+    return result
+
+
+@_plant(PrefixHasher, "prefix")
+def drops_the_tenant_from_the_key(
+    prefix: Any, self: PrefixHasher, chain: Any, index: int, namespace: CacheNamespace, tokens: Any
+) -> Prefix:
+    """Digests are unique anyway."""
+    shared = CacheNamespace("", namespace.runtime_id, namespace.adapter, namespace.label)
+    found: Prefix = prefix(self, chain, index, shared, tokens)
+    return found
+
+
+@_plant(PrefixHasher, "prefix")
+def drops_the_adapter_from_the_key(
+    prefix: Any, self: PrefixHasher, chain: Any, index: int, namespace: CacheNamespace, tokens: Any
+) -> Prefix:
+    """The prompt is the same, whatever the adapter."""
+    shared = CacheNamespace(namespace.tenant_id, namespace.runtime_id, None, namespace.label)
+    found: Prefix = prefix(self, chain, index, shared, tokens)
+    return found
+
+
+@_plant(PrefixHasher, "prefix")
+def memorizes_adapters_by_name(
+    prefix: Any, self: PrefixHasher, chain: Any, index: int, namespace: CacheNamespace, tokens: Any
+) -> Prefix:
+    """The digest names the adapter, so one memo serves all."""
+    memo = self.__dict__.setdefault("_memo", {})
+    adapter = namespace.adapter
+    namespace = memo.setdefault(adapter.digest, namespace) if adapter else namespace
+    found: Prefix = prefix(self, chain, index, namespace, tokens)
+    return found
+
+
+@_plant(PrefixHasher, "key")
+def forgets_the_parent(
+    key: Any, self: PrefixHasher, namespace: CacheNamespace, parent: bytes, tokens: tuple[int, ...]
+) -> bytes:
+    """A block's tokens say what it holds."""
+    found: bytes = key(self, namespace, b"", tokens)
+    return found
+
+
+@_plant(CachedBlocks, "forget")
+def keeps_the_key_of_a_reused_block(forget: Any, self: CachedBlocks, block_id: int) -> bool:
+    """It will be published anew."""
+    return block_id in self._prefixes
+
+
+@_plant(CachedBlocks, "drop_adapter")
+def keeps_the_cache_of_deleted_adapters(drop: Any, self: CachedBlocks, adapter: AdapterKey) -> int:
+    """Nobody can ask for it any more."""
+    return 0
+
+
+@_plant(KvBlocks, "_longest_hit")
+def takes_the_whole_prompt_from_the_cache(
+    hit: Any, self: KvBlocks, hasher: Any, chain: Any, namespace: Any, tokens: Any
+) -> int:
+    """If all is there, nothing is left to compute."""
+    found: int = hit(self, hasher, chain, namespace, [*tokens, 0])
+    return found
+
+
+# --- scheduler ----------------------------------------------------------------------------------
+
+
+@_plant(Scheduler, "get")
+def ignores_the_abort_of_a_choice(get: Any, self: Scheduler, request_id: str) -> Request | None:
+    """Only requests of their own can be aborted."""
+    request: Request | None = get(self, request_id)
+    return None if request and request.submitted.group_id else request
+
+
+@_plant(WaitingQueue, "remove")
+def leaves_the_aborted_in_the_queue(remove: Any, self: WaitingQueue[Any], entry: Any) -> bool:
+    """Their turn will not come."""
+    return False
+
+
+@_plant(Preemption, "_preempt")
+def lets_the_preempted_keep_their_lease(
+    preempt: Any, self: Preemption, victim: Request, step: Step
+) -> None:
+    """It will be back at once."""
+    residency, self._residency = self._residency, mock.Mock()
+    preempt(self, victim, step)
+    self._residency = residency
+
+
+@_plant(Step, "cancel")
+def computes_the_preempted(cancel: Any, self: Step, request: Request) -> None:
+    """Who is in the step stays in it."""
+    self.preempted.add(request)
+
+
+@_plant(Step, "add")
+def spends_no_budget(add: Any, self: Step, request: Request, num_tokens: int) -> None:
+    """The budget is for prompts."""
+    budget = self.budget
+    add(self, request, num_tokens)
+    self.budget = budget
+
+
+@_plant(Candidates, "park_line")
+def waits_for_absent_adapters(park: Any, self: Candidates[Any]) -> None:
+    """A tenant's requests have an order."""
+    self.stop_tenant()
+
+
+@_plant(Scheduler, "_check_fits")
+def admits_what_never_fits(check: Any, self: Scheduler, request: Request) -> None:
+    """Others will make room."""
+
+
+@_plant(Scheduler, "_check_queue")
+def has_no_limit_on_the_queue(check: Any, self: Scheduler, request: Request) -> None:
+    """Waiting costs nothing."""
+
+
+@_plant(Scheduler, "_is_capped")
+def has_no_cap(is_capped: Any, self: Scheduler, request: Request) -> bool:
+    """Room that is free may be used."""
+    return False
+
+
+@_plant(Scheduler, "_bound_prefill")
+def lets_prompts_delay_decodes(bound: Any, self: Scheduler, step: Step) -> None:
+    """Full steps are the most efficient."""
+
+
+@_plant(Deadlines, "expired")
+def forgets_deadlines(expired: Any, self: Deadlines, now: float) -> list[str]:
+    """Those that run have made it."""
+    return []
+
+
+@_plant(Groups, "_others")
+def forks_from_who_is_not_ready(others: Any, self: Groups, request: Request) -> list[Any]:
+    """Whoever of the group runs has the prompt."""
+    return [_Computed(other) for other in others(self, request)]
+
+
+class _Computed:
+    """A request that passes for one whose prompt is computed."""
+
+    def __init__(self, request: Request) -> None:
+        self.kv = request.kv
+        self.num_prompt_tokens = self.num_computed_tokens = request.num_prompt_tokens
+
+
+@_plant(Room, "_available")
+def promises_blocks_twice(
+    available: Any, self: Room, request: Request, unfinished: Any
+) -> list[int]:
+    """One more than there are: something ends in every step."""
+    return [count + 1 for count in available(self, request, unfinished)]
+
+
+# --- fairness -----------------------------------------------------------------------------------
+
+
+@_plant(Preemption, "_preempt")
+def charges_again_what_is_computed_again(
+    preempt: Any, self: Preemption, victim: Request, step: Step
+) -> None:
+    """It takes the device's time, so it is service."""
+    preempt(self, victim, step)
+    victim.num_charged_tokens = 0
+
+
+@_plant(WaitingQueue, "charge")
+def gives_outputs_away(
+    charge: Any, self: Any, entry: Any, input_tokens: int = 0, output_tokens: int = 0
+) -> None:
+    """Prompts are what takes long."""
+    charge(self, entry, input_tokens)
+
+
+@_plant(TokenCounters, "_floor")
+def saves_credit_while_idle(floor: Any, self: TokenCounters[Any]) -> float:
+    """Who asked for nothing has something to come."""
+    return 0.0
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+@_plant(Record, "is_idle")
+def evicts_leased_adapters(is_idle: Any, self: Record[Any]) -> bool:
+    """Resident is resident."""
+    return self.state is State.RESIDENT
+
+
+@_plant(Residency, "acquire")
+def remembers_rows_without_generation(
+    acquire: Any, self: Residency[Any], key: AdapterKey, request_id: str
+) -> Lease | None:
+    """An adapter's row does not change while it is resident."""
+    memo = self.__dict__.setdefault("_memo", {})
+    lease: Lease | None = acquire(self, key, request_id)
+    if lease is None:
+        return None
+    row, generation = memo.setdefault(key, (lease.row, lease.generation))
+    return lease._replace(row=row, generation=generation)
+
+
+@_plant(Residency, "release")
+def keeps_leases(release: Any, self: Residency[Any], request_id: str) -> None:
+    """The next request of the adapter will want it too."""
+    if request_id in self._leases and not request_id.endswith("7"):
+        release(self, request_id)
+
+
+@_plant(Residency, "_finish_retirements")
+def never_ends_a_deletion(finish: Any, self: Residency[Any]) -> bool:
+    """It goes when its room is needed."""
+    return False

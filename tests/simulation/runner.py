@@ -1,0 +1,141 @@
+"""Many seeds: over processes, each one reproducible by itself."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from .scenario import Scenario
+from .world import Outcome, World
+
+STEPS_PER_SEED = 400
+REQUIRED_PER_MILLION = 1_000
+REQUIRED_COVERAGE = (
+    "aborts",
+    "aborts_preempted",
+    "aborts_repeated",
+    "aborts_running",
+    "aborts_swapped",
+    "aborts_waiting",
+    "adapter_failures",
+    "bursts",
+    "clock_jumps",
+    "copies",
+    "deadline_expired",
+    "deletes",
+    "deletes_under_lease",
+    "disconnects",
+    "evictions",
+    "failed_loads",
+    "floods",
+    "forks",
+    "nan_rows",
+    "never_fit",
+    "outages",
+    "preemptions",
+    "prefix_evictions",
+    "prefix_hits",
+    "reclaims",
+    "refused",
+    "restarts",
+    "step_exceptions",
+    "swaps",
+    "swaps_in",
+    "window_frees",
+)
+"""What a run must have met often enough for its silence to mean something."""
+
+
+def run_seed(seed: int, num_steps: int = STEPS_PER_SEED) -> Outcome:
+    return World(Scenario.draw(seed)).run(num_steps)
+
+
+@dataclass
+class Report:
+    """The sum over seeds."""
+
+    num_steps: int = 0
+    num_seeds: int = 0
+    violations: dict[int, str] = field(default_factory=dict)
+    """By seed."""
+    num_leaked: int = 0
+    irreproducible: list[int] = field(default_factory=list)
+    """Failing seeds that went another way when run again."""
+    coverage: Counter[str] = field(default_factory=Counter)
+    planted: int = 0
+    caught: int = 0
+    _hash: hashlib.blake2b = field(default_factory=partial(hashlib.blake2b, digest_size=16))
+
+    def add(self, outcome: Outcome) -> None:
+        """Take in one seed; in the order of the seeds, or the hash differs."""
+        self.num_steps += outcome.num_steps
+        self.num_seeds += 1
+        self.num_leaked += outcome.num_leaked
+        self.coverage += outcome.coverage
+        self._hash.update(outcome.log_hash.encode())
+        if outcome.violation:
+            self.violations[outcome.seed] = outcome.violation
+
+    @property
+    def rare(self) -> dict[str, int]:
+        """What was met too seldom, and how often."""
+        required = REQUIRED_PER_MILLION * self.num_steps // 1_000_000
+        return {
+            name: self.coverage[name]
+            for name in REQUIRED_COVERAGE
+            if self.coverage[name] < required
+        }
+
+    @property
+    def is_good(self) -> bool:
+        found = self.violations or self.num_leaked or self.irreproducible
+        return not found and not self.rare and self.caught == self.planted
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "steps": self.num_steps,
+                "seeds": self.num_seeds,
+                "violations": len(self.violations),
+                "leaked": self.num_leaked,
+                "planted": self.planted,
+                "caught": self.caught,
+                "irreproducible": self.irreproducible,
+                "coverage": dict(sorted(self.coverage.items())),
+                "log_hash": self._hash.hexdigest(),
+            }
+        )
+
+
+def run_seeds(
+    seeds: Iterable[int], *, num_processes: int | None = None, num_steps: int = STEPS_PER_SEED
+) -> Report:
+    """Run each seed; whichever fails is run again, to see whether it fails alike."""
+    report = Report()
+    run = partial(run_seed, num_steps=num_steps)
+    if num_processes == 1:
+        for seed in seeds:
+            report.add(run(seed))
+    else:
+        spawned = multiprocessing.get_context("spawn")  # with no lock of a forked thread
+        with spawned.Pool(num_processes or os.cpu_count(), _prepare_process) as pool:
+            for outcome in pool.imap(run, seeds, chunksize=4):
+                report.add(outcome)
+    for seed in list(report.violations)[:3]:
+        if len({run(seed).log_hash, run(seed).log_hash}) > 1:
+            report.irreproducible.append(seed)
+    return report
+
+
+def _prepare_process() -> None:
+    """Worlds are cyclic garbage, but few and small: collecting seldom is cheaper."""
+    logging.disable(logging.WARNING)  # failed loads are what the nemesis is there for
+    gc.set_threshold(50_000, 20, 100)

@@ -1,0 +1,137 @@
+"""One seed's world: how large everything is and how hard it is hit.
+
+Sizes are small, so that in a few hundred steps everything runs out, fills up and comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.scheduler import SchedulerLimits
+
+from .device import StepSeconds
+
+ARENA_CELLS = 16
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who asks, how often in comparison, and with which adapters (None: the base alone)."""
+
+    tenant_id: str
+    weight: float
+    demand: float
+    adapters: tuple[AdapterKey | None, ...]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a seed fixes before the first step."""
+
+    seed: int
+    limits: SchedulerLimits
+    groups: tuple[KvGroup, ...]
+    num_swap_slots: tuple[int, ...]
+    prefix_caching: bool
+    tenants: tuple[Tenant, ...]
+    adapter_sizes: dict[AdapterKey, int]
+    host_cells: int
+    arrivals: float
+    """Requests per step, on average."""
+    hostility: float
+    """How often faults strike, in proportion."""
+    mishaps: float
+    """Part of the store's answers that are failures."""
+    true_seconds: StepSeconds
+    swap_block_seconds: float
+    """To move one block between device and host."""
+    deadline_seconds: float
+    """The order of magnitude of the deadlines that some requests have."""
+
+    @classmethod
+    def draw(cls, seed: int) -> Scenario:
+        rng = Random(seed)
+        block_size = rng.choice((2, 3, 4, 4, 8))
+        max_model_len = block_size * rng.randint(4, 16)
+        max_num_seqs = rng.randint(2, 10)
+        limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + rng.randint(1, 40),
+            max_model_len=max_model_len,
+            block_size=block_size,
+            target_itl_seconds=rng.choice((None, 0.004, 0.02)),
+            max_queued=rng.choice((12, 40, 1000)),
+            max_queued_per_tenant=rng.choice((6, 20, 1000)),
+            tenant_cap=rng.choice((0.4, 0.6, 1.0)),
+        )
+        groups = _draw_groups(rng, limits)
+        limits = replace(limits, kv_block_bytes=(1000,) * len(groups))
+        tenants, sizes = _draw_tenants(rng)
+        return cls(
+            seed=seed,
+            limits=limits,
+            groups=groups,
+            num_swap_slots=_draw_swap_slots(rng, groups),
+            prefix_caching=rng.random() < 0.8,
+            tenants=tenants,
+            adapter_sizes=sizes,
+            host_cells=rng.randint(ARENA_CELLS, 5 * ARENA_CELLS),
+            arrivals=rng.choice((0.1, 0.3, 0.6, 1.2)),
+            hostility=rng.choice((0.5, 1.0, 2.0)),
+            mishaps=rng.choice((0.0, 0.05, 0.2)),
+            true_seconds=StepSeconds(
+                base=rng.uniform(1e-4, 5e-3),
+                per_prefill_token=rng.uniform(1e-5, 5e-4),
+                per_decode=rng.uniform(1e-5, 2e-4),
+                per_context_token=rng.uniform(1e-8, 1e-5),
+            ),
+            swap_block_seconds=rng.choice((1e-6, 2e-5, 5e-3)),
+            deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
+        )
+
+
+def _draw_groups(rng: Random, limits: SchedulerLimits) -> tuple[KvGroup, ...]:
+    """One group that sees everything, some with windows, or windows only."""
+    kind = rng.choice(("full", "full", "full", "mixed", "mixed", "window", "sinks"))
+    blocks_alone = -(-limits.max_model_len // limits.block_size)
+    full = KvGroup((0,), None, 0, max(2, int(blocks_alone * rng.uniform(0.6, 4.0))) + 1)
+    if kind == "full":
+        return (full,)
+    window = rng.randint(1, 2 * limits.block_size + 3)
+    sinks = rng.randint(1, limits.block_size + 1) if kind == "sinks" else 0
+    chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
+    blocks_of_one = (window + sinks + chunk) // limits.block_size + 3
+    num_blocks = int(blocks_of_one * rng.uniform(1.0, limits.max_num_seqs)) + 1
+    windowed = KvGroup((1,), window, sinks, num_blocks)
+    return (full, windowed) if kind == "mixed" else (windowed,)
+
+
+def _draw_swap_slots(rng: Random, groups: tuple[KvGroup, ...]) -> tuple[int, ...]:
+    part = rng.choice((0.0, 0.4, 1.5))
+    return tuple(int(group.num_blocks * part) for group in groups)
+
+
+def _draw_tenants(rng: Random) -> tuple[tuple[Tenant, ...], dict[AdapterKey, int]]:
+    """Tenants push the same contents: digests are equal across tenants, keys are not."""
+    num_adapters = rng.choice((0, 1, 3, 6))
+    sizes: dict[AdapterKey, int] = {}
+    tenants = []
+    for index in range(rng.randint(1, 5)):
+        name = f"tenant{index}"
+        keys = [AdapterKey(name, f"sha256:{number}") for number in range(num_adapters)]
+        for number, key in enumerate(keys):
+            is_too_large = number == 5 and rng.random() < 0.5
+            sizes[key] = ARENA_CELLS + 1 if is_too_large else 1 + (number * 5) % 9
+        base_share = [None] * (1 if keys else 2)
+        tenants.append(
+            Tenant(
+                tenant_id=name,
+                weight=rng.choice((1.0, 1.0, 1.0, 0.5, 3.0)),
+                demand=rng.choice((0.3, 1.0, 1.0, 5.0)),
+                adapters=(*base_share, *keys),
+            )
+        )
+    return tuple(tenants), sizes

@@ -1,0 +1,96 @@
+"""The simulation runs clean, replays exactly, and finds every planted mistake."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simulation.planted import MISTAKES, is_caught
+from simulation.runner import REQUIRED_COVERAGE, STEPS_PER_SEED, Report, run_seed, run_seeds
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 100_000
+
+
+@pytest.fixture(autouse=True)
+def _no_logs_of_failed_loads() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_many_random_worlds_keep_every_invariant() -> None:
+    report = run_seeds(range(NUM_STEPS // STEPS_PER_SEED))
+    assert report.violations == {}
+    assert report.num_leaked == 0
+    assert report.rare == {}
+    assert report.num_steps >= NUM_STEPS
+    assert report.coverage["successes"] > report.num_steps // 10, "most of it is ordinary work"
+
+
+def test_a_seed_replays_identically_in_another_process_without_torch() -> None:
+    script = (
+        "import sys; from simulation.runner import run_seed; print(run_seed(5, 200).log_hash); "
+        "assert 'torch' not in sys.modules"
+    )
+    hashes = {_run_python("-c", script, hash_seed=seed).strip() for seed in ("1", "2")}
+    assert hashes == {run_seed(5, 200).log_hash}
+    assert run_seed(6, 200).log_hash not in hashes
+
+
+def test_the_last_line_of_a_run_is_its_report() -> None:
+    output = _run_python("-m", "simulation", "--steps", "800", "--without-planted", hash_seed="0")
+    report = json.loads(output.splitlines()[-1])
+    assert (report["seeds"], report["violations"], report["leaked"]) == (2, 0, 0)
+    assert report["steps"] >= 800
+    assert report["coverage"]["requests"] > 0
+
+
+def test_one_seed_is_replayed_with_its_log() -> None:
+    output = _run_python("-m", "simulation", "--only", "5", hash_seed="0").splitlines()
+    assert output[-1] == f"{run_seed(5).log_hash} no violation"
+    assert len(output) > STEPS_PER_SEED
+
+
+def _run_python(*arguments: str, hash_seed: str) -> str:
+    path = f"{ROOT / '.src'}:{ROOT / 'tests'}"
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed},
+    ).stdout
+
+
+def test_a_failing_seed_fails_alike_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MISTAKES["skips_a_decref"]():
+        report = run_seeds(range(2), num_processes=1, num_steps=50)
+    assert sorted(report.violations) == [0, 1]
+    assert report.irreproducible == []
+    assert not report.is_good
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(mistake: str) -> None:
+    assert is_caught(mistake)
+
+
+def test_there_are_as_many_mistakes_as_it_takes() -> None:
+    assert len(MISTAKES) >= 20
+
+
+def test_what_was_met_too_seldom_fails_a_run() -> None:
+    report = Report(num_steps=1_000_000)
+    report.coverage.update(dict.fromkeys(REQUIRED_COVERAGE, 1_000))
+    assert report.is_good
+    report.coverage["swaps"] -= 1
+    assert report.rare == {"swaps": 999}
+    assert not report.is_good

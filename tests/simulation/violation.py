@@ -1,0 +1,35 @@
+"""What a simulation must never see, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Invariant(StrEnum):
+    """The names that a report uses."""
+
+    BLOCKS_CONSERVED = "I1 free and held blocks are all blocks, counted as often as they are owned"
+    ONE_WRITER = "I2 no block is written by two requests, nor while it is shared"
+    PUBLISHED_LATE = "I3 no block is published before the step that writes it has finished"
+    OWN_CONTENT = "I4 what is read is what the request's tenant, adapter and tokens give"
+    LEASE_IS_ROW = "I5 a lease's row and generation hold the request's adapter"
+    PROGRESS = "I6 what waits is run or refused, unless its adapter is on its way"
+    CAPS = "I7 nobody exceeds a limit, or his cap while others wait"
+    ONE_END = "I8 every request ends in one way, once"
+    LEASES_LIVE = "I9 leases belong to requests that live, and are all that they need"
+    QUIESCENT = "I10 when all requests have ended nothing is held"
+    LEAVES_FIRST = "I12 what is cached can be found: what comes before it is cached too"
+    SERVICE = "I11 tenants are charged for what they were served, once"
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: Invariant, detail: str) -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
+
+
+def require(condition: object, invariant: Invariant, detail: str = "") -> None:
+    if not condition:
+        raise Violation(invariant, detail)

@@ -1,0 +1,274 @@
+"""One seed: an engine, those who use it, and what befalls it, step by step on a virtual clock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import NamedTuple
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.batch import ScheduledBatch
+from loraplex.engine.errors import NotNow, PromptTooLong
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.request import Request
+
+from .demand import Demand
+from .engine import Faults, SimulatedEngine
+from .invariants import Checks
+from .ledger import LOAD_ERROR_CODES, Ledger
+from .nemesis import Nemesis
+from .scenario import ARENA_CELLS, Scenario
+from .store import FakeStore
+from .violation import Invariant, Violation, require
+
+IDLE_SECONDS = 0.01
+MAX_DRAINED_REQUESTS = 24
+MAX_DRAIN_STEPS = 4000
+
+
+class Outcome(NamedTuple):
+    """What one seed gave."""
+
+    seed: int
+    num_steps: int
+    violation: str | None
+    num_leaked: int
+    coverage: Counter[str]
+    log_hash: str
+
+
+class World:
+    """Everything of one seed. `log` gets each line of the event log."""
+
+    def __init__(self, scenario: Scenario, *, log: Callable[[str], None] | None = None) -> None:
+        self.scenario = scenario
+        self.rng = Random(scenario.seed + 1)
+        self.now = 1000.0
+        self.num_steps = 0
+        self.coverage: Counter[str] = Counter()
+        self.ledger = Ledger()
+        self.demand = Demand(scenario, self.rng)
+        self.store = FakeStore(self.rng, scenario.adapter_sizes, lambda: self.now, scenario.mishaps)
+        self.deleting: dict[AdapterKey, int] = {}
+        """Deletions that the engine has not answered, and the step of each."""
+        self._log = log
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._events: list[object] = []
+        self.engine = self._start_engine()
+        self.checks = Checks(self)
+        self.nemesis = Nemesis(self)
+
+    # --- running --------------------------------------------------------------------------------
+
+    def run(self, num_steps: int) -> Outcome:
+        """`num_steps` under fire, then calm until every request has ended."""
+        violation, num_leaked = None, 0
+        try:
+            for _ in range(num_steps):
+                self._step(self.nemesis.strike())
+            self._drain()
+            num_leaked = self.checks.num_leaked()
+            require(not num_leaked, Invariant.QUIESCENT, f"{num_leaked} things are still held")
+        except Violation as found:
+            violation = str(found)
+        except Exception as error:  # an assertion of the code under test is a finding too
+            violation = f"{type(error).__name__}: {error}"
+            if self._log:
+                raise
+        if violation:
+            self.note("violation", violation)
+            self._write_log()
+        self._collect_coverage()
+        ends = self.ledger.num_ends
+        self.coverage["nan_rows"] = ends["numerical_error"]
+        self.coverage["deadline_expired"] = ends["deadline_exceeded"]
+        self.coverage["adapter_failures"] = sum(ends[code] for code in LOAD_ERROR_CODES)
+        self.coverage["successes"] = ends["length"] + ends["stop"]
+        return Outcome(
+            self.scenario.seed,
+            self.num_steps,
+            violation,
+            num_leaked,
+            self.coverage,
+            self._hash.hexdigest(),
+        )
+
+    def _step(self, faults: Faults) -> None:
+        self.store.answer(self.engine.residency)
+        self.ledger.troubled.update(self.store.take_troubled())
+        self._run_loaders()
+        batch = self.engine.step(faults)
+        self._take_evicted()
+        for started in self.engine.schedule.started:
+            self.coverage["prefix_hits"] += started.num_cached_tokens > 0
+        self.checks.after_step(batch)
+        self._pass_time(batch)
+        self.num_steps += 1
+        self.note("batch", _describe(batch))
+        self._write_log()
+
+    def _drain(self) -> None:
+        """The nemesis rests and the store is well: whoever still waits must be served."""
+        self.nemesis.rest()
+        for request_id in list(self.ledger.live)[MAX_DRAINED_REQUESTS:]:
+            self.abort(request_id)  # a long queue would take long and show nothing more
+        for _ in range(MAX_DRAIN_STEPS):
+            if not self.ledger.live and self.is_still:
+                return
+            self._step(Faults())
+        waiting = [order.submitted.request_id for order in self.ledger.live.values()]
+        require(False, Invariant.PROGRESS, f"{waiting} never end, nothing hinders them")
+
+    @property
+    def is_still(self) -> bool:
+        """Nothing will change any more by itself."""
+        residency = self.engine.residency
+        return not (
+            self.store.next_answer or len(self.engine.loaders) or residency.has_pending_work
+        )
+
+    def _run_loaders(self) -> None:
+        """The loader threads get on with some of their work, at times in another order."""
+        loaders = self.engine.loaders
+        while len(loaders) and self.rng.random() < 0.7:
+            error = None
+            if self.nemesis.breaks_load():
+                error = RuntimeError("the copy failed")
+                self.ledger.troubled.update(self.scenario.adapter_sizes)  # whose, it does not say
+                self.coverage["failed_loads"] += 1
+            loaders.run(self.rng.randrange(len(loaders)), error=error)
+
+    def _pass_time(self, batch: ScheduledBatch | None) -> None:
+        if batch is None:
+            self.now += IDLE_SECONDS
+            return
+        seconds = self.scenario.true_seconds.of(batch.shape, self.rng)
+        swap_seconds = self.scenario.swap_block_seconds * self.engine.device.num_moved_blocks
+        self.now += seconds + swap_seconds
+        self.engine.scheduler.observe(batch, seconds + swap_seconds, swap_seconds)
+
+    # --- what befalls the engine ----------------------------------------------------------------
+
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
+        for submitted in requests:
+            self._submit(submitted)
+
+    def _submit(self, submitted: GenerationRequest) -> None:
+        before = self.checks.before_add(submitted)
+        try:
+            request = self.engine.submit(submitted)
+        except (PromptTooLong, NotNow) as refusal:
+            self.checks.after_refusal(submitted, refusal, before)
+            self.ledger.refuse(submitted, refusal.code)
+            self.coverage["refused"] += 1
+            self.coverage[f"refused_{refusal.code}"] += 1
+            self.note("refused", submitted.request_id, refusal.code)
+            return
+        self.checks.after_add(submitted, before)
+        order = self.ledger.open(submitted, request)
+        if request.deadline is not None:
+            order.allowed.add("deadline_exceeded")
+        adapter = submitted.adapter
+        if adapter and self.scenario.adapter_sizes[adapter] > ARENA_CELLS:
+            order.allowed.add("adapter_too_large")
+        self.coverage["requests"] += 1
+        self.coverage["groups"] += submitted.group_id is not None
+        self.note("add", submitted.request_id, submitted.tenant_id, submitted.adapter)
+
+    def abort(self, request_id: str) -> bool:
+        order = self.ledger.live.get(request_id)
+        if order:
+            order.allowed.add("aborted")
+        was_live = self.engine.abort(request_id)
+        require(was_live == (order is not None), Invariant.ONE_END, f"abort of {request_id}")
+        self.note("abort", request_id, was_live)
+        return was_live
+
+    def delete(self, key: AdapterKey) -> None:
+        self.store.deleted.add(key)
+        self.ledger.troubled.add(key)
+        self.deleting.setdefault(key, self.num_steps)
+        self.engine.evict(key)
+        self.checks.after_deletion(key)
+        left = [order for order in self.ledger.live.values() if order.submitted.adapter == key]
+        require(not left, Invariant.ONE_END, f"{key} is deleted and {len(left)} requests go on")
+        self.note("delete", key)
+
+    def restart(self) -> None:
+        """The process dies: its state is lost, and who had not started is submitted again once."""
+        self._collect_coverage()
+        orders = list(self.ledger.live.values())
+        for order in orders:
+            order.allowed.add("engine_restarted")
+            self.ledger.end(order.request, "engine_restarted")
+        self.store.forget_wishes()
+        self.deleting.clear()
+        self.engine = self._start_engine()
+        self.checks = Checks(self)
+        self.note("restart", len(orders))
+        self.submit(
+            self.demand.again(order.submitted) for order in orders if not order.request.started
+        )
+
+    def note(self, *event: object) -> None:
+        self._events.append(event)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _start_engine(self) -> SimulatedEngine:
+        engine = SimulatedEngine(
+            self.scenario,
+            clock=lambda: self.now,
+            want=self.store.want,
+            on_batch=lambda batch: self.checks.before_run(batch),
+            on_end=self._end,
+        )
+        engine.host.files = self.store.files
+        return engine
+
+    def _end(self, request: Request, reason: str) -> None:
+        order = self.ledger.end(request, reason)
+        self.checks.after_end(order, reason)
+        if reason in ("length", "stop"):
+            self.demand.remember(list(request.token_ids))
+        self.note("end", request.request_id, reason)
+
+    def _take_evicted(self) -> None:
+        for key in self.engine.evicted:
+            require(key in self.deleting, Invariant.QUIESCENT, f"{key} was not deleted")
+            del self.deleting[key]
+            self.checks.after_eviction(key)
+            self.note("evicted", key)
+
+    def _collect_coverage(self) -> None:
+        """Take over what the engine counted before it goes."""
+        engine, coverage = self.engine, self.coverage
+        coverage["preemptions"] += engine.scheduler.num_preemptions
+        coverage["swaps"] += engine.device.counts["swaps_out"]
+        coverage["swaps_in"] += engine.device.counts["swaps_in"]
+        coverage["copies"] += engine.device.counts["copies"]
+        coverage["prefix_evictions"] += engine.kv.num_prefix_evictions
+        coverage["evictions"] += engine.residency.num_evictions
+        coverage["adapter_loads"] += engine.residency.num_loads
+        coverage["forks"] += engine.scheduler.num_forks
+        coverage["reclaims"] += engine.scheduler.num_reclaims
+        coverage["window_frees"] += self.checks.num_window_frees
+
+    def _write_log(self) -> None:
+        line = repr((self.num_steps, round(self.now, 9), self._events))
+        self._hash.update(line.encode())
+        if self._log:
+            self._log(line)
+        self._events.clear()
+
+
+def _describe(batch: ScheduledBatch | None) -> object:
+    if batch is None:
+        return None
+    sequences = [
+        (request.request_id, num_tokens, request.num_computed_tokens)
+        for request, num_tokens in batch.sequences
+    ]
+    return sequences, batch.operations
