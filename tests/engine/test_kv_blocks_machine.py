@@ -233,10 +233,10 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     def _check_contents(self) -> None:
         for sequence in self.live:
-            for group in range(len(self.layout)):
-                self._check_readable(sequence, group)
-        for index, blocks in enumerate(self.kv._groups):
-            for block_id, prefix in blocks.cached._prefixes.items():
+            for index in range(len(self.layout)):
+                self._check_readable(sequence, index)
+        for index, group in enumerate(self.kv._groups):
+            for block_id, prefix in group.cached._prefixes.items():
                 self._check_published(prefix.key, self.tensors.device[index, block_id])
 
     def _check_readable(self, sequence: Sequence, group: int) -> None:
