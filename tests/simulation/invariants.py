@@ -245,7 +245,7 @@ class Checks:
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}
         held = self._engine.residency._leases.keys()
-        require(mine == held, Invariant.LEASES_LIVE, f"{mine} are not {set(held)}")
+        require(mine == held, Invariant.LEASES_LIVE, f"{sorted(mine ^ held)}")
 
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
         if batch or self._engine.schedule.failed or not self._world.ledger.live:
