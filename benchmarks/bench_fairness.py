@@ -52,6 +52,8 @@ class Plan:
     num_long_outputs: int = 400
     num_kv_tokens: int = 2_560
     """Room for a full batch of ordinary requests, not of long ones."""
+    swap_bytes: int = 64 << 20
+    """In the throughput's second comparison; in all else preempted prompts are computed again."""
     num_fill_steps: int = 120
     """Before the victim's first request: for the others to take what there is."""
     max_pause_steps: int = 8
@@ -130,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = make_model(options.models, plan.shape)
     outcomes = [meet(model, plan, name, others) for name, others in scenarios(plan).items()]
     fair, fcfs = compare_throughput(model, plan)
+    fair_swap, fcfs_swap = compare_throughput(model, plan, swap_bytes=plan.swap_bytes)
     equal, flood, squeeze = outcomes
     print_report(
         "fairness",
@@ -142,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fair_steps=fair.num_steps,
         fcfs_steps=fcfs.num_steps,
         throughput_over_fcfs=fair.tokens_per_second / fcfs.tokens_per_second,
+        throughput_over_fcfs_with_swap=fair_swap.tokens_per_second / fcfs_swap.tokens_per_second,
         fair_victim_ttft_p99_ms=fair.victim_ttft_p99_ms,
         fcfs_victim_ttft_p99_ms=fcfs.victim_ttft_p99_ms,
         requests_answered_differently=sum(
@@ -166,13 +170,14 @@ def scenarios(plan: Plan) -> dict[str, list[Tenant]]:
     }
 
 
-def make_engine(model: Path, directory: str, plan: Plan) -> TimedEngine:
+def make_engine(model: Path, directory: str, plan: Plan, *, swap_bytes: int = 0) -> TimedEngine:
     engine = TimedEngine(
         model,
         Path(directory),
         max_num_seqs=plan.max_num_seqs,
         kv_cache_bytes=plan.num_kv_tokens * kv_bytes_per_token(plan.shape),
         prefix_caching=False,
+        swap_bytes=swap_bytes,
     )
     engine.warm_up((1, plan.max_num_seqs))
     return engine
@@ -250,13 +255,17 @@ def mixed_load(plan: Plan) -> list[tuple[int, Order]]:
     ]
 
 
-def compare_throughput(model: Path, plan: Plan) -> tuple[Throughput, Throughput]:
+def compare_throughput(
+    model: Path, plan: Plan, *, swap_bytes: int = 0
+) -> tuple[Throughput, Throughput]:
     """The mixed load fair and first come, first served; a machine's drift meets both alike."""
     load = mixed_load(plan)
     as_one = [(step, replace(order, tenant_id="everyone")) for step, order in load]
-    first_fair = serve_load(model, plan, load)
-    fcfs = [serve_load(model, plan, as_one) for _ in range(2)]
-    return average([first_fair, serve_load(model, plan, load)]), average(fcfs)
+    runs = [
+        serve_load(model, plan, orders, swap_bytes=swap_bytes)
+        for orders in (load, as_one, as_one, load)
+    ]
+    return average([runs[0], runs[3]]), average(runs[1:3])
 
 
 def average(runs: Sequence[Throughput]) -> Throughput:
@@ -267,10 +276,12 @@ def average(runs: Sequence[Throughput]) -> Throughput:
     )
 
 
-def serve_load(model: Path, plan: Plan, load: Sequence[tuple[int, Order]]) -> Throughput:
+def serve_load(
+    model: Path, plan: Plan, load: Sequence[tuple[int, Order]], *, swap_bytes: int
+) -> Throughput:
     """All of the load to its end; prompt tokens count once, however often they were computed."""
     with tempfile.TemporaryDirectory() as directory:
-        engine = make_engine(model, directory, plan)
+        engine = make_engine(model, directory, plan, swap_bytes=swap_bytes)
         began = time.perf_counter()
         ids: list[str] = []
         num_steps = 0
