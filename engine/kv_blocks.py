@@ -238,7 +238,9 @@ class KvBlocks:
         seq.num_published = seq.num_writable = 0
 
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> bool:
-        """Move the computed blocks to the host; False, and nothing done, if it has no room.
+        """Move the computed blocks to the host.
+
+        False, and nothing done, if it has no room or windows have left nothing to move.
 
         What others share is copied too: on the device only this sequence's hold on it ends.
         """
@@ -246,7 +248,7 @@ class KvBlocks:
         kept = [
             [i for i in range(num_blocks) if i not in group.left(seq)] for group in self._groups
         ]
-        if not num_blocks or any(
+        if not any(kept) or any(
             len(indices) > group.swap.num_free
             for indices, group in zip(kept, self._groups, strict=True)
         ):

@@ -330,6 +330,14 @@ def test_without_room_on_the_host_nothing_is_swapped() -> None:
     assert not kv.swap_out(kv.new_sequence(), 0), "nothing computed, nothing to save"
 
 
+def test_where_windows_have_left_nothing_there_is_nothing_to_swap() -> None:
+    kv = make_blocks(windowed(4, window=1), slots=[4])
+    kv.release(compute(kv, list(range(2 * SIZE))))
+    seq = kv.new_sequence()
+    assert kv.match(seq, NAMESPACE, list(range(2 * SIZE + 1))) == 2 * SIZE
+    assert not kv.swap_out(seq, 2 * SIZE)
+
+
 def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
     kv = make_blocks(full(4), slots=[4])
     seq = compute(kv, list(range(10)))

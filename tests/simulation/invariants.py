@@ -176,12 +176,17 @@ class Checks:
                 continue
             most = self._limits.tenant_cap * self._limits.max_num_seqs + 1e-9
             require(len(mine) <= most, Invariant.CAPS, f"{len(mine)} of {tenant_id} run")
-            held = sum(self._kv.share(request.kv) for request in mine)
+            held = max(self._held_share(mine, group) for group in range(self._num_groups))
             require(
                 held <= self._limits.tenant_cap + self._slack,
                 Invariant.CAPS,
                 f"{tenant_id} holds {held} of the blocks",
             )
+
+    def _held_share(self, requests: list[Request], group: int) -> float:
+        """The part of a group's blocks that these requests hold, each block counted once."""
+        blocks = set(chain.from_iterable(request.kv.tables[group] for request in requests))
+        return len(blocks - {0}) / self._kv.num_usable(group)
 
     def after_step(self, batch: ScheduledBatch | None) -> None:
         live = [order.request for order in self._world.ledger.live.values()]
