@@ -162,10 +162,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request.
 
-        Raises PromptTooLong if it could not even run alone, TenantQueueFull or Overloaded if it
-        could not run in time.
+        Raises PromptTooLong if it could not even run alone, DeadlineExceeded if it comes too late,
+        TenantQueueFull or Overloaded if it could not run in time.
         """
         self._check_fits(request)
+        if request.submitted.deadline_seconds == 0.0:
+            raise DeadlineExceeded
         self._check_queue(request)
         assert request.request_id not in self._requests, "request ids are unique"
         request.kv = self._kv.new_sequence()
@@ -257,7 +259,7 @@ class Scheduler:
         if len(self._waiting) >= self.limits.max_queued:
             raise Overloaded(retry_after_seconds=later)
         deadline = request.submitted.deadline_seconds
-        if deadline is not None and wait >= deadline:
+        if deadline is not None and wait > deadline:
             raise Overloaded(
                 f"The wait alone is about {wait:.1f} s, the deadline {deadline:.1f} s.",
                 retry_after_seconds=later,

@@ -150,8 +150,8 @@ class Generation:
             times.ended(ABORTED)
             raise
         except Exception as exc:
-            times.ended(FAILED)
             self._events.put_nowait(exc)
+            times.ended(FAILED)
 
     async def _follow(
         self,

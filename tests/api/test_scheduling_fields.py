@@ -11,6 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from loraplex.api.errors import as_api_error, error_response, from_error_info
+from loraplex.api.metrics import Metrics
 from loraplex.api.services.inference import Inference, Order, ServedModel
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineError, EngineUnavailable, Overloaded, TenantQueueFull
@@ -42,7 +43,7 @@ def submitted(**fields: Any) -> GenerationRequest:
         engine=cast(EngineClient, engine),
         tokenizer=nothing,
         control_plane=nothing,
-        metrics=nothing,
+        metrics=Metrics(lambda: None),
         served_model_name="base",
         adapter_wait_seconds=1.0,
     )
@@ -103,10 +104,11 @@ def test_values_out_of_range_are_refused_by_name(caller: Caller, field: dict[str
 def test_what_misses_its_deadline_is_a_504_and_the_rest_is_served(
     server: ServerUnderTest, caller: Caller
 ) -> None:
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 480, "ignore_eos": True, "n": 8}
-    late = caller.http.post("/v1/completions", json={**body, "deadline_ms": 1})
-    check_envelope(late, "deadline_exceeded")
-    body = {**body, "n": 1, "max_tokens": 4, "priority": 3, "deadline_ms": 60_000}
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 480, "ignore_eos": True}
+    for deadline_ms in (1, 50):  # over before it is queued, and while it runs
+        late = caller.http.post("/v1/completions", json={**body, "deadline_ms": deadline_ms})
+        check_envelope(late, "deadline_exceeded")
+    body = {**body, "max_tokens": 4, "priority": 3, "deadline_ms": 60_000}
     answer = caller.http.post("/v1/completions", json=body)
     assert answer.json()["usage"]["completion_tokens"] == 4
     assert server.is_ready()
