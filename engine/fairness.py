@@ -64,8 +64,14 @@ class TokenCounters(Generic[Party]):
             self._forget_lifted()
 
     def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        self.add(party, self.service(input_tokens, output_tokens))
+
+    def service(self, input_tokens: int, output_tokens: int) -> float:
+        """What so many tokens come to."""
+        return self.input_weight * input_tokens + self.output_weight * output_tokens
+
+    def add(self, party: Party, service: float) -> None:
         # Twice for every token of every sequence: looked up here rather than through methods.
-        service = self.input_weight * input_tokens + self.output_weight * output_tokens
         counters = self._counters
         counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
 

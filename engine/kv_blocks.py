@@ -32,6 +32,8 @@ class SequenceBlocks:
     """Per group, by table index, where the content of swapped-out blocks is."""
     num_writable: int = 0
     """Up to here what is not computed may be written: known to be there and nobody else's."""
+    num_settled: int = 0
+    """Until more than this is computed, `KvBlocks.advance` has nothing to do."""
     num_published: int = 0
     """Blocks, from the first, that were offered to the prefix cache or found there."""
     chain: list[Prefix] = field(default_factory=list)
@@ -225,6 +227,8 @@ class KvBlocks:
                 seq.num_published = index + 1
         for group in self._windowed:
             self._leave_behind(group, seq, num_computed)
+        if not self._windowed:
+            seq.num_settled = (num_full + 1) * self._block_size - 1
 
     def release(self, seq: SequenceBlocks) -> None:
         """Give back all blocks and host slots; idempotent."""
@@ -235,7 +239,7 @@ class KvBlocks:
             table.clear()
             slots.clear()
             seq.num_left[group.index] = 0
-        seq.num_published = seq.num_writable = 0
+        seq.num_published = seq.num_writable = seq.num_settled = 0
 
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> bool:
         """Move the computed blocks to the host.

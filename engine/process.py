@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ import zmq
 
 from .config import EngineConfig
 from .errors import EngineError, MalformedMessage
+from .garbage import GarbageCollection
 from .heartbeat import Heartbeat
 from .logs import log_to_stderr
 from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
@@ -92,6 +94,7 @@ def _serve(core: Core, socket: zmq.Socket[bytes], heartbeat: Heartbeat) -> Never
     core.report_progress_to(heartbeat)
     _send(socket, EngineReady(core.info))
     _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
+    garbage = GarbageCollection(time.monotonic)
     timeout_ms = 0
     while True:
         for message in _receive(socket, timeout_ms):
@@ -103,6 +106,7 @@ def _serve(core: Core, socket: zmq.Socket[bytes], heartbeat: Heartbeat) -> Never
         timeout_ms = 0 if messages else BUSY_POLL_MS
         if core.awaits_message:
             timeout_ms = IDLE_POLL_MS
+        garbage.collect_if_due(is_idle=core.awaits_message)
 
 
 def _receive(socket: zmq.Socket[bytes], timeout_ms: int) -> Iterator[ToEngine]:

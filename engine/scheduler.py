@@ -216,10 +216,9 @@ class Scheduler:
     def advance(self, sequence: ScheduledSequence) -> None:
         """Take note that a step has computed this sequence; publish the blocks it filled."""
         request, num_tokens = sequence
-        request.num_computed_tokens += num_tokens
-        self._kv.advance(
-            request.kv, request.namespace, request.token_ids, request.num_computed_tokens
-        )
+        num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
+        if num_computed > request.kv.num_settled:
+            self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
 
     def append(self, request: Request, token_ids: list[int]) -> None:
         """Add what was sampled for the request, as its tenant's service."""
@@ -276,28 +275,36 @@ class Scheduler:
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
-        grow, preempted = self._kv.grow, step.preempted
+        grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
+        budget = self.limits.max_num_batched_tokens
         for request in tuple(self._running):
             num_computed = request.num_computed_tokens
             if len(request.token_ids) - num_computed > 1:
                 prefills.append(request)
-            elif request in preempted or not step.budget:
+            elif request in preempted or len(decodes) == budget:
                 continue
-            elif grow(request.kv, num_computed, 1) or self._preemption.make_room(request, 1, step):
-                step.add_decode(request)
-                if request.num_charged_tokens < request.num_prompt_tokens:
+            elif (
+                num_computed < request.kv.num_writable
+                or grow(request.kv, num_computed, 1)
+                or self._preemption.make_room(request, 1, step)
+            ):
+                decodes[request] = ScheduledSequence(request, 1)
+                if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' target allows, a block at least."""
-        shape, target = step.shape(), self.limits.target_itl_seconds
-        if target is None or not shape.num_decodes:
+        target = self.limits.target_itl_seconds
+        if target is None:
+            return
+        shape = step.shape()
+        if not shape.num_decodes:
             return
         allowed = self._costs.max_prefill_tokens(
             shape.num_decodes, shape.num_context_tokens, target, step.budget
         )
-        step.budget = min(step.budget, max(allowed, self.limits.block_size))
+        step.leave_at_most(max(allowed, self.limits.block_size))
 
     def _schedule_prefills(self, step: Step, prefills: list[Request]) -> None:
         """Prompts go on, and waiting ones join them, in the order of their tenants' service."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from .batch import ScheduledBatch, ScheduledSequence
 from .errors import EngineError
@@ -14,51 +16,59 @@ from .step_costs import StepShape
 
 class Step:
     def __init__(self, *, budget: int, block_size: int) -> None:
-        self.budget = budget
-        """Tokens that may still be added."""
+        self.decodes: dict[Request, ScheduledSequence] = {}
+        """Added to directly, by `Scheduler`: it is the hot loop."""
         self.started: list[RequestStarted] = []
         self.failed: list[tuple[Request, EngineError]] = []
         self.preempted: set[Request] = set()
         self.is_short = False
         """Whether what runs had to give blocks back: then nobody is admitted."""
         self._block_size = block_size
-        self._decodes: dict[Request, ScheduledSequence] = {}
         self._prefills: dict[Request, ScheduledSequence] = {}
+        self._limit = budget
+        self._num_prefill_tokens = 0
+
+    @property
+    def budget(self) -> int:
+        """Tokens that may still be added."""
+        return self._limit - len(self.decodes) - self._num_prefill_tokens
+
+    def leave_at_most(self, num_tokens: int) -> None:
+        """Let no more than so many tokens be added from now on."""
+        self._limit -= max(self.budget - num_tokens, 0)
 
     def add(self, request: Request, num_tokens: int) -> None:
-        sequences = self._decodes if num_tokens == 1 else self._prefills
-        sequences[request] = ScheduledSequence(request, num_tokens)
-        self.budget -= num_tokens
-
-    def add_decode(self, request: Request) -> None:
-        self._decodes[request] = ScheduledSequence(request, 1)
-        self.budget -= 1
+        sequence = ScheduledSequence(request, num_tokens)
+        if num_tokens == 1:
+            self.decodes[request] = sequence
+        else:
+            self._prefills[request] = sequence
+            self._num_prefill_tokens += num_tokens
 
     def cancel(self, request: Request) -> None:
         """The request was preempted."""
         self.preempted.add(request)
-        sequence = self._decodes.pop(request, None) or self._prefills.pop(request, None)
-        if sequence:
-            self.budget += sequence.num_tokens
+        if sequence := self._prefills.pop(request, None):
+            self._num_prefill_tokens -= sequence.num_tokens
+        self.decodes.pop(request, None)
 
     def shape(self) -> StepShape:
         return StepShape(
-            num_prefill_tokens=sum(sequence.num_tokens for sequence in self._prefills.values()),
-            num_decodes=len(self._decodes),
-            num_context_tokens=sum(request.num_computed_tokens for request in self._decodes)
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_decodes=len(self.decodes),
+            num_context_tokens=sum(request.num_computed_tokens for request in self.decodes)
             + sum(request.num_computed_tokens for request in self._prefills),
         )
 
     def batch(self, take_operations: Callable[[], Sequence[KvOperation]]) -> ScheduledBatch | None:
         """None if nothing runs: what is to be done to the cache then waits for the next step."""
-        if not self._decodes and not self._prefills:
+        if not self.decodes and not self._prefills:
             return None
-        size = self._block_size
         # Sequences of one padding class (`block_pool.padding_class`) stand together.
-        decodes = sorted(
-            self._decodes.values(),
-            key=lambda sequence: (sequence[0].num_computed_tokens // size).bit_length(),
-        )
+        classes: dict[int, list[ScheduledSequence]] = defaultdict(list)
+        for request, sequence in self.decodes.items():
+            classes[(request.num_computed_tokens // self._block_size).bit_length()].append(sequence)
+        decodes = chain.from_iterable(classes[number] for number in sorted(classes))
         prefills = sorted(self._prefills.values(), key=_arena_row)
         return ScheduledBatch((*decodes, *prefills), tuple(take_operations()), self.shape())
 

@@ -16,6 +16,9 @@ STIFFNESS = 1e-7
 """Pull towards the last estimate, by the weight of the data: decides only where these don't."""
 LEAST_WEIGHT = 1e-6
 """Of a coefficient's data; when forgetting leaves less, its last estimate stands."""
+NUM_EAGER_FITS = 64
+FIT_INTERVAL = 8
+"""One step more changes little once so many are known; fitting costs more than taking note."""
 
 
 class StepShape(NamedTuple):
@@ -87,6 +90,7 @@ class _RelativeLeastSquares:
         self._products = [[0.0] * num_features for _ in range(num_features)]  # Σ x xᵀ / y²
         self._targets = [0.0] * num_features  # Σ x / y
         self.coefficients = [0.0] * num_features
+        self._num_observed = 0
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         scaled = [feature / seconds for feature in features]
@@ -96,7 +100,9 @@ class _RelativeLeastSquares:
         self._targets = [
             MEMORY * target + value for target, value in zip(self._targets, scaled, strict=True)
         ]
-        self.coefficients = self._fit()
+        self._num_observed += 1
+        if self._num_observed <= NUM_EAGER_FITS or self._num_observed % FIT_INTERVAL == 0:
+            self.coefficients = self._fit()
 
     def predict(self, features: Sequence[float]) -> float:
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))

@@ -182,10 +182,12 @@ class WaitingQueue(Generic[Entry]):
 
         Whether it waits or runs. Lines that are never charged take turns.
         """
-        self.counters.charge(entry.tenant_id, input_tokens, output_tokens)
-        tenant = self._tenants.get(entry.tenant_id)
+        tenant_id, counters = entry.tenant_id, self.counters
+        service = counters.service(input_tokens, output_tokens)
+        counters.add(tenant_id, service)
+        tenant = self._tenants.get(tenant_id)
         if tenant:
-            tenant.service.charge(entry.line, input_tokens, output_tokens)
+            tenant.service.add(entry.line, service)
 
     def candidates(self) -> Candidates[Entry]:
         """The walk of one step; it ends the one before."""

@@ -265,10 +265,10 @@ def computes_the_preempted(cancel: Any, self: Step, request: Request) -> None:
 
 @_plant(Step, "add")
 def spends_no_budget(add: Any, self: Step, request: Request, num_tokens: int) -> None:
-    """The budget is for prompts."""
-    budget = self.budget
+    """The budget is for decodes."""
+    before = self._num_prefill_tokens
     add(self, request, num_tokens)
-    self.budget = budget
+    self._num_prefill_tokens = before
 
 
 @_plant(Candidates, "park_line")
