@@ -159,13 +159,13 @@ class WeightUpsideDown(TokenCounters[str]):
 
 
 class InputsFree(TokenCounters[str]):
-    def charge(self, party: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        super().charge(party, 0, output_tokens)
+    def service(self, input_tokens: int, output_tokens: int) -> float:
+        return super().service(0, output_tokens)
 
 
 class OutputsFree(TokenCounters[str]):
-    def charge(self, party: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        super().charge(party, input_tokens, 0)
+    def service(self, input_tokens: int, output_tokens: int) -> float:
+        return super().service(input_tokens, 0)
 
 
 def test_services_of_two_waiting_tenants_never_drift_apart_by_more_than_the_bound() -> None:
