@@ -8,7 +8,7 @@ compares (row, generation, key) cannot take one adapter for another.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS
+from .block import ALIGNMENT_ELEMENTS, PlacedExtra
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
@@ -29,6 +29,9 @@ CUDA_PIECE_ELEMENTS = 4 << 20
 SliceEntry = tuple[int, int, int]
 """(a_offset, b_offset, rank) of one slice: absolute element offsets; rank 0 is "not touched"."""
 
+RowExtras = Mapping[int, tuple[PlacedExtra, ...]]
+"""Slice index to the extras that an adapter holds for it; offsets into `Arena.flat`."""
+
 
 @dataclass
 class _Occupant:
@@ -39,6 +42,7 @@ class _Occupant:
     extent: Extent
     entries: npt.NDArray[np.int64]
     """`[num_slices, 3]`: one SliceEntry for each slice."""
+    extras: RowExtras
     is_published: bool = False
 
 
@@ -52,6 +56,8 @@ class Arena:
     A new, longer tensor when rows run out: take it anew in every step."""
     row_tables: list[list[SliceEntry]]
     """The same rows on the host, as Python numbers."""
+    row_extras: list[RowExtras]
+    """What each row's adapter holds beside A and B."""
 
     def __init__(
         self, layout: BaseLayout, capacity_bytes: int, dtype: torch.dtype, device: torch.device
@@ -68,6 +74,7 @@ class Arena:
         self._copies = _CudaCopies(device) if device.type == "cuda" else None
         self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
         self.row_tables = [self._untouched] * INITIAL_ROWS
+        self.row_extras = [{}] * INITIAL_ROWS
         self.table = torch.zeros(
             INITIAL_ROWS, len(layout.slices), 3, dtype=torch.int64, device=device
         )
@@ -105,10 +112,11 @@ class Arena:
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
+        extras: Sequence[PlacedExtra] = (),
         *,
         avoid: Extent | None = None,
     ) -> Placement | None:
-        """Reserve a row, and an extent outside of `avoid`, for a block with this `BlockPlan.table`.
+        """Reserve a row, and an extent outside of `avoid`, for a block of this table and extras.
 
         The row stays invisible until `publish`. None if no free run is large enough.
         """
@@ -121,7 +129,9 @@ class Arena:
         self._generations[row] += 1
         entries = block_table + np.array([extent.offset, extent.offset, 0])
         entries[block_table[:, 2] == 0] = 0
-        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries)
+        self._occupants[row] = _Occupant(
+            key, self._generations[row], extent, entries, _by_slice(extras, extent.offset)
+        )
         return Placement(row, self._generations[row], extent)
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
@@ -142,6 +152,7 @@ class Arena:
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
         occupant.is_published = True
+        self.row_extras[placement.row] = occupant.extras
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
         self._write_row(placement.row, torch.from_numpy(occupant.entries))
 
@@ -157,6 +168,7 @@ class Arena:
             self.on_remove(row)
         if occupant.is_published:
             self.row_tables[row] = self._untouched
+            self.row_extras[row] = {}
             self.table[row].zero_()
         self.flat[extent.offset : extent.end].zero_()
         if self._copies is not None:
@@ -173,8 +185,17 @@ class Arena:
         num_rows = len(self._generations)
         self.table = torch.cat([self.table, torch.zeros_like(self.table)])
         self.row_tables = self.row_tables + [self._untouched] * num_rows
+        self.row_extras = self.row_extras + [{}] * num_rows
         self._generations += [0] * num_rows
         self._free_rows = list(range(num_rows, 2 * num_rows))
+
+
+def _by_slice(extras: Sequence[PlacedExtra], start: int) -> RowExtras:
+    by_slice: dict[int, tuple[PlacedExtra, ...]] = {}
+    for placed in extras:
+        index = placed.extra.slice_index
+        by_slice[index] = (*by_slice.get(index, ()), placed.moved(start))
+    return by_slice
 
 
 def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

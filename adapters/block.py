@@ -3,7 +3,8 @@
 Element offsets do not depend on the element type, so a block loads by a plain copy into an extent
 of the arena. For each projection that the adapter touches, the A matrices `[rank, in]` of its
 slices lie one under another (one shrink serves them all), then each slice's B **transposed**,
-`[rank, out]`. Every rank is the adapter's own; what it does not touch takes no room.
+`[rank, out]` (see `SliceKind` for embeddings and experts). Behind them lie the *extras*: what PEFT
+features beyond A and B bring. Ranks are the adapter's own; what it does not touch takes no room.
 
 File: magic (8 bytes), header length (8 bytes, little endian), JSON header, zero padding to 64
 bytes, payload. The payload holds the tenant's own values: alpha's scale stands in the header and is
@@ -13,11 +14,13 @@ folded into B when the block is read for serving.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +28,7 @@ import numpy.typing as npt
 from .errors import ObjectCorrupt
 from .layout import BaseLayout
 
-MAGIC = b"LPXBLK01"
+MAGIC = b"LPXBLK02"
 PAYLOAD_ALIGNMENT_BYTES = 64
 ALIGNMENT_ELEMENTS = 32
 """Every matrix starts on a multiple of this: 64 bytes in bf16, wide enough for vector loads."""
@@ -38,13 +41,61 @@ NUMPY_DTYPES: Mapping[str, npt.DTypeLike] = {
 }
 
 
+class ExtraKind(StrEnum):
+    """What an adapter may hold for a slice beside A and B.
+
+    In the file are the tenant's own values; the engine turns them into the served ones at load
+    (`engine/block_preparation.py`).
+    """
+
+    MAGNITUDE = "magnitude"
+    """DoRA's `[out]`. Served: the factor of each output row."""
+    LORA_BIAS = "lora_bias"
+    """`[out]`, the bias of lora_B. Served: times the scale."""
+    BIAS = "bias"
+    """`[out]`, in place of the base's bias. Served: the difference to the base's."""
+    MATRIX = "matrix"
+    """`[out, in]` (an embedding's: `[in, out]`), in place of the base's whole matrix."""
+    TOKEN_ROWS = "token_rows"
+    """`[tokens, out]`, in place of an embedding's rows of `token_ids`; of a tied output head's
+    too, where the slice is that head: `[tokens, in]`."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One array that an adapter holds for a slice beside A and B."""
+
+    slice_index: int
+    kind: ExtraKind
+    shape: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    """Of TOKEN_ROWS: which rows, ascending."""
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class PlacedExtra:
+    """An extra and where it begins, in elements."""
+
+    extra: Extra
+    offset: int
+
+    def moved(self, distance: int) -> PlacedExtra:
+        """The same, `distance` elements further on."""
+        return PlacedExtra(self.extra, self.offset + distance)
+
+
 @dataclass(frozen=True)
 class BlockPlan:
-    """Where each matrix of an adapter lies, given the rank of each slice it touches."""
+    """Where each array of an adapter lies, given the rank of each slice it touches."""
 
     layout: BaseLayout
     ranks: Mapping[int, int]
-    """Slice index to rank; slices that the adapter does not touch are absent."""
+    """Slice index to rank; slices without A and B are absent."""
+    extras: tuple[Extra, ...] = ()
 
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:
@@ -57,10 +108,15 @@ class BlockPlan:
 
     @cached_property
     def num_elements(self) -> int:
+        return self._plan[2]
+
+    @cached_property
+    def placed_extras(self) -> tuple[PlacedExtra, ...]:
+        """The extras in their order, with offsets from the block's start."""
         return self._plan[1]
 
     @cached_property
-    def _plan(self) -> tuple[npt.NDArray[np.int64], int]:
+    def _plan(self) -> tuple[npt.NDArray[np.int64], tuple[PlacedExtra, ...], int]:
         table = np.zeros((len(self.layout.slices), 3), dtype=np.int64)
         offset = 0
         for projection, indices in self.layout.projection_ranges():
@@ -68,13 +124,20 @@ class BlockPlan:
             for index in touched:
                 table[index, 0] = offset
                 table[index, 2] = self.ranks[index]
-                offset += self.ranks[index] * projection.in_features
+                offset += self._num_rows(index) * projection.in_features
             offset = _align(offset, ALIGNMENT_ELEMENTS)
             for index in touched:
                 table[index, 1] = offset
-                offset += self.ranks[index] * self.layout.slices[index].out_features
+                offset += self._num_rows(index) * self.layout.slices[index].out_features
                 offset = _align(offset, ALIGNMENT_ELEMENTS)
-        return table, offset
+        placed = []
+        for extra in self.extras:
+            placed.append(PlacedExtra(extra, offset))
+            offset = _align(offset + extra.num_elements, ALIGNMENT_ELEMENTS)
+        return table, tuple(placed), offset
+
+    def _num_rows(self, index: int) -> int:
+        return self.ranks[index] * self.layout.slices[index].num_experts
 
 
 @dataclass(frozen=True)
@@ -89,6 +152,9 @@ class BlockHeader:
     """Slice index to rank."""
     scales: Mapping[int, float]
     """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
+    extras: tuple[Extra, ...]
+    source: Mapping[str, Any]
+    """What it takes to write the owner's files again; see `export`. Empty where that is unknown."""
     num_elements: int
     payload_offset: int
     """Bytes from the start of the file to the payload."""
@@ -102,6 +168,7 @@ def write_block_header(
     dtype: str,
     scales: Mapping[int, float],
     plan: BlockPlan,
+    source: Mapping[str, Any] | None = None,
 ) -> int:
     """Write everything before the payload; return the payload's offset in bytes."""
     fields = {
@@ -109,6 +176,11 @@ def write_block_header(
         "digest": digest,
         "dtype": dtype,
         "slices": [[index, rank, scales[index]] for index, rank in sorted(plan.ranks.items())],
+        "extras": [
+            [extra.slice_index, extra.kind, list(extra.shape), list(extra.token_ids)]
+            for extra in plan.extras
+        ],
+        "source": source or {},
         "num_elements": plan.num_elements,
     }
     header = json.dumps(fields, separators=(",", ":")).encode()
@@ -136,6 +208,8 @@ def read_block_header(path: Path) -> BlockHeader:
                 dtype=fields["dtype"],
                 ranks={index: rank for index, rank, _ in slices},
                 scales={index: scale for index, _, scale in slices},
+                extras=tuple(_extra(*entry) for entry in fields["extras"]),
+                source=fields["source"],
                 num_elements=int(fields["num_elements"]),
                 payload_offset=_align(16 + length, PAYLOAD_ALIGNMENT_BYTES),
             )
@@ -145,6 +219,10 @@ def read_block_header(path: Path) -> BlockHeader:
     if path.stat().st_size != header.payload_offset + header.num_elements * itemsize:
         raise ObjectCorrupt(f"{path.name} is truncated")
     return header
+
+
+def _extra(slice_index: int, kind: str, shape: list[int], token_ids: list[int]) -> Extra:
+    return Extra(int(slice_index), ExtraKind(kind), tuple(map(int, shape)), tuple(token_ids))
 
 
 def _align(value: int, multiple: int) -> int:

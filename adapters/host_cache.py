@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, read_block_header
+from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, PlacedExtra, read_block_header
 from .errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
 from .extents import Extent, ExtentAllocator
 from .identity import AdapterKey
@@ -32,6 +32,10 @@ PIECE_ELEMENTS = 32 << 10
 """Elements converted at a time: they stay in a core's cache, and torch starts no further threads
 for so few, so a load takes one core from the running step at most."""
 
+Prepare = Callable[[Tensor, BlockHeader, BlockPlan], None]
+"""Changes a block `[num_elements]` in place, in the loader thread that has read it, its scales
+folded in. Raises AdapterUnavailable if it cannot be served."""
+
 
 @dataclass(frozen=True, eq=False)
 class HostBlock:
@@ -42,6 +46,8 @@ class HostBlock:
     """`[num_elements]`, scales folded in; a view of the cache's pool."""
     table: npt.NDArray[np.int64]
     """`BlockPlan.table`: offsets from the start of the block."""
+    extras: tuple[PlacedExtra, ...]
+    """`BlockPlan.placed_extras`, likewise."""
     extent: Extent
 
     @property
@@ -64,7 +70,10 @@ class HostCache:
         dtype: torch.dtype,
         *,
         page_locked: bool = False,
+        prepare: Prepare | None = None,
     ) -> None:
+        """`prepare` turns the extras of a block, as read, into what is served; see `ExtraKind`."""
+        self._prepare = prepare
         self._layout = layout
         self._dtype = dtype
         self._extents = ExtentAllocator(
@@ -129,11 +138,13 @@ class HostCache:
             with path.open("rb") as file:
                 file.seek(header.payload_offset)
                 _fill(tensor, file, header, plan)
+            if self._prepare and plan.extras:
+                self._prepare(tensor, header, plan)
         except BaseException:
             with self._erasing:
                 self._erase(extent)
             raise
-        block = HostBlock(key, tensor, plan.table, extent)
+        block = HostBlock(key, tensor, plan.table, plan.placed_extras, extent)
         with self._lock:
             self._blocks[key] = block
             self._in_use.add(key)
@@ -154,12 +165,14 @@ class HostCache:
         if header.base_id != self._layout.base_id:
             raise ObjectCorrupt("the block was made for another base model")
         num_slices = len(self._layout.slices)
-        if not header.ranks or not all(
+        if not (header.ranks or header.extras) or not all(
             0 <= index < num_slices and rank > 0 and math.isfinite(header.scales[index])
             for index, rank in header.ranks.items()
         ):
             raise ObjectCorrupt("the block's slices do not exist in this base model")
-        plan = BlockPlan(self._layout, header.ranks)
+        if not all(0 <= extra.slice_index < num_slices for extra in header.extras):
+            raise ObjectCorrupt("the block's extras belong to no slice of this base model")
+        plan = BlockPlan(self._layout, header.ranks, header.extras)
         if plan.num_elements != header.num_elements:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
         if plan.num_elements > self._extents.capacity:
@@ -224,7 +237,8 @@ def _runs(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, floa
     slices = plan.layout.slices
     for index in sorted(header.ranks, key=lambda index: int(plan.table[index, 1])):
         begin = int(plan.table[index, 1])
-        end = begin + header.ranks[index] * slices[index].out_features
+        num_rows = header.ranks[index] * slices[index].num_experts
+        end = begin + num_rows * slices[index].out_features
         yield position, begin, 1.0
         yield begin, end, header.scales[index]
         position = end

@@ -1,4 +1,4 @@
-"""Which linear layers of a base model an adapter can change, in the order the base runs them.
+"""Which layers of a base model an adapter can change, in the order the base runs them.
 
 The engine derives the layout from the loaded model; intake binds tensors to it; the canonical
 block and the device tables follow its order. It is plain data and needs no torch.
@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from enum import StrEnum
 from functools import cached_property
+
+
+class SliceKind(StrEnum):
+    """What a slice computes, and so how its matrices lie in a block."""
+
+    LINEAR = "linear"
+    """`y = x Wᵀ`: A `[rank, in]`, B transposed `[rank, out]`. Output heads and routers are too."""
+    EMBEDDING = "embedding"
+    """`y = W[token]`, in_features is the vocabulary: A transposed `[in, rank]`, so that a token's
+    values are adjacent; B transposed `[rank, out]`."""
+    EXPERTS = "experts"
+    """One linear layer per expert: A `[experts, rank, in]`, B transposed `[experts, rank, out]`."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One linear layer that LoRA may target; one part of a fused projection."""
+    """One layer that LoRA may target; one part of a fused projection."""
 
     name: str
-    """Module path inside the model, such as `model.layers.0.self_attn.q_proj`: PEFT's name."""
+    """Path inside the model, such as `model.layers.0.self_attn.q_proj`: the module's, or that of
+    the parameter for experts (`model.layers.0.mlp.experts.down_proj`)."""
     in_features: int
     out_features: int
+    kind: SliceKind = SliceKind.LINEAR
+    num_experts: int = 1
+    """Of a slice of kind EXPERTS."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +83,7 @@ class BaseLayout:
 def layout_to_json(layout: BaseLayout) -> str:
     """Encode a layout for another process."""
     projections = [
-        [[part.name, part.in_features, part.out_features] for part in projection.slices]
-        for projection in layout.projections
+        [list(astuple(part)) for part in projection.slices] for projection in layout.projections
     ]
     fields = {"base_id": layout.base_id, "projections": projections, "refused": layout.refused}
     return json.dumps(fields, separators=(",", ":"))
@@ -77,7 +93,14 @@ def layout_from_json(text: str) -> BaseLayout:
     """Decode what `layout_to_json` wrote."""
     fields = json.loads(text)
     projections = tuple(
-        Projection(tuple(Slice(*part) for part in projection))
+        Projection(tuple(_slice_from_json(part) for part in projection))
         for projection in fields["projections"]
     )
     return BaseLayout(fields["base_id"], projections, fields["refused"])
+
+
+def _slice_from_json(part: list[str | int]) -> Slice:
+    name, in_features, out_features, kind, num_experts = part
+    return Slice(
+        str(name), int(in_features), int(out_features), SliceKind(str(kind)), int(num_experts)
+    )

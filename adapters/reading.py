@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .block import PlacedExtra
 from .identity import AdapterKey
 
 
@@ -26,6 +27,9 @@ class Block(Protocol):
 
     @property
     def table(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def extras(self) -> tuple[PlacedExtra, ...]: ...
 
 
 BlockT = TypeVar("BlockT", bound=Block)

@@ -7,12 +7,13 @@ lease ends, and no one else is placed there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .block import PlacedExtra
 from .eviction import Cost, Occupant, choose_window
 from .extents import Extent, Placement
 from .identity import AdapterKey
@@ -36,6 +37,7 @@ class DeviceArena(Protocol[BlockT_contra]):
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
+        extras: Sequence[PlacedExtra] = (),
         *,
         avoid: Extent | None = None,
     ) -> Placement | None: ...
@@ -125,7 +127,7 @@ class Room(Generic[BlockT]):
 
     def _occupy(self, record: Record[BlockT], block: BlockT, avoid: Extent | None) -> bool:
         record.placement = self._arena.place(
-            record.key, block.num_elements, block.table, avoid=avoid
+            record.key, block.num_elements, block.table, block.extras, avoid=avoid
         )
         if record.placement is None:
             return False

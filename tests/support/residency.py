@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -11,6 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from loraplex.adapters.block import PlacedExtra
 from loraplex.adapters.errors import ArenaTooSmall
 from loraplex.adapters.extents import Extent, ExtentAllocator, Placement
 from loraplex.adapters.identity import AdapterKey
@@ -56,6 +57,7 @@ class FakeBlock(NamedTuple):
     key: AdapterKey
     num_elements: int
     table: npt.NDArray[np.int64] = TABLE
+    extras: tuple[PlacedExtra, ...] = ()
 
 
 class FakeHost:
@@ -139,6 +141,7 @@ class FakeArena:
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
+        extras: Sequence[PlacedExtra] = (),
         *,
         avoid: Extent | None = None,
     ) -> Placement | None:
