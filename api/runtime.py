@@ -38,6 +38,7 @@ from .metrics import Metrics
 from .readiness import Readiness
 from .services.attestation import Attestations
 from .services.deletions import Deletions
+from .services.downloads import Downloads
 from .services.inference import Inference
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
@@ -57,6 +58,7 @@ class Runtime:
     inference: Inference
     pushes: Pushes
     deletions: Deletions
+    downloads: Downloads
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -126,6 +128,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine=engine, fetcher=fetcher, store=store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
+        downloads = Downloads(settings.data_dir / "exports", fetcher)
+        stack.callback(downloads.close)
 
         started_at = int(time.time())
         attestations.start()
@@ -139,6 +143,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             inference=inference,
             pushes=pushes,
             deletions=deletions,
+            downloads=downloads,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,

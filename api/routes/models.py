@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters import service
@@ -13,6 +14,7 @@ from ...platform.adapters.states import VersionState
 from ...platform.keys.principal import Principal, Scope
 from ..auth import require
 from ..json_response import json_response
+from ..request_context import split_key
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.answers import ModelCard, ModelList
 
@@ -34,9 +36,11 @@ async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, runtime: CurrentRuntime, principal: Caller) -> Response:
-    """The card of what a request for `model` would be answered by."""
-    served = await runtime.inference.resolve(principal, model)
+async def get_model(
+    request: Request, model: str, runtime: CurrentRuntime, principal: Caller
+) -> Response:
+    """The card of what a request for `model` under the same `X-Request-Id` is answered by."""
+    served = await runtime.inference.resolve(principal, model, request_id=split_key(request))
     base = _base_card(runtime)
     if served.adapter is None:
         return json_response(base)

@@ -184,6 +184,25 @@ def list_receiving_uploads(session: TenantSession, sha256: str) -> Sequence[Uplo
     return session.scalars(query.order_by(Upload.created_at.desc())).all()
 
 
+def find_live_version_of_upload(
+    session: TenantSession, adapter_name: str, *, sha256: str, config_json: str, base_id: str
+) -> str | None:
+    """The id of the adapter's live version that such an upload became."""
+    query = (
+        select(AdapterVersion.id)
+        .join(Upload, Upload.version_id == AdapterVersion.id)
+        .where(
+            Upload.sha256 == sha256,
+            Upload.config_json == config_json,
+            Upload.adapter_name == adapter_name,
+            AdapterVersion.state.in_(LIVE_STATES),
+            AdapterVersion.base_id == base_id,
+        )
+        .limit(1)
+    )
+    return session.scalars(query).first()
+
+
 def list_uploads_of_version(session: TenantSession, version_id: str) -> Sequence[Upload]:
     """The uploads that became this version, the oldest first."""
     query = select(Upload).where(Upload.version_id == version_id)
