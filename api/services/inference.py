@@ -98,7 +98,8 @@ class Inference:
     ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Which version of a split alias answers depends on `request_id` alone. Raises a PlatformError: unknown, foreign, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. Raises a
+        PlatformError: unknown, foreign, not ready or of another base.
         """
         if model == self.served_model_name:
             return ServedModel(model, None)

@@ -79,7 +79,8 @@ class Pushes:
     ) -> Upload:
         """Expect an adapter; the same declaration again finds its unfinished upload.
 
-        It is accepted at once if the adapter has these bytes as a live version already. Raises ApiError for another base or a reserved name, or InvalidValue.
+        It is accepted at once if the adapter has these bytes as a live version already. Raises
+        ApiError for another base or a reserved name, or InvalidValue.
         """
         if declared_base_id not in (None, self._info.base_id):
             raise ApiError("base_mismatch", param="base_id")
