@@ -94,6 +94,12 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
     "alias_not_found": ErrorCode(404, "The adapter has no such alias."),
     "version_aliased": ErrorCode(409, "An alias points at the version; move or remove it first."),
+    "nothing_to_roll_back": ErrorCode(
+        409, "The alias had no earlier target, or a version of that target is gone."
+    ),
+    "too_many_pins": ErrorCode(
+        409, "The tenant has as many pinned versions as one tenant may have; unpin another first."
+    ),
     "adapter_being_deleted": ErrorCode(
         409, "The same content is being deleted right now; push it again when that is done.", True
     ),

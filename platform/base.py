@@ -62,11 +62,11 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def state_type(states: type[StrEnum]) -> Enum:
-    """The column type of a closed set of states: its values, guarded by a check constraint."""
+def state_type(states: type[StrEnum], *, name: str = "state") -> Enum:
+    """The column type of a closed set: its values, guarded by a check constraint of this name."""
     return Enum(
         states,
-        name="state",
+        name=name,
         native_enum=False,
         create_constraint=True,
         length=16,

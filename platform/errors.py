@@ -150,6 +150,12 @@ class AliasNotFound(PlatformError):
     code = "alias_not_found"
 
 
+class NothingToRollBack(PlatformError):
+    """The alias had no earlier target, or what it pointed at is gone."""
+
+    code = "nothing_to_roll_back"
+
+
 class VersionAliased(PlatformError):
     """An alias points at this version: move or remove the alias, then delete the version."""
 
@@ -158,6 +164,16 @@ class VersionAliased(PlatformError):
     def __init__(self, aliases: list[str]) -> None:
         super().__init__(f"{self.__doc__} Aliases: {', '.join(aliases)}.")
         self.aliases = aliases
+
+
+class TooManyPins(PlatformError):
+    """The tenant has as many pinned versions as one tenant may have: unpin another first."""
+
+    code = "too_many_pins"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{self.__doc__} The limit is {limit}.")
+        self.limit = limit
 
 
 class AdapterBeingDeleted(PlatformError):

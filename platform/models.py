@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .adapters.models import Adapter, AdapterAlias, AdapterVersion, Upload
+from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
+from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
 from .base import Base
 from .keys.models import ApiKey
 from .tenants.models import Tenant
@@ -12,9 +13,13 @@ __all__ = [
     "Adapter",
     "AdapterAlias",
     "AdapterVersion",
+    "AdapterWish",
+    "AliasChange",
     "ApiKey",
     "Base",
+    "DeletionReceipt",
     "Tenant",
     "Upload",
     "UsageRecord",
+    "VersionTransition",
 ]

@@ -12,6 +12,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    Float,
     ForeignKeyConstraint,
     Index,
     String,
@@ -33,12 +34,15 @@ from ..base import (
 )
 from ..keys.token import KEY_ID_LENGTH
 from ..names import MAX_NAME_LENGTH
-from .states import UploadState, VersionState
+from .states import UploadState, VersionState, WishKind
 
 SHA256_HEX_LENGTH = 64
 DIGEST_LENGTH = len("sha256:") + SHA256_HEX_LENGTH
 BASE_ID_LENGTH = 128
 REASON_LENGTH = 64
+
+HAS_WHOLE_CANARY = "(canary_percent IS NULL) = ({canary} IS NULL)"
+IS_CANARY_PERCENT = "canary_percent > 0 AND canary_percent < 100"
 
 _IS_LIVE = text("state IN ('validated', 'attesting', 'ready')")
 
@@ -47,10 +51,17 @@ class Adapter(TenantOwned, Base):
     """A tenant's named LoRA. The row outlives its versions, so that their numbers go on."""
 
     __tablename__ = "adapters"
-    __table_args__ = (UniqueConstraint("tenant_id", "name"), UniqueConstraint("tenant_id", "id"))
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "name"),
+        UniqueConstraint("tenant_id", "id"),
+        # Names come and go; those that went shall not slow down the listing of those that are.
+        Index("ix_adapters_tenant_id_is_visible_name", "tenant_id", "is_visible", "name"),
+    )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    is_visible: Mapped[bool] = mapped_column(default=False)
+    """It has a visible version."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
 
     versions: Mapped[list[AdapterVersion]] = relationship(
@@ -111,7 +122,7 @@ class AdapterVersion(TenantOwned, Base):
 
 
 class AdapterAlias(TenantOwned, Base):
-    """A movable name for a ready version of its adapter."""
+    """A movable name for a ready version of its adapter, or for two that share its requests."""
 
     __tablename__ = "adapter_aliases"
     __table_args__ = (
@@ -120,16 +131,66 @@ class AdapterAlias(TenantOwned, Base):
             ["tenant_id", "adapter_id", "version_id"],
             ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
         ),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "canary_version_id"],
+            ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
+            name="fk_adapter_aliases_canary_version_id_adapter_versions",
+        ),
         UniqueConstraint("tenant_id", "adapter_id", "name"),
+        CheckConstraint(HAS_WHOLE_CANARY.format(canary="canary_version_id"), name="canary"),
+        CheckConstraint(IS_CANARY_PERCENT, name="canary_percent"),
+        CheckConstraint("canary_version_id <> version_id", name="canary_version_id"),
     )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
     adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
     version_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    canary_version_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
+    """The version that answers `canary_percent` of the requests."""
+    canary_percent: Mapped[float | None] = mapped_column(Float)
     name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
 
-    version: Mapped[AdapterVersion] = relationship(lazy="raise", viewonly=True)
+    version: Mapped[AdapterVersion] = relationship(
+        lazy="raise",
+        viewonly=True,
+        primaryjoin="AdapterVersion.id == foreign(AdapterAlias.version_id)",
+    )
+    canary_version: Mapped[AdapterVersion | None] = relationship(
+        lazy="raise",
+        viewonly=True,
+        primaryjoin="AdapterVersion.id == foreign(AdapterAlias.canary_version_id)",
+    )
+
+
+class AdapterWish(TenantOwned, Base):
+    """That a version be near the device, until it expires: desired state, kept across restarts."""
+
+    __tablename__ = "adapter_wishes"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "version_id"],
+            ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
+        ),
+        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
+        Index("ix_adapter_wishes_tenant_id_adapter_id", "tenant_id", "adapter_id"),
+        Index("ix_adapter_wishes_tenant_id_kind", "tenant_id", "kind"),
+        Index("ix_adapter_wishes_expires_at", "expires_at"),
+    )
+
+    version_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    kind: Mapped[WishKind] = mapped_column(state_type(WishKind, name="kind"), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """None: it stays until it is removed."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+
+    version: Mapped[AdapterVersion] = relationship(
+        lazy="raise",
+        viewonly=True,
+        primaryjoin="AdapterVersion.id == foreign(AdapterWish.version_id)",
+    )
 
 
 class Upload(TenantOwned, Base):
@@ -146,7 +207,9 @@ class Upload(TenantOwned, Base):
             "received_bytes >= 0 AND received_bytes <= size_bytes", name="received_bytes"
         ),
         Index("ix_uploads_tenant_id_created_at", "tenant_id", "created_at"),
-        Index("ix_uploads_state", "state"),
+        Index("ix_uploads_tenant_id_sha256", "tenant_id", "sha256"),
+        Index("ix_uploads_tenant_id_version_id", "tenant_id", "version_id"),
+        Index("ix_uploads_state_updated_at", "state", "updated_at"),
     )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
@@ -168,4 +231,6 @@ class Upload(TenantOwned, Base):
     version_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
     """What it became."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    """When bytes were acknowledged, or the state changed, for the last time."""
     created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))

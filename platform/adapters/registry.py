@@ -2,21 +2,24 @@
 
     [tenant/]adapter[@version|@alias|@sha256:…]
 
-Without a suffix the alias `prod` is meant if there is one, else the newest ready version. Another
-tenant's adapter, a deleted one and one that never was are the same error with the same words.
+Without a suffix the alias `prod` is meant if there is one, else the newest ready version. An alias
+that is split means its canary to a part of the requests, always to the same ones. Another tenant's
+adapter, a deleted one and one that never was are the same error with the same words.
 """
 
 from __future__ import annotations
 
 import string
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
 from . import repository
-from .models import SHA256_HEX_LENGTH, AdapterVersion
+from .canary import is_in_canary
+from .models import SHA256_HEX_LENGTH, AdapterAlias, AdapterVersion
 from .states import VersionState
 
 DEFAULT_ALIAS = "prod"
@@ -55,11 +58,23 @@ class AdapterRef:
     base_id: str
     object_sha256: str
     size_bytes: int
+    alias: str | None = None
+    """The alias that led here, `prod` for a bare name; None where none did, as for `latest`."""
+    is_canary: bool = False
+    """The alias is split, and this is its canary."""
 
     @property
     def pinned(self) -> str:
         """The name that will always mean this version: `tenant/name@3`."""
         return f"{self.tenant_slug}/{self.name}@{self.version}"
+
+
+class _Choice(NamedTuple):
+    """What a name leads to, and how."""
+
+    version: AdapterVersion
+    alias: str | None = None
+    is_canary: bool = False
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -75,21 +90,29 @@ def parse_model_name(text: str) -> ModelName:
 
 
 def resolve(
-    session: TenantSession, name: ModelName, *, tenant_slug: str, base_id: str
+    session: TenantSession,
+    name: ModelName,
+    *,
+    tenant_slug: str,
+    base_id: str,
+    request_id: str = "",
 ) -> AdapterRef:
     """The version that `name` means to the session's tenant, whose slug is `tenant_slug`.
+
+    `request_id` decides which version of a split alias it is: the same for the same id.
 
     Raises ModelNotFound, AdapterNotReady while it is being checked or once it was rejected, and
     BaseMismatch if it was made for another base model than `base_id`.
     """
     if name.tenant not in (None, tenant_slug):
         raise ModelNotFound(name.text)
-    version = _find(session, name)
+    choice = _choose(session, name, request_id)
+    version = choice.version
     if version.state is not VersionState.READY:
         raise AdapterNotReady(name.text, state=version.state, reason=version.reason_code)
     if version.base_id != base_id:
         raise BaseMismatch(f"{name.text!r} was made for another base model than the one served.")
-    return _reference(version, name=name.adapter, tenant_slug=tenant_slug)
+    return _reference(choice, name=name.adapter, tenant_slug=tenant_slug)
 
 
 def _with_suffix(text: str, adapter: str, tenant: str | None, suffix: str) -> ModelName:
@@ -117,25 +140,49 @@ def _check_digest(text: str, digest: str) -> str:
     return digest
 
 
-def _find(session: TenantSession, name: ModelName) -> AdapterVersion:
+def _choose(session: TenantSession, name: ModelName, request_id: str) -> _Choice:
     adapter = repository.find_adapter(session, name.adapter)
-    version = None if adapter is None else _select(session, adapter.id, name)
-    if version is None:
+    choice = None if adapter is None else _select(session, adapter.id, name, request_id)
+    if choice is None:
         raise ModelNotFound(name.text)
-    return version
+    return choice
 
 
-def _select(session: TenantSession, adapter_id: str, name: ModelName) -> AdapterVersion | None:
+def _select(
+    session: TenantSession, adapter_id: str, name: ModelName, request_id: str
+) -> _Choice | None:
+    alias = DEFAULT_ALIAS if _is_bare(name) else name.alias
+    if alias is not None and alias != LATEST:
+        row = repository.find_alias(session, adapter_id, alias)
+        if row is not None:
+            return _split(row, request_id)
+        if name.alias is not None:
+            return None
+    version = _select_version(session, adapter_id, name)
+    return None if version is None else _Choice(version)
+
+
+def _is_bare(name: ModelName) -> bool:
+    return name.alias is None and name.version is None and name.digest_prefix is None
+
+
+def _split(row: AdapterAlias, request_id: str) -> _Choice:
+    if row.canary_version is None or row.canary_percent is None:
+        return _Choice(row.version, row.name)
+    is_canary = is_in_canary(
+        row.canary_percent, adapter_id=row.adapter_id, alias=row.name, request_id=request_id
+    )
+    return _Choice(row.canary_version if is_canary else row.version, row.name, is_canary)
+
+
+def _select_version(
+    session: TenantSession, adapter_id: str, name: ModelName
+) -> AdapterVersion | None:
     if name.version is not None:
         return repository.find_visible_version(session, adapter_id, name.version)
     if name.digest_prefix is not None:
         return _find_by_digest(session, adapter_id, name.digest_prefix)
-    if name.alias is not None and name.alias != LATEST:
-        return repository.find_aliased_version(session, adapter_id, name.alias)
-    aliased = None
-    if name.alias is None:
-        aliased = repository.find_aliased_version(session, adapter_id, DEFAULT_ALIAS)
-    return aliased or _find_latest(session, adapter_id)
+    return _find_latest(session, adapter_id)
 
 
 def _find_latest(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
@@ -153,7 +200,8 @@ def _find_by_digest(session: TenantSession, adapter_id: str, prefix: str) -> Ada
     return next(ready, versions[0])
 
 
-def _reference(version: AdapterVersion, *, name: str, tenant_slug: str) -> AdapterRef:
+def _reference(choice: _Choice, *, name: str, tenant_slug: str) -> AdapterRef:
+    version = choice.version
     return AdapterRef(
         key=AdapterKey(version.tenant_id, version.digest),
         adapter_id=version.adapter_id,
@@ -165,4 +213,6 @@ def _reference(version: AdapterVersion, *, name: str, tenant_slug: str) -> Adapt
         base_id=version.base_id,
         object_sha256=version.object_sha256,
         size_bytes=version.size_bytes,
+        alias=choice.alias,
+        is_canary=choice.is_canary,
     )

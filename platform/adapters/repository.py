@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 
-from sqlalchemy import Select, func, select
-from sqlalchemy.orm import joinedload, selectinload
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
+from sqlalchemy.orm import contains_eager, joinedload, selectinload
 
+from ...adapters.identity import AdapterKey
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
-from .models import Adapter, AdapterAlias, AdapterVersion, Upload
-from .states import LIVE_STATES, UNFINISHED_STATES, VISIBLE_STATES, UploadState, VersionState
+from .history import AliasChange, DeletionReceipt, VersionTransition
+from .models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
+from .states import (
+    LIVE_STATES,
+    UNFINISHED_STATES,
+    VISIBLE_STATES,
+    UploadState,
+    VersionState,
+    WishKind,
+)
 
 
 def lock_catalog(session: TenantSession) -> bool:
@@ -31,24 +41,39 @@ def find_adapter(session: TenantSession, name: str) -> Adapter | None:
     return session.scalars(select(Adapter).where(Adapter.name == name)).one_or_none()
 
 
+def find_adapter_of(session: TenantSession, version: AdapterVersion) -> Adapter:
+    """The adapter of this version, as the database has it now."""
+    query = select(Adapter).where(Adapter.id == version.adapter_id)
+    return session.scalars(query.execution_options(populate_existing=True)).one()
+
+
 def find_visible_adapter(session: TenantSession, name: str) -> Adapter | None:
     """The adapter of this name with its visible versions and its aliases."""
     return session.scalars(_visible_adapters().where(Adapter.name == name)).one_or_none()
 
 
-def list_visible_adapters(session: TenantSession) -> Sequence[Adapter]:
-    """The adapters of which something is visible, by name, with versions and aliases."""
-    return session.scalars(_visible_adapters().order_by(Adapter.name)).all()
+def list_visible_adapters(
+    session: TenantSession, *, after: str | None = None, limit: int | None = None
+) -> Sequence[Adapter]:
+    """The adapters of which something is visible, by name, with versions and aliases.
+
+    Only those with names behind `after`, and at most `limit` of them.
+    """
+    query = _visible_adapters().order_by(Adapter.name)
+    if after is not None:
+        query = query.where(Adapter.name > after)
+    return session.scalars(query.limit(limit)).all()
 
 
 def _visible_adapters() -> Select[Adapter]:
-    is_visible = AdapterVersion.state.in_(VISIBLE_STATES)
     return (
         select(Adapter)
-        .where(Adapter.versions.any(is_visible))
+        .where(Adapter.is_visible.is_(True))
         .options(
-            selectinload(Adapter.versions.and_(is_visible)),
-            selectinload(Adapter.aliases).joinedload(AdapterAlias.version),
+            selectinload(Adapter.versions.and_(AdapterVersion.state.in_(VISIBLE_STATES))),
+            selectinload(Adapter.aliases).options(
+                joinedload(AdapterAlias.version), joinedload(AdapterAlias.canary_version)
+            ),
         )
         .execution_options(populate_existing=True)
     )
@@ -82,14 +107,22 @@ def find_newest_version(session: TenantSession, adapter_id: str) -> AdapterVersi
     return session.scalars(_visible_versions(adapter_id).limit(1)).one_or_none()
 
 
-def find_aliased_version(
-    session: TenantSession, adapter_id: str, alias: str
+def find_version_by_number(
+    session: TenantSession, adapter_id: str, number: int
 ) -> AdapterVersion | None:
-    """The version that the alias points at, unless it is deleted."""
-    query = _visible_versions(adapter_id).join(
-        AdapterAlias, AdapterAlias.version_id == AdapterVersion.id
+    """The adapter's version of this number, in any state."""
+    query = select(AdapterVersion).where(
+        AdapterVersion.adapter_id == adapter_id, AdapterVersion.number == number
     )
-    return session.scalars(query.where(AdapterAlias.name == alias)).one_or_none()
+    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def has_visible_version(session: TenantSession, adapter_id: str) -> bool:
+    """Something of the adapter is not deleted."""
+    query = select(AdapterVersion.id).where(
+        AdapterVersion.adapter_id == adapter_id, AdapterVersion.state.in_(VISIBLE_STATES)
+    )
+    return session.scalars(query.limit(1)).first() is not None
 
 
 def list_versions_by_digest_prefix(
@@ -152,21 +185,159 @@ def list_unfinished_versions_of_all_tenants(session: PlatformSession) -> Sequenc
     return session.scalars(query.order_by(AdapterVersion.created_at)).all()
 
 
+def list_stored_contents_of_all_tenants(session: PlatformSession) -> set[AdapterKey]:
+    """The contents that some version still needs, or whose removal is not finished."""
+    query = (
+        select(AdapterVersion.tenant_id, AdapterVersion.digest)
+        .where(AdapterVersion.state != VersionState.DELETED)
+        .distinct()
+    )
+    return {AdapterKey(tenant_id, digest) for tenant_id, digest in session.execute(query)}
+
+
 # --- aliases ------------------------------------------------------------------------------------
 
 
 def find_alias(session: TenantSession, adapter_id: str, name: str) -> AdapterAlias | None:
-    """The adapter's alias of this name."""
-    query = select(AdapterAlias).where(
-        AdapterAlias.adapter_id == adapter_id, AdapterAlias.name == name
+    """The adapter's alias of this name with its versions, all as of the same moment."""
+    query = (
+        select(AdapterAlias)
+        .where(AdapterAlias.adapter_id == adapter_id, AdapterAlias.name == name)
+        .options(joinedload(AdapterAlias.version), joinedload(AdapterAlias.canary_version))
     )
-    return session.scalars(query.options(joinedload(AdapterAlias.version))).one_or_none()
+    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
 
-def list_alias_names(session: TenantSession, version_id: str) -> Sequence[str]:
-    """The names of the aliases that point at this version."""
-    query = select(AdapterAlias.name).where(AdapterAlias.version_id == version_id)
+def list_alias_names(session: TenantSession, version: AdapterVersion) -> Sequence[str]:
+    """The names of the aliases that point at this version, if only as their canary."""
+    points_at = or_(
+        AdapterAlias.version_id == version.id, AdapterAlias.canary_version_id == version.id
+    )
+    query = select(AdapterAlias.name).where(
+        AdapterAlias.adapter_id == version.adapter_id, points_at
+    )
     return session.scalars(query.order_by(AdapterAlias.name)).all()
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+def find_last_change(session: TenantSession, adapter_id: str, alias: str) -> AliasChange | None:
+    """How the alias came to what it points at, or to nothing."""
+    return session.scalars(_changes(adapter_id, alias).limit(1)).one_or_none()
+
+
+def find_change(
+    session: TenantSession, adapter_id: str, alias: str, number: int
+) -> AliasChange | None:
+    """The change of this number among those of the alias."""
+    query = _changes(adapter_id, alias).where(AliasChange.number == number)
+    return session.scalars(query).one_or_none()
+
+
+def list_alias_changes(
+    session: TenantSession, adapter_id: str, alias: str, *, limit: int
+) -> Sequence[AliasChange]:
+    """The newest changes of the alias, the newest first."""
+    return session.scalars(_changes(adapter_id, alias).limit(limit)).all()
+
+
+def _changes(adapter_id: str, alias: str) -> Select[AliasChange]:
+    return (
+        select(AliasChange)
+        .where(AliasChange.adapter_id == adapter_id, AliasChange.alias == alias)
+        .order_by(AliasChange.number.desc())
+    )
+
+
+def last_transition_number(session: TenantSession, version_id: str) -> int:
+    """How many states the version has come to; 0 for one that is being made."""
+    query = select(func.max(VersionTransition.number)).where(
+        VersionTransition.version_id == version_id
+    )
+    return session.scalar(query) or 0
+
+
+def list_transitions(session: TenantSession, version_id: str) -> Sequence[VersionTransition]:
+    """The states that the version came to, in order."""
+    query = select(VersionTransition).where(VersionTransition.version_id == version_id)
+    return session.scalars(query.order_by(VersionTransition.number)).all()
+
+
+def list_receipts(session: TenantSession, adapter_id: str) -> Sequence[DeletionReceipt]:
+    """The receipts of the adapter's deleted versions, the oldest version first."""
+    query = select(DeletionReceipt).where(DeletionReceipt.adapter_id == adapter_id)
+    return session.scalars(query.order_by(DeletionReceipt.version_number)).all()
+
+
+# --- wishes -------------------------------------------------------------------------------------
+
+
+def find_wish(session: TenantSession, version_id: str, kind: WishKind) -> AdapterWish | None:
+    """The wish of this kind for this version, live or expired."""
+    query = select(AdapterWish).where(
+        AdapterWish.version_id == version_id, AdapterWish.kind == kind
+    )
+    return session.scalars(query).one_or_none()
+
+
+def list_wishes_for_version(session: TenantSession, version_id: str) -> Sequence[AdapterWish]:
+    """Every wish for this version, live or expired."""
+    return session.scalars(select(AdapterWish).where(AdapterWish.version_id == version_id)).all()
+
+
+def list_live_wishes(
+    session: TenantSession, adapter_id: str, now: datetime
+) -> Sequence[AdapterWish]:
+    """The live wishes for the adapter's versions, with these, by number and kind."""
+    query = (
+        _live_wishes(now)
+        .where(AdapterWish.adapter_id == adapter_id)
+        .order_by(AdapterVersion.number, AdapterWish.kind)
+    )
+    return session.scalars(query).all()
+
+
+def list_live_wishes_of_all_tenants(
+    session: PlatformSession, now: datetime, *, base_id: str | None = None
+) -> Sequence[AdapterWish]:
+    """Every tenant's live wishes, for versions of this base model, the oldest first."""
+    query = _live_wishes(now)
+    if base_id is not None:
+        query = query.where(AdapterVersion.base_id == base_id)
+    ordered = query.order_by(AdapterWish.created_at, AdapterWish.version_id, AdapterWish.kind)
+    return session.scalars(ordered).all()
+
+
+def count_other_pins(session: TenantSession, version_id: str, now: datetime) -> int:
+    """How many versions but this one the tenant has pinned."""
+    query = (
+        select(func.count())
+        .select_from(AdapterWish)
+        .where(
+            AdapterWish.kind == WishKind.PIN,
+            AdapterWish.version_id != version_id,
+            _is_live(now),
+        )
+    )
+    return session.scalar(query) or 0
+
+
+def delete_expired_wishes_of_all_tenants(session: PlatformSession, now: datetime) -> int:
+    """Delete what is no longer live; how many."""
+    expired = session.execute(
+        delete(AdapterWish).where(AdapterWish.expires_at <= now).returning(AdapterWish.version_id)
+    )
+    return len(expired.all())
+
+
+def _live_wishes(now: datetime) -> Select[AdapterWish]:
+    version = AdapterWish.version
+    return select(AdapterWish).join(version).where(_is_live(now)).options(contains_eager(version))
+
+
+def _is_live(now: datetime) -> ColumnElement[bool]:
+    return or_(AdapterWish.expires_at.is_(None), AdapterWish.expires_at > now)
 
 
 # --- uploads ------------------------------------------------------------------------------------
@@ -213,3 +384,19 @@ def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence
     """The uploads that still receive or are being read, the oldest first."""
     query = select(Upload).where(Upload.state.in_((UploadState.RECEIVING, UploadState.VALIDATING)))
     return session.scalars(query.order_by(Upload.created_at)).all()
+
+
+def list_stale_uploads_of_all_tenants(
+    session: PlatformSession, older_than: datetime
+) -> Sequence[Upload]:
+    """The uploads that received nothing since this moment, locked; those in use now are left out.
+
+    The oldest first.
+    """
+    query = (
+        select(Upload)
+        .where(Upload.state == UploadState.RECEIVING, Upload.updated_at < older_than)
+        .order_by(Upload.updated_at)
+        .with_for_update(skip_locked=True)
+    )
+    return session.scalars(query).all()

@@ -1,4 +1,4 @@
-"""The catalog: versions and the states they go through, aliases, deletion.
+"""The catalog: versions and the states they go through, deletion; and aliases, by other names.
 
 Every writer first locks its tenant's catalog, so numbers, digests and aliases need no second try.
 The caller orders the effects outside the database around these steps: bytes are stored before
@@ -13,20 +13,49 @@ from typing import NamedTuple
 
 from ...adapters.identity import AdapterKey
 from ..base import JsonObject, utc_now
-from ..errors import (
-    AdapterBeingDeleted,
-    AdapterNotFound,
-    AdapterNotReady,
-    AliasNotFound,
-    TenantNotFound,
-    VersionAliased,
-    VersionNotFound,
-)
-from ..names import check_adapter_name, check_alias_name
+from ..errors import AdapterBeingDeleted, VersionAliased, VersionNotFound
+from ..names import check_adapter_name
 from ..sessions import TenantSession
 from . import repository
-from .models import Adapter, AdapterAlias, AdapterVersion
+from .aliases import forget_alias, list_alias_changes, remove_alias, rollback_alias, set_alias
+from .canary import Canary
+from .history import DeletionReceipt, VersionTransition
+from .lookup import (
+    get_adapter,
+    get_known_adapter,
+    get_known_version,
+    get_version,
+    lock_catalog,
+)
+from .models import Adapter, AdapterVersion
 from .states import VISIBLE_STATES, VersionState, check_version_transition
+
+__all__ = [
+    "Canary",
+    "CreatedVersion",
+    "Deletion",
+    "NewVersion",
+    "VersionHistory",
+    "begin_adapter_deletion",
+    "begin_attestation",
+    "begin_version_deletion",
+    "create_version",
+    "finish_deletion",
+    "get_adapter",
+    "get_version",
+    "is_object_referenced",
+    "list_adapters",
+    "list_alias_changes",
+    "list_receipts",
+    "list_transitions",
+    "mark_ready",
+    "mark_rejected",
+    "remove_alias",
+    "resume_deletion",
+    "rollback_alias",
+    "set_alias",
+    "version_history",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +89,48 @@ class Deletion(NamedTuple):
     """Another version of the tenant has the same content: neither evict nor remove it."""
 
 
+class VersionHistory(NamedTuple):
+    """A version and the states it came to."""
+
+    version: AdapterVersion
+    transitions: Sequence[VersionTransition]
+    """In order; the first is its creation."""
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
-def list_adapters(session: TenantSession) -> Sequence[Adapter]:
-    """The tenant's adapters by name, with their visible versions and aliases."""
-    return repository.list_visible_adapters(session)
+def list_adapters(
+    session: TenantSession, *, after: str | None = None, limit: int | None = None
+) -> Sequence[Adapter]:
+    """The tenant's adapters by name, with their visible versions and aliases.
+
+    A page of them: those with names behind `after`, at most `limit`.
+    """
+    return repository.list_visible_adapters(session, after=after, limit=limit)
 
 
-def get_adapter(session: TenantSession, name: str) -> Adapter:
-    """The adapter with its visible versions and aliases. Raises AdapterNotFound."""
-    adapter = repository.find_visible_adapter(session, name)
-    if adapter is None:
-        raise AdapterNotFound(f"There is no adapter {name!r}.")
-    return adapter
+def version_history(session: TenantSession, name: str, number: int) -> VersionHistory:
+    """How the version came to its state; of a deleted one too.
+
+    Raises AdapterNotFound or VersionNotFound for what never was.
+    """
+    version = get_known_version(session, name, number)
+    return VersionHistory(version, repository.list_transitions(session, version.id))
 
 
-def get_version(session: TenantSession, name: str, number: int) -> AdapterVersion:
-    """One visible version. Raises AdapterNotFound or VersionNotFound."""
-    adapter = get_adapter(session, name)
-    version = repository.find_visible_version(session, adapter.id, number)
-    if version is None:
-        raise VersionNotFound(f"The adapter {name!r} has no version {number}.")
-    return version
+def list_transitions(session: TenantSession, name: str, number: int) -> Sequence[VersionTransition]:
+    """The states that the version came to; raises as `version_history`."""
+    return version_history(session, name, number).transitions
+
+
+def list_receipts(session: TenantSession, name: str) -> Sequence[DeletionReceipt]:
+    """The receipts of the adapter's deleted versions, by number, even when nothing else is left.
+
+    Raises AdapterNotFound if no adapter ever had this name.
+    """
+    adapter = get_known_adapter(session, name)
+    return repository.list_receipts(session, adapter.id)
 
 
 def is_object_referenced(session: TenantSession, digest: str) -> bool:
@@ -100,7 +148,7 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     InvalidValue, and AdapterBeingDeleted while the same content is on its way out.
     """
     check_adapter_name(new.adapter_name)
-    _lock(session)
+    lock_catalog(session)
     if repository.has_version(session, new.digest, {VersionState.DELETING}):
         raise AdapterBeingDeleted
     adapter = _find_or_add_adapter(session, new.adapter_name)
@@ -133,43 +181,10 @@ def mark_rejected(
     attestation_report: JsonObject | None = None,
 ) -> AdapterVersion:
     """The version may never be used. Raises VersionNotFound or InvalidTransition."""
-    version = _advance(session, version_id, VersionState.REJECTED)
+    version = _advance(session, version_id, VersionState.REJECTED, reason=reason, message=message)
     version.reason_code, version.reason_message = reason, message
     version.attestation_report = attestation_report
     return version
-
-
-# --- aliases ------------------------------------------------------------------------------------
-
-
-def set_alias(session: TenantSession, name: str, alias: str, number: int) -> AdapterAlias:
-    """Point the alias at a ready version; requests admitted from now on follow it.
-
-    Raises InvalidValue, AdapterNotFound, VersionNotFound or AdapterNotReady.
-    """
-    check_alias_name(alias)
-    _lock(session)
-    version = get_version(session, name, number)
-    if version.state is not VersionState.READY:
-        raise AdapterNotReady(f"{name}@{number}", state=version.state, reason=version.reason_code)
-    row = repository.find_alias(session, version.adapter_id, alias)
-    if row is None:
-        row = AdapterAlias(adapter_id=version.adapter_id, name=alias)
-        session.add(row)
-    row.version_id = version.id
-    session.flush()
-    session.refresh(row, ["version"])
-    return row
-
-
-def remove_alias(session: TenantSession, name: str, alias: str) -> None:
-    """Forget the alias. Raises AdapterNotFound or AliasNotFound."""
-    _lock(session)
-    adapter = get_adapter(session, name)
-    row = repository.find_alias(session, adapter.id, alias)
-    if row is None:
-        raise AliasNotFound(f"The adapter {name!r} has no alias {alias!r}.")
-    session.delete(row)
 
 
 # --- deletion -----------------------------------------------------------------------------------
@@ -181,25 +196,24 @@ def begin_version_deletion(session: TenantSession, name: str, number: int) -> De
     Raises AdapterNotFound, VersionNotFound, or VersionAliased: what callers reach by an alias does
     not change by a deletion.
     """
-    _lock(session)
+    lock_catalog(session)
     version = get_version(session, name, number)
-    aliases = repository.list_alias_names(session, version.id)
+    aliases = repository.list_alias_names(session, version)
     if aliases:
         raise VersionAliased(list(aliases))
-    _advance(session, version.id, VersionState.DELETING)
+    _hide(session, version)
     return _deletion(session, version)
 
 
 def begin_adapter_deletion(session: TenantSession, name: str) -> list[Deletion]:
     """Hide the adapter: its aliases go, its versions are to disappear. Raises AdapterNotFound."""
-    _lock(session)
+    lock_catalog(session)
     adapter = get_adapter(session, name)
     for alias in adapter.aliases:
-        session.delete(alias)
-    session.flush()
+        forget_alias(session, alias)
     versions = list(adapter.versions)
     for version in versions:
-        _advance(session, version.id, VersionState.DELETING)
+        _hide(session, version)
     return [_deletion(session, version) for version in versions]
 
 
@@ -213,17 +227,31 @@ def resume_deletion(session: TenantSession, version_id: str) -> Deletion:
     return _deletion(session, version)
 
 
-def finish_deletion(session: TenantSession, version_id: str) -> AdapterVersion:
-    """The content is gone from every tier. Raises VersionNotFound or InvalidTransition."""
-    return _advance(session, version_id, VersionState.DELETED)
+def finish_deletion(
+    session: TenantSession, version_id: str, *, receipt: JsonObject | None = None
+) -> AdapterVersion:
+    """The content is gone from every tier; `receipt` says what was removed where.
+
+    Raises VersionNotFound or InvalidTransition.
+    """
+    requested_at = _get_version(session, version_id).state_changed_at
+    version = _advance(session, version_id, VersionState.DELETED)
+    session.add(
+        DeletionReceipt(
+            version_id=version.id,
+            adapter_id=version.adapter_id,
+            version_number=version.number,
+            digest=version.digest,
+            requested_at=requested_at,
+            finished_at=version.state_changed_at,
+            receipt=receipt,
+        )
+    )
+    session.flush()
+    return version
 
 
 # --- inside -------------------------------------------------------------------------------------
-
-
-def _lock(session: TenantSession) -> None:
-    if not repository.lock_catalog(session):
-        raise TenantNotFound
 
 
 def _find_or_add_adapter(session: TenantSession, name: str) -> Adapter:
@@ -246,20 +274,61 @@ def _add_version(session: TenantSession, adapter: Adapter, new: NewVersion) -> A
         intake_report=new.intake_report,
         created_by=new.created_by,
     )
+    adapter.is_visible = True
     session.add(version)
     session.flush()
+    _write_down(session, version)
     return version
 
 
-def _advance(session: TenantSession, version_id: str, target: VersionState) -> AdapterVersion:
-    """The one place where a version's state changes."""
-    _lock(session)
+def _hide(session: TenantSession, version: AdapterVersion) -> None:
+    """Begin the version's deletion: nobody finds it any more, and no wish names it."""
+    for wish in repository.list_wishes_for_version(session, version.id):
+        session.delete(wish)
+    _advance(session, version.id, VersionState.DELETING)
+    adapter = repository.find_adapter_of(session, version)
+    adapter.is_visible = repository.has_visible_version(session, adapter.id)
+    session.flush()
+
+
+def _advance(
+    session: TenantSession,
+    version_id: str,
+    target: VersionState,
+    *,
+    reason: str | None = None,
+    message: str | None = None,
+) -> AdapterVersion:
+    """The one place where a version's state changes, and where that is written down."""
+    lock_catalog(session)
     version = _get_version(session, version_id)
     check_version_transition(version.state, target)
     version.state = target
     version.state_changed_at = utc_now()
     session.flush()
+    _write_down(session, version, reason=reason, message=message)
     return version
+
+
+def _write_down(
+    session: TenantSession,
+    version: AdapterVersion,
+    *,
+    reason: str | None = None,
+    message: str | None = None,
+) -> None:
+    number = repository.last_transition_number(session, version.id) + 1
+    session.add(
+        VersionTransition(
+            version_id=version.id,
+            number=number,
+            state=version.state,
+            reason_code=reason,
+            reason_message=message,
+            at=version.created_at if number == 1 else version.state_changed_at,
+        )
+    )
+    session.flush()
 
 
 def _get_version(session: TenantSession, version_id: str) -> AdapterVersion:

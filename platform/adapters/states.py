@@ -40,6 +40,28 @@ class UploadState(StrEnum):
     """Its owner gave it up, or never sent the rest."""
 
 
+class AliasAction(StrEnum):
+    """How an alias came to its target."""
+
+    SET = "set"
+    """It was pointed at one version."""
+    CANARY = "canary"
+    """It was split between a version and a canary."""
+    ROLLBACK = "rollback"
+    """It went back to the target before."""
+    REMOVE = "remove"
+    """It points at nothing any more."""
+
+
+class WishKind(StrEnum):
+    """How much a tenant wants a version to be near the device."""
+
+    PIN = "pin"
+    """Brought to the device and never evicted."""
+    PREFETCH = "prefetch"
+    """Brought as near as there is room, before anybody asks."""
+
+
 LIVE_STATES = frozenset({VersionState.VALIDATED, VersionState.ATTESTING, VersionState.READY})
 """On the way to use, or in it: an adapter has the same content at most once among these."""
 

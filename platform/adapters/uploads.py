@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
+from datetime import datetime
 
+from ..base import utc_now
 from ..errors import InvalidValue, UploadConflict, UploadNotFound
 from ..names import check_adapter_name, check_alias_name
-from ..sessions import TenantSession
+from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .models import SHA256_HEX_LENGTH, Upload
 from .states import UploadState, check_upload_transition
@@ -107,6 +109,7 @@ def advance_upload(
     if offset != upload.received_bytes or not offset <= end <= upload.size_bytes:
         raise _conflict(upload)
     upload.received_bytes = end
+    upload.updated_at = utc_now()
     return upload
 
 
@@ -140,6 +143,18 @@ def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
     return _advance(session, upload_id, UploadState.ABANDONED)
 
 
+def abandon_stale(session: PlatformSession, older_than: datetime) -> list[str]:
+    """Expect nothing more of the uploads that received nothing since this moment: their ids.
+
+    Those of all tenants; the caller removes their bytes.
+    """
+    stale = repository.list_stale_uploads_of_all_tenants(session, older_than)
+    for upload in stale:
+        _change_state(upload, UploadState.ABANDONED)
+    session.flush()
+    return [upload.id for upload in stale]
+
+
 def list_wanted_aliases(session: TenantSession, version_id: str) -> list[tuple[str, str]]:
     """The adapter's name and each alias that the pushes of this version asked for."""
     return [
@@ -156,9 +171,14 @@ def _declares_the_same(upload: Upload, new: NewUpload) -> bool:
 
 def _advance(session: TenantSession, upload_id: str, target: UploadState) -> Upload:
     upload = get_upload(session, upload_id)
+    _change_state(upload, target)
+    return upload
+
+
+def _change_state(upload: Upload, target: UploadState) -> None:
     check_upload_transition(upload.state, target)
     upload.state = target
-    return upload
+    upload.updated_at = utc_now()
 
 
 def _conflict(upload: Upload) -> UploadConflict:

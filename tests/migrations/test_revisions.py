@@ -19,7 +19,9 @@ from sqlalchemy import Engine, inspect, text
 
 from loraplex.platform import revisions
 from loraplex.platform.adapters import service as catalog
-from loraplex.platform.adapters.states import UploadState, VersionState
+from loraplex.platform.adapters import wishes
+from loraplex.platform.adapters.canary import Canary
+from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
 from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import RevisionMismatch
 from loraplex.platform.keys.principal import Scope
@@ -65,8 +67,10 @@ def fill(database: Database) -> None:
         ApiKeyService(b"pepper").issue(session, name="ci", scopes=[Scope.INFER])
         for state in VersionState:
             make_version(session, content=state, state=state)
-        make_version(session, "other")
-        catalog.set_alias(session, "other", "prod", 1)
+        for content in ("one", "two"):
+            make_version(session, "other", content)
+        catalog.set_alias(session, "other", "prod", 1, canary=Canary(2, 12.5))
+        wishes.set_wish(session, "other", 1, WishKind.PIN, ttl_seconds=60)
         bring_upload_to(session, make_upload(session), UploadState.ACCEPTED)
         used = usage.Usage(
             request_id="request-1",

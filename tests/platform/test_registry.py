@@ -122,6 +122,8 @@ def test_tells_everything_about_the_version(session: TenantSession, acme: Tenant
         base_id=BASE_ID,
         object_sha256=version.object_sha256,
         size_bytes=7,
+        alias=None,
+        is_canary=False,
     )
     assert reference.pinned == "acme/sql@1"
 

@@ -9,7 +9,14 @@ import pytest
 from sqlalchemy import delete, exists, func, insert, literal_column, select, text, update
 from sqlalchemy.orm import aliased, selectinload
 
-from loraplex.platform.adapters.models import Adapter, AdapterAlias, AdapterVersion, Upload
+from loraplex.platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
+from loraplex.platform.adapters.models import (
+    Adapter,
+    AdapterAlias,
+    AdapterVersion,
+    AdapterWish,
+    Upload,
+)
 from loraplex.platform.base import TenantOwned
 from loraplex.platform.database import Database
 from loraplex.platform.keys.models import ApiKey
@@ -129,7 +136,19 @@ def test_gives_new_rows_its_tenant(acme_session: TenantSession, acme: Tenant) ->
 
 
 @pytest.mark.parametrize(
-    "entity", [Adapter, AdapterAlias, AdapterVersion, ApiKey, Upload, UsageRecord]
+    "entity",
+    [
+        Adapter,
+        AdapterAlias,
+        AdapterVersion,
+        AdapterWish,
+        AliasChange,
+        ApiKey,
+        DeletionReceipt,
+        Upload,
+        UsageRecord,
+        VersionTransition,
+    ],
 )
 def test_refuses_new_rows_of_another_tenant(
     acme_session: TenantSession, bolt: Tenant, entity: type[Base]

@@ -1,0 +1,219 @@
+"""Aliases: pointed at a version, split with a canary, rolled back, removed; and how they got there.
+
+A change is one transaction: requests admitted before it follow the old target, those after it the
+new one, and none a mixture. Each change names the one that a rollback from it restores, so that
+rollbacks walk back through the targets and never to and fro.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..base import utc_now
+from ..errors import AliasNotFound, BaseMismatch, NothingToRollBack
+from ..names import check_alias_name
+from ..sessions import TenantSession
+from . import repository
+from .canary import Canary, check_canary
+from .history import AliasChange
+from .lookup import get_bare_adapter, get_known_adapter, get_ready_version, lock_catalog
+from .models import Adapter, AdapterAlias, AdapterVersion
+from .states import AliasAction, VersionState
+
+
+class _Target(NamedTuple):
+    """What an alias points at."""
+
+    version: AdapterVersion
+    canary: AdapterVersion | None = None
+    percent: float | None = None
+
+
+def set_alias(
+    session: TenantSession,
+    name: str,
+    alias: str,
+    number: int,
+    *,
+    canary: Canary | None = None,
+    changed_by: str | None = None,
+) -> AdapterAlias:
+    """Point the alias at a ready version, or split it with a canary.
+
+    Requests admitted from now on follow it. A target that it has already is no change.
+
+    Raises InvalidValue, AdapterNotFound, VersionNotFound, AdapterNotReady, and BaseMismatch if the
+    canary was made for another base.
+    """
+    check_alias_name(alias)
+    if canary is not None:
+        check_canary(canary, number)
+    lock_catalog(session)
+    target = _find_target(session, name, number, canary)
+    row = repository.find_alias(session, target.version.adapter_id, alias)
+    if row is not None and _target_of(row) == target:
+        return row
+    last = None if row is None else repository.find_last_change(session, row.adapter_id, alias)
+    row = _point(session, row or AdapterAlias(adapter_id=target.version.adapter_id), alias, target)
+    action = AliasAction.SET if canary is None else AliasAction.CANARY
+    previous_number = None if last is None else last.number
+    _write_down(session, row, action, previous_number=previous_number, changed_by=changed_by)
+    return row
+
+
+def rollback_alias(
+    session: TenantSession, name: str, alias: str, *, changed_by: str | None = None
+) -> AdapterAlias:
+    """Point the alias at what it pointed at before, version and canary; again goes further back.
+
+    An alias that was removed and set again does not go back to before its removal.
+
+    Raises AdapterNotFound, AliasNotFound, and NothingToRollBack if there was no target before or
+    one of its versions is gone.
+    """
+    lock_catalog(session)
+    row = _get_alias(session, get_bare_adapter(session, name), alias)
+    previous = _find_previous(session, row)
+    if previous is None:
+        raise NothingToRollBack(f"The alias {alias!r} of {name!r} had no earlier target.")
+    target = _restore_target(session, row.adapter_id, previous)
+    if target is None:
+        raise NothingToRollBack(
+            f"A version that the alias {alias!r} of {name!r} pointed at is gone: set it to another."
+        )
+    _point(session, row, alias, target)
+    _write_down(
+        session,
+        row,
+        AliasAction.ROLLBACK,
+        previous_number=previous.previous_number,
+        changed_by=changed_by,
+    )
+    return row
+
+
+def remove_alias(
+    session: TenantSession, name: str, alias: str, *, changed_by: str | None = None
+) -> None:
+    """Forget the alias. Raises AdapterNotFound or AliasNotFound."""
+    lock_catalog(session)
+    forget_alias(
+        session,
+        _get_alias(session, get_bare_adapter(session, name), alias),
+        changed_by=changed_by,
+    )
+
+
+def forget_alias(
+    session: TenantSession, row: AdapterAlias, *, changed_by: str | None = None
+) -> None:
+    """Remove the alias and write that down; the catalog is locked already."""
+    _add_change(session, row.adapter_id, row.name, AliasAction.REMOVE, changed_by=changed_by)
+    session.delete(row)
+    session.flush()
+
+
+def list_alias_changes(
+    session: TenantSession, name: str, alias: str, *, limit: int = 50
+) -> Sequence[AliasChange]:
+    """The newest changes of the alias, the newest first; of removed and deleted ones too.
+
+    Raises AdapterNotFound if no adapter ever had this name.
+    """
+    adapter = get_known_adapter(session, name)
+    return repository.list_alias_changes(session, adapter.id, alias, limit=limit)
+
+
+def _find_target(session: TenantSession, name: str, number: int, canary: Canary | None) -> _Target:
+    version = get_ready_version(session, name, number)
+    if canary is None:
+        return _Target(version)
+    second = get_ready_version(session, name, canary.number)
+    if second.base_id != version.base_id:
+        raise BaseMismatch("An alias is split between versions of the same base model only.")
+    return _Target(version, second, float(canary.percent))
+
+
+def _restore_target(session: TenantSession, adapter_id: str, change: AliasChange) -> _Target | None:
+    """The target as it was, if all of it may still be used."""
+    version = _find_ready(session, adapter_id, change.version_number)
+    canary = _find_ready(session, adapter_id, change.canary_number)
+    is_whole = (canary is None) == (change.canary_number is None)
+    return _Target(version, canary, change.canary_percent) if version and is_whole else None
+
+
+def _find_ready(
+    session: TenantSession, adapter_id: str, number: int | None
+) -> AdapterVersion | None:
+    if number is None:
+        return None
+    version = repository.find_visible_version(session, adapter_id, number)
+    is_ready = version is not None and version.state is VersionState.READY
+    return version if is_ready else None
+
+
+def _find_previous(session: TenantSession, row: AdapterAlias) -> AliasChange | None:
+    last = repository.find_last_change(session, row.adapter_id, row.name)
+    if last is None or last.previous_number is None:
+        return None
+    return repository.find_change(session, row.adapter_id, row.name, last.previous_number)
+
+
+def _get_alias(session: TenantSession, adapter: Adapter, alias: str) -> AdapterAlias:
+    row = repository.find_alias(session, adapter.id, alias)
+    if row is None:
+        raise AliasNotFound(f"The adapter {adapter.name!r} has no alias {alias!r}.")
+    return row
+
+
+def _target_of(row: AdapterAlias) -> _Target:
+    return _Target(row.version, row.canary_version, row.canary_percent)
+
+
+def _point(session: TenantSession, row: AdapterAlias, alias: str, target: _Target) -> AdapterAlias:
+    row.name = alias
+    row.version_id = target.version.id
+    row.canary_version_id = None if target.canary is None else target.canary.id
+    row.canary_percent = target.percent
+    session.add(row)
+    session.flush()
+    session.refresh(row, ["version", "canary_version"])
+    return row
+
+
+def _write_down(
+    session: TenantSession,
+    row: AdapterAlias,
+    action: AliasAction,
+    *,
+    previous_number: int | None,
+    changed_by: str | None,
+) -> None:
+    change = _add_change(session, row.adapter_id, row.name, action, changed_by=changed_by)
+    change.version_number = row.version.number
+    change.canary_number = None if row.canary_version is None else row.canary_version.number
+    change.canary_percent = row.canary_percent
+    change.previous_number = previous_number
+    session.flush()
+
+
+def _add_change(
+    session: TenantSession,
+    adapter_id: str,
+    alias: str,
+    action: AliasAction,
+    *,
+    changed_by: str | None,
+) -> AliasChange:
+    last = repository.find_last_change(session, adapter_id, alias)
+    change = AliasChange(
+        adapter_id=adapter_id,
+        alias=alias,
+        number=1 if last is None else last.number + 1,
+        action=action,
+        changed_at=utc_now(),
+        changed_by=changed_by,
+    )
+    session.add(change)
+    return change

@@ -1,0 +1,53 @@
+"""Which requests of a split alias the canary answers.
+
+Every request has a place in [0, 100) that depends on nothing but the adapter, the alias and the
+request's id; the canary answers those below its percent. So one id is always answered by the same
+version, and a request that is in the canary stays in it when the percent grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+from ..errors import InvalidValue
+
+_PERSON = b"loraplex canary"
+_PLACE_BITS = 53
+"""What a float holds exactly: the place never rounds up to 100."""
+
+
+class Canary(NamedTuple):
+    """A second version behind an alias, and its share of the requests."""
+
+    number: int
+    percent: float
+    """Between 0 and 100, both excluded."""
+
+
+def check_canary(canary: Canary, main_number: int) -> Canary:
+    """Return the canary of an alias for `main_number`, or raise InvalidValue."""
+    if not (math.isfinite(canary.percent) and 0 < canary.percent < 100):
+        raise InvalidValue("A canary's percent lies between 0 and 100.", param="canary.percent")
+    if canary.number == main_number:
+        raise InvalidValue(
+            "The canary is another version than the alias's own.", param="canary.version"
+        )
+    return canary
+
+
+def is_in_canary(percent: float, *, adapter_id: str, alias: str, request_id: str) -> bool:
+    """Whether the canary with this share of the alias's requests answers this one."""
+    return request_place(adapter_id, alias, request_id) < percent
+
+
+def request_place(adapter_id: str, alias: str, request_id: str) -> float:
+    """Where the request stands among those of the alias: uniform in [0, 100)."""
+    hasher = hashlib.blake2b(digest_size=8, person=_PERSON)
+    for tag, value in ((b"adapter", adapter_id), (b"alias", alias), (b"request", request_id)):
+        for field in (tag, value.encode()):
+            hasher.update(len(field).to_bytes(8, "little"))
+            hasher.update(field)
+    bits = int.from_bytes(hasher.digest(), "little") >> (64 - _PLACE_BITS)
+    return 100.0 * math.ldexp(bits, -_PLACE_BITS)

@@ -1,0 +1,124 @@
+"""The tables of what happened: changes of aliases and of states, and deletions that were finished.
+
+Rows are added and never changed, and outlive what they tell of.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    String,
+    Text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime, state_type
+from ..keys.token import KEY_ID_LENGTH
+from ..names import MAX_NAME_LENGTH
+from .models import DIGEST_LENGTH, HAS_WHOLE_CANARY, IS_CANARY_PERCENT, REASON_LENGTH
+from .states import AliasAction, VersionState
+
+_VERSION_NUMBER = [
+    "adapter_versions.tenant_id",
+    "adapter_versions.adapter_id",
+    "adapter_versions.number",
+]
+
+
+class AliasChange(TenantOwned, Base):
+    """What an alias was pointed at, by whom; the newest of an alias is what it points at."""
+
+    __tablename__ = "adapter_alias_changes"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "version_number"],
+            _VERSION_NUMBER,
+            name="fk_adapter_alias_changes_version_number_adapter_versions",
+        ),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "canary_number"],
+            _VERSION_NUMBER,
+            name="fk_adapter_alias_changes_canary_number_adapter_versions",
+        ),
+        ForeignKeyConstraint(
+            ["adapter_id", "alias", "previous_number"],
+            [
+                "adapter_alias_changes.adapter_id",
+                "adapter_alias_changes.alias",
+                "adapter_alias_changes.number",
+            ],
+            name="fk_adapter_alias_changes_previous_number_adapter_alias_changes",
+        ),
+        ForeignKeyConstraint(["tenant_id", "changed_by"], ["api_keys.tenant_id", "api_keys.id"]),
+        CheckConstraint("number >= 1", name="number"),
+        CheckConstraint("previous_number < number", name="previous_number"),
+        CheckConstraint("(action = 'remove') = (version_number IS NULL)", name="version_number"),
+        CheckConstraint(HAS_WHOLE_CANARY.format(canary="canary_number"), name="canary"),
+        CheckConstraint(IS_CANARY_PERCENT, name="canary_percent"),
+        CheckConstraint("canary_number <> version_number", name="canary_number"),
+    )
+
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    alias: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    """Among the changes of this alias, from one on, in the order in which they happened."""
+    action: Mapped[AliasAction] = mapped_column(state_type(AliasAction, name="action"))
+    version_number: Mapped[int | None]
+    """None: the alias was removed."""
+    canary_number: Mapped[int | None]
+    canary_percent: Mapped[float | None] = mapped_column(Float)
+    previous_number: Mapped[int | None]
+    """The change that a rollback from here restores; None if there is nothing to go back to."""
+    changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    changed_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    """The id of the key that asked for it; None for what the server did by itself."""
+
+
+class VersionTransition(TenantOwned, Base):
+    """A state that a version came to, with the reason and the time."""
+
+    __tablename__ = "adapter_version_transitions"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "version_id"], ["adapter_versions.tenant_id", "adapter_versions.id"]
+        ),
+        CheckConstraint("number >= 1", name="number"),
+    )
+
+    version_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    """Among the version's transitions, from one on, in the order in which they happened."""
+    state: Mapped[VersionState] = mapped_column(state_type(VersionState))
+    reason_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))
+    reason_message: Mapped[str | None] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class DeletionReceipt(TenantOwned, Base):
+    """That a version is gone from every tier, and what was removed where."""
+
+    __tablename__ = "deletion_receipts"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id", "version_id"],
+            ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
+        ),
+        Index("ix_deletion_receipts_tenant_id_adapter_id", "tenant_id", "adapter_id"),
+    )
+
+    version_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    version_number: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(DIGEST_LENGTH))
+    requested_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """When the deletion began: from then on no name resolved to the version."""
+    finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    receipt: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    """What was removed from which tier, as whoever removed it says."""
