@@ -64,7 +64,7 @@ def why(version: Version, as_json: AsJson = False) -> None:
         reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
         note(f"{entry['at']}  {entry['state']}{reason}")
     for entry in (standing["load"] or {}).get("transitions", ()) if not as_json else ():
-        reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
+        reason = f"  {entry['reason']}" if entry["reason"] else ""
         note(f"{entry['seconds_ago']:.1f} s ago  {entry['state']}{reason}")
     if not standing["is_servable"]:
         raise typer.Exit(_EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE))

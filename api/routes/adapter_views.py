@@ -161,6 +161,7 @@ def _load_view(load: AdapterExplanation) -> LoadView:
         state=load.state,
         since_seconds=load.since_seconds,
         is_pinned=load.is_pinned,
+        reason=load.reason and Reason(load.reason.code, load.reason.message),
         retry_in_seconds=load.retry_in_seconds,
         loads_ahead=load.order,
         needed_bytes=load.needed_bytes,
@@ -168,11 +169,7 @@ def _load_view(load: AdapterExplanation) -> LoadView:
         largest_free_bytes=load.largest_free_bytes,
         leased_bytes=load.leased_bytes,
         transitions=[
-            EngineTransitionView(
-                entry.state,
-                entry.seconds_ago,
-                entry.reason and Reason(entry.reason.code, entry.reason.message),
-            )
+            EngineTransitionView(entry.state, entry.seconds_ago, entry.reason)
             for entry in load.transitions
         ],
     )

@@ -33,18 +33,23 @@ class EngineTransitionView(msgspec.Struct, frozen=True):
 
     state: str
     seconds_ago: float
-    reason: Reason | None
+    reason: str | None
+    """A code, where the state does not say it."""
 
 
 class LoadView(msgspec.Struct, frozen=True):
     """Where the adapter stands in the engine, and what it takes to get on."""
 
     state: str
-    since_seconds: float
+    since_seconds: float | None
     is_pinned: bool
+    """The engine keeps it on the device."""
+    reason: Reason | None
+    """Why the last attempt failed."""
     retry_in_seconds: float | None
     loads_ahead: int
-    needed_bytes: int
+    needed_bytes: int | None
+    """None while its size on the device is not known: nothing of it is here."""
     free_bytes: int
     largest_free_bytes: int
     """The largest hole: an adapter lies in one piece."""

@@ -65,6 +65,13 @@ def list_visible_adapters(
     return session.scalars(query.limit(limit)).all()
 
 
+def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
+    """The adapters with a ready version for this base, by name; their own rows only."""
+    is_callable = (AdapterVersion.state == VersionState.READY) & (AdapterVersion.base_id == base_id)
+    query = select(Adapter).where(Adapter.is_visible.is_(True), Adapter.versions.any(is_callable))
+    return session.scalars(query.order_by(Adapter.name)).all()
+
+
 def _visible_adapters() -> Select[Adapter]:
     return (
         select(Adapter)
