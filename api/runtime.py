@@ -93,9 +93,10 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.callback(fetcher.close)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
+        block_source = _BlockSource(control_plane, fetcher)
         engine = EngineClient(
             replace(engine_config, model=str(model_dir)),
-            on_adapter_wanted=_BlockSource(control_plane, fetcher).fetch,
+            on_adapter_wanted=block_source.fetch,
         )
         stack.push_async_callback(engine.stop)
         await engine.start()
@@ -128,7 +129,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine=engine, fetcher=fetcher, store=store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
-        downloads = Downloads(settings.data_dir / "exports", fetcher)
+        downloads = Downloads(settings.data_dir / "exports", block_source.fetch)
         stack.callback(downloads.close)
 
         started_at = int(time.time())

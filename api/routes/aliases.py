@@ -44,7 +44,7 @@ async def set_alias(
     body: Annotated[AliasBody, Depends(json_body(AliasBody))],
 ) -> Response:
     """Point the alias at a version, or split it between two."""
-    canary = body.canary and Canary(body.canary.version, body.canary.percent)
+    canary = Canary(body.canary.version, body.canary.percent) if body.canary else None
     changed = await runtime.control_plane.write(
         principal.tenant_id,
         lambda session: service.set_alias(

@@ -28,7 +28,7 @@ async def download(
 ) -> Response:
     """One file of the adapter, as PEFT reads it. `Repr-Digest` is that of the whole file."""
     found = await find_version(runtime, principal, name, number)
-    exported = await runtime.downloads.export(found.version, file)
+    exported = await runtime.downloads.export(found.key, file)
     return StreamingResponse(
         exported.pieces(),
         media_type=_MEDIA_TYPES[file],

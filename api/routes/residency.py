@@ -77,7 +77,13 @@ async def _wish(
 ) -> None:
     def write(session: TenantSession) -> None:
         wishes.set_wish(
-            session, name, number, kind, ttl_seconds=ttl_seconds, created_by=principal.key_id
+            session,
+            name,
+            number,
+            kind,
+            ttl_seconds=ttl_seconds,
+            created_by=principal.key_id,
+            max_pins=runtime.settings.max_pins,
         )
 
     await runtime.control_plane.write(principal.tenant_id, write)

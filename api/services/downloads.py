@@ -8,29 +8,20 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
 from ...adapters.export import export_adapter
 from ...adapters.identity import AdapterKey
 from ...engine.client import FetchedBlock
-from ...platform.adapters.models import AdapterVersion
 from ..threads import WorkerThreads
 
 NUM_EXPORTERS = 2
 PIECE_BYTES = 1 << 20
 MAX_ATTEMPTS = 3
 """The disk cache may drop a block before it is read."""
-
-
-class BlockFetcher(Protocol):
-    """Brings a block to this machine's disk."""
-
-    def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]: ...
 
 
 class ExportedFile:
@@ -58,30 +49,29 @@ class ExportedFile:
 class Downloads:
     """Exports versions; one for the server, and `directory` is its own."""
 
-    def __init__(self, directory: Path, fetcher: BlockFetcher) -> None:
+    def __init__(
+        self, directory: Path, fetch_block: Callable[[AdapterKey], Awaitable[FetchedBlock]]
+    ) -> None:
+        """`fetch_block` brings a block to this machine's disk, or raises."""
         shutil.rmtree(directory, ignore_errors=True)  # what a crash left
         directory.mkdir(mode=0o700, parents=True)
         self._directory = directory
-        self._fetcher = fetcher
+        self._fetch_block = fetch_block
         self._threads = WorkerThreads("exports", NUM_EXPORTERS)
 
-    async def export(self, version: AdapterVersion, name: str) -> ExportedFile:
-        """The file `name` of this version. Raises AdapterUnavailable or StoreUnavailable."""
+    async def export(self, key: AdapterKey, name: str) -> ExportedFile:
+        """The file `name` of this content. Raises AdapterUnavailable or StoreUnavailable."""
         for _ in range(MAX_ATTEMPTS):
             with suppress(FileNotFoundError):
-                return await self._threads.run(self._export, await self._fetch(version), name)
+                return await self._threads.run(self._export, await self._fetch(key), name)
         raise AdapterUnavailable("This machine's disk cannot hold the adapter for long enough.")
 
     def close(self) -> None:
         self._threads.close()
 
-    async def _fetch(self, version: AdapterVersion) -> Path:
-        key = AdapterKey(version.tenant_id, version.digest)
-        fetch = self._fetcher.fetch(
-            key, sha256=version.object_sha256, size_bytes=version.size_bytes
-        )
+    async def _fetch(self, key: AdapterKey) -> Path:
         try:
-            return (await asyncio.wrap_future(fetch)).path
+            return (await self._fetch_block(key)).path
         except (ObjectNotFound, ObjectCorrupt) as exc:
             raise AdapterUnavailable from exc
 
