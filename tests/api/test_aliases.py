@@ -34,8 +34,12 @@ def answering_version(caller: Caller, request_id: str) -> int:
     return int(ask(caller, request_id=request_id).headers["x-loraplex-adapter-version"])
 
 
+def canary(version: int, percent: float) -> dict[str, Any]:
+    return {"version": version, "percent": percent}
+
+
 def split(caller: Caller, percent: float) -> dict[str, Any]:
-    body = {"version": 1, "canary": {"version": 2, "percent": percent}}
+    body = {"version": 1, "canary": canary(2, percent)}
     answer = caller.http.put(PROD, json=body)
     assert answer.status_code == 200, answer.text
     view: dict[str, Any] = answer.json()
@@ -147,16 +151,16 @@ def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
-        ({"version": 1, "canary": {"version": 2, "percent": 0}}, "invalid_parameter", "canary.percent"),
-        ({"version": 1, "canary": {"version": 2, "percent": 100}}, "invalid_parameter", "canary.percent"),
+        ({"version": 1, "canary": canary(2, 0)}, "invalid_parameter", "canary.percent"),
+        ({"version": 1, "canary": canary(2, 100)}, "invalid_parameter", "canary.percent"),
         ({"version": 1, "canary": {"version": 2}}, "invalid_parameter", "canary.percent"),
-        ({"version": 1, "canary": {"version": 1, "percent": 5}}, "invalid_parameter", "canary.version"),
-        ({"version": 1, "canary": {"version": 9, "percent": 5}}, "version_not_found", None),
+        ({"version": 1, "canary": canary(1, 5)}, "invalid_parameter", "canary.version"),
+        ({"version": 1, "canary": canary(9, 5)}, "version_not_found", None),
         ({"version": 9}, "version_not_found", None),
         ({"version": 0}, "invalid_parameter", "version"),
         ({"version": 1, "weight": 5}, "unsupported_parameter", "weight"),
     ],
-)  # fmt: skip
+)
 def test_a_target_that_is_none_is_refused(
     owner: Caller, body: dict[str, Any], code: str, param: str | None
 ) -> None:
