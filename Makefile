@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
-BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora
+BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
+	adapter-load
 .PHONY: help install demo demo-weights test lint format simulate soak bench kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -57,6 +58,8 @@ bench-scheduler: ## what the scheduler itself costs a step
 bench-restart: ## how soon a killed engine serves again
 bench-kv-dtype: ## error and room of a quantized KV cache
 bench-lora: ## the LoRA kernels alone
+bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
+bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))

@@ -51,6 +51,15 @@ class ControlPlane:
 
         return await self._threads.run(run)
 
+    async def write_all_tenants(self, change: Callable[[PlatformSession], Result]) -> Result:
+        """The change's result, once it is committed, on everybody's rows: for upkeep."""
+
+        def run() -> Result:
+            with self._database.platform_transaction() as session:
+                return change(session)
+
+        return await self._threads.run(run)
+
     async def authenticate(self, key: str) -> Principal:
         """Who calls with this key. Raises a PlatformError."""
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from loraplex.adapters.identity import AdapterKey
 from loraplex.api.bench.models import BaseShape, make_base
 from loraplex.api.bench.summary import RequestTiming
-from loraplex.engine.messages import FinishReason
+from loraplex.engine.messages import Abort, FinishReason
 from support.engine import LocalEngine
 
 MEASURED_SHAPE = BaseShape(
@@ -41,6 +42,7 @@ class Order:
     prompt: list[int]
     num_output_tokens: int
     tenant_id: str = "bench"
+    adapter: AdapterKey | None = None
 
 
 class TimedEngine(LocalEngine):
@@ -69,6 +71,7 @@ class TimedEngine(LocalEngine):
         """Submit an order now; returns its request id."""
         request_id = self.submit(
             order.prompt,
+            order.adapter,
             tenant_id=order.tenant_id,
             max_tokens=order.num_output_tokens,
             ignore_eos=True,
@@ -90,6 +93,11 @@ class TimedEngine(LocalEngine):
             if answer.finished:
                 assert answer.finished.reason is FinishReason.LENGTH, answer.finished
                 self._open.remove(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request early; its timing stays as it is."""
+        self._open.discard(request_id)
+        self.core.handle(Abort(request_id))
 
     def is_open(self, request_id: str) -> bool:
         return request_id in self._open

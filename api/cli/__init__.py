@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "tenants": "Make, list, suspend and resume tenants.",
     "keys": "Issue, list and revoke a tenant's API keys.",
     "db": "Bring the database's schema up to date.",
+    "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
     "bench": "Measure how fast this machine serves.",
 }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
+from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
 from ...engine.client import EngineClient
 from ...engine.errors import EngineError
@@ -103,10 +104,13 @@ class Attestations:
             await self._control_plane.write(
                 version.tenant_id, lambda session: service.begin_attestation(session, version.id)
             )
+        failpoint("attestation.begun")
         verdict = await self._measure(AdapterKey(version.tenant_id, version.digest))
+        failpoint("attestation.measured")
         await self._control_plane.write(
             version.tenant_id, lambda session: _settle(session, version.id, verdict)
         )
+        failpoint("attestation.settled")
         log.info(
             "adapter_attested",
             tenant_id=version.tenant_id,

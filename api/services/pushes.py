@@ -16,6 +16,7 @@ import structlog
 
 from ...adapters.errors import AdapterRejected
 from ...adapters.examination import IntakeReport
+from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
 from ...adapters.intake import IntakeRequest, run_intake
 from ...adapters.store import ObjectStore, object_key
@@ -87,9 +88,11 @@ class Pushes:
         full_name = f"{principal.tenant_slug}/{new.adapter_name}"
         if self._served_model_name in (new.adapter_name, full_name):
             raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
-        return await self._control_plane.write(
+        upload = await self._control_plane.write(
             principal.tenant_id, lambda session: self._open(session, new)
         )
+        failpoint("uploads.opened")
+        return upload
 
     async def get(self, tenant_id: str, upload_id: str) -> Upload:
         """Where the upload stands. Raises UploadNotFound."""
@@ -119,10 +122,12 @@ class Pushes:
         try:
             await self._staging.append(upload_id, offset, read(upload.size_bytes - offset))
         finally:
+            failpoint("uploads.written")
             try:
                 upload = await self._acknowledge(tenant_id, upload_id, offset)
             finally:
                 self._receiving.discard(upload_id)
+        failpoint("uploads.acknowledged")
         return upload
 
     async def commit(self, tenant_id: str, upload_id: str) -> Pushed:
@@ -136,6 +141,7 @@ class Pushes:
             upload = await self._control_plane.write(
                 tenant_id, lambda session: uploads.begin_validation(session, upload_id)
             )
+            failpoint("pushes.validating")
         if upload.state is UploadState.VALIDATING:
             return await asyncio.shield(self._examination(upload))
         return await self._outcome(upload)
@@ -210,7 +216,9 @@ class Pushes:
                 reason=reason,
             )
             raise ApiError(reason, message, param=pointer) from exc
+        failpoint("pushes.examined")
         version = await self._accept(upload, report)
+        failpoint("pushes.accepted")
         self._staging.discard(upload.id)
         if version.state is VersionState.VALIDATED:
             self._attestations.add(version)
@@ -239,9 +247,11 @@ class Pushes:
     async def _accept(self, upload: Upload, report: IntakeReport) -> AdapterVersion:
         key = AdapterKey(upload.tenant_id, report.digest)
         await self._examiners.run(self._put, key, upload.id, report)
+        failpoint("pushes.stored")
         version = await self._control_plane.write(
             upload.tenant_id, lambda session: _add_version(session, upload, report)
         )
+        failpoint("pushes.created")
         # A deletion of the same content may have ended in between; from here on none removes it.
         await self._examiners.run(self._put_if_missing, key, upload.id, report)
         log.info(

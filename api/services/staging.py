@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from ..threads import WorkerThreads
@@ -60,6 +62,15 @@ class Staging:
         """Delete what is left of an upload."""
         for path in (self.weights_path, self.config_path, self.block_path):
             path(upload_id).unlink(missing_ok=True)
+
+    def list_uploads(self, before: datetime) -> set[str]:
+        """The ids of uploads of which files lie here, none of them touched since `before`."""
+        touched: dict[str, float] = {}
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # discarded meanwhile
+                latest = touched.get(path.stem, 0.0)
+                touched[path.stem] = max(latest, path.stat().st_mtime)
+        return {upload_id for upload_id, at in touched.items() if at <= before.timestamp()}
 
     def close(self) -> None:
         self._threads.close()

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks import (
+    bench_adapter_load,
     bench_batching,
     bench_fairness,
+    bench_many_adapters,
     bench_paging,
     bench_prefix,
     bench_target_itl,
@@ -25,6 +27,8 @@ BENCHMARKS = {
     "paging": bench_paging,
     "target-itl": bench_target_itl,
     "fairness": bench_fairness,
+    "many-adapters": bench_many_adapters,
+    "adapter-load": bench_adapter_load,
 }
 
 

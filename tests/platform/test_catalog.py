@@ -7,6 +7,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.platform.adapters import repository
 from loraplex.platform.adapters import service as catalog
+from loraplex.platform.adapters.canary import Canary
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
@@ -20,6 +21,7 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
+from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_digest, make_new_version, make_version
 
@@ -132,6 +134,80 @@ def test_lists_adapters_with_visible_versions_and_aliases(
             for adapter in catalog.list_adapters(session)
         ]
     assert listed == [("json", [1], []), ("sql", [2, 3], [("prod", 2)])]
+
+
+def list_names(
+    session: TenantSession, *, after: str | None = None, limit: int | None = None
+) -> list[str]:
+    return [adapter.name for adapter in catalog.list_adapters(session, after=after, limit=limit)]
+
+
+def test_lists_adapters_page_by_page(database: Database, acme: Tenant, bolt: Tenant) -> None:
+    names = [f"bot-{letter}" for letter in "abcdefg"]
+    with database.transaction(bolt.id) as session:
+        make_version(session, "bot-cc")
+    with database.transaction(acme.id) as session:
+        for name in reversed(names):
+            make_version(session, name, name)
+        make_version(session, "bot-bb", "gone", state=VersionState.DELETING)
+    with database.transaction(acme.id, read_only=True) as session:
+        pages = [list_names(session, limit=3)]
+        while pages[-1]:
+            pages.append(list_names(session, after=pages[-1][-1], limit=3))
+        assert pages == [names[:3], names[3:6], names[6:], []]
+        assert list_names(session, after="bot-b") == names[2:]
+        assert list_names(session, after="bot-bb", limit=1) == ["bot-c"]
+        assert list_names(session) == names
+
+
+def test_a_page_brings_versions_and_aliases_along(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        for name in ("json", "sql"):
+            for content in ("1", "2"):
+                make_version(session, name, name + content)
+            catalog.set_alias(session, name, "prod", 1, canary=Canary(2, 5))
+    with database.transaction(acme.id, read_only=True) as session:
+        (adapter,) = catalog.list_adapters(session, after="json", limit=1)
+        assert adapter.name == "sql"
+        assert [version.number for version in adapter.versions] == [1, 2]
+        (alias,) = adapter.aliases
+        assert alias.canary_version is not None
+        assert (alias.version.number, alias.canary_version.number) == (1, 2)
+
+
+def test_an_adapter_is_visible_as_long_as_one_of_its_versions(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        for content in "ab":
+            make_version(session, content=content)
+        catalog.begin_version_deletion(session, "support-bot", 2)
+        assert list_names(session) == ["support-bot"]
+        catalog.begin_version_deletion(session, "support-bot", 1)
+        assert list_names(session) == []
+        make_version(session, content="c", state=VersionState.VALIDATED)
+        assert list_names(session) == ["support-bot"]
+        catalog.begin_adapter_deletion(session, "support-bot")
+        assert list_names(session) == []
+
+
+def test_knows_the_contents_that_must_stay_stored(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        for state in VersionState:
+            make_version(session, content=state, state=state)
+        make_version(session, "another", "ready")
+    with database.transaction(bolt.id) as session:
+        make_version(session, content="deleted")
+    with database.platform_transaction(read_only=True) as session:
+        stored = repository.list_stored_contents_of_all_tenants(session)
+    expected = {
+        AdapterKey(acme.id, make_digest(state))
+        for state in VersionState
+        if state is not VersionState.DELETED
+    }
+    assert stored == expected | {AdapterKey(bolt.id, make_digest("deleted"))}
 
 
 def test_another_tenants_adapter_is_not_there(

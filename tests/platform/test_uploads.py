@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from loraplex.platform.adapters import repository, uploads
 from loraplex.platform.adapters.states import UploadState
 from loraplex.platform.adapters.uploads import NewUpload
+from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     InvalidTransition,
@@ -206,3 +208,38 @@ def test_lists_the_unfinished_of_all_tenants(
     with database.platform_transaction(read_only=True) as session:
         listed = repository.list_unfinished_uploads_of_all_tenants(session)
         assert [upload.id for upload in listed] == expected
+
+
+def test_abandons_what_nobody_goes_on_with(database: Database, acme: Tenant, bolt: Tenant) -> None:
+    stale, kept = [], []
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            for state in UploadState:
+                upload = make_upload(session)
+                bring_upload_to(session, upload, state)
+                (stale if state is UploadState.RECEIVING else kept).append(upload)
+    states = {upload.id: upload.state for upload in kept}
+    with database.platform_transaction() as session:
+        assert uploads.abandon_stale(session, utc_now() - timedelta(hours=1)) == []
+        assert uploads.abandon_stale(session, utc_now()) == [upload.id for upload in stale]
+        assert uploads.abandon_stale(session, utc_now()) == []
+    for upload in (*stale, *kept):
+        with database.transaction(upload.tenant_id, read_only=True) as session:
+            state = uploads.get_upload(session, upload.id).state
+            assert state is states.get(upload.id, UploadState.ABANDONED)
+
+
+def test_an_upload_that_still_receives_is_not_stale(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        idle, active = make_upload(session), make_upload(session)
+    moment = utc_now()
+    with database.transaction(acme.id) as session:
+        uploads.advance_upload(session, active.id, offset=0, num_bytes=4)
+    with database.platform_transaction() as session:
+        assert uploads.abandon_stale(session, moment) == [idle.id]
+    with database.transaction(acme.id) as session:
+        assert (
+            uploads.advance_upload(session, active.id, offset=4, num_bytes=6).received_bytes == 10
+        )
+        with pytest.raises(InvalidTransition):
+            uploads.advance_upload(session, idle.id, offset=0, num_bytes=1)

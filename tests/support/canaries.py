@@ -10,13 +10,20 @@ nothing drowns it, never says a marker.
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from support.engine import LocalEngine
 from support.models import make_adapter, make_tiny_llama
 
 MARKERS = range(10, 74)
+NUM_CANARIES = 24
+WAVE = 100
 _CONSTANT = 4.0
 _DISLIKE = -100.0
 _LOUDNESS = 1000.0
@@ -51,3 +58,120 @@ def make_canary_adapter(base: Path, path: Path, *, marker: int, rank: int = 1) -
     tensors[f"base_model.model.{_TARGET}.lora_B.weight"][:, 0] = _LOUDNESS * head
     save_file(tensors, file, metadata={"format": "pt"})
     return path
+
+
+def run_canaries(num_requests: int, seed: int, *, directory: Path | None = None) -> dict[str, int]:
+    """Ask a crowd of canaries while they are paged, replaced, drained and deleted.
+
+    Returns `{"requests", "foreign", "evictions", "deleted"}`: foreign counts answers that say any
+    marker but the asked adapter's own, or none where one is due.
+    """
+    with TemporaryDirectory(dir=directory) as home:
+        crowd = _Crowd(Path(home), Random(seed))
+        try:
+            return crowd.run(num_requests)
+        finally:
+            crowd.engine.close()
+
+
+class _Crowd:
+    """Canaries of five tenants, a fourth of which fit on the device and half in host memory."""
+
+    def __init__(self, home: Path, rng: Random) -> None:
+        self._home = home
+        self._rng = rng
+        self._base = make_canary_base(home / "base")
+        self._free_markers = list(MARKERS)
+        probe = LocalEngine(self._base, home)
+        block = probe.examine(self._make_folder(MARKERS[0], rank=4), home / "probe.block")
+        probe.close()
+        self.engine = LocalEngine(
+            self._base,
+            home,
+            arena_bytes=6 * block.size_bytes,
+            host_cache_bytes=12 * block.size_bytes,
+            max_num_seqs=32,
+        )
+        self._keys: dict[int, AdapterKey] = {}
+        """Of every marker that was ever added."""
+        self._live: dict[AdapterKey, int] = {}
+        self._num_asked = 0
+        self._markers: dict[str, int | None] = {}
+        """Of every request: what its answer must say; None for the base."""
+        self._num_deleted = 0
+
+    def run(self, num_requests: int) -> dict[str, int]:
+        for _ in range(NUM_CANARIES):
+            self._add()
+        foreign = 0
+        for number in range(num_requests):
+            if number % WAVE == 0:
+                # Waves: how much is paged must not depend on how fast loads are.
+                self.engine.run()
+                foreign += self._judge()
+                self._replace_one()
+            self._ask()
+            for _ in range(self._rng.randint(0, 2)):
+                self.engine.step()
+        self.engine.run()
+        foreign += self._judge()
+        evictions = self.engine.core.stats().num_adapter_evictions
+        return {
+            "requests": num_requests,
+            "foreign": foreign,
+            "evictions": evictions,
+            "deleted": self._num_deleted,
+        }
+
+    def _make_folder(self, marker: int, rank: int) -> Path:
+        folder = self._home / f"{marker}-{rank}"
+        if not folder.exists():
+            make_canary_adapter(self._base, folder, marker=marker, rank=rank)
+        return folder
+
+    def _add(self) -> None:
+        marker = self._free_markers.pop(self._rng.randrange(len(self._free_markers)))
+        if marker not in self._keys:
+            folder = self._make_folder(marker, rank=1 + marker % 4)
+            self._keys[marker] = self.engine.add_adapter(folder, f"tenant-{marker % 5}")
+        self._live[self._keys[marker]] = marker
+
+    def _replace_one(self) -> None:
+        """A new canary comes; an old one is deleted while it is asked, at once or drained."""
+        key = self._rng.choice(list(self._live))
+        for _ in range(3):
+            self._ask(key)
+            self.engine.step()
+        self.engine.core.handle(EvictAdapter(key, self._rng.choice([0.0, 0.0, 5.0])))
+        self._free_markers.append(self._live.pop(key))
+        self._num_deleted += 1
+        self._add()
+
+    def _ask(self, key: AdapterKey | None = None) -> None:
+        if key is None:
+            key = self._rng.choice([None, *self._live, *list(self._live)[:4]])
+        prompt = [self._rng.randrange(256) for _ in range(self._rng.randint(1, 24))]
+        self._num_asked += 1
+        request_id = self.engine.submit(
+            prompt,
+            key,
+            request_id=f"canary-{self._num_asked}",
+            max_tokens=self._rng.randint(1, 3),
+            ignore_eos=True,
+        )
+        self._markers[request_id] = self._live[key] if key else None
+        if self._rng.random() < 0.03:
+            self.engine.core.handle(Abort(request_id))
+
+    def _judge(self) -> int:
+        """How many of the answers that have ended are not their adapter's own."""
+        foreign = 0
+        for request_id, marker in self._markers.items():
+            answer = self.engine.answers.pop(request_id)
+            assert answer.finished is not None
+            said = set(answer.token_ids) & set(MARKERS)
+            is_whole = answer.finished.reason is FinishReason.LENGTH
+            has_own = marker is None or set(answer.token_ids) == {marker}
+            foreign += bool(said - {marker}) or (is_whole and not has_own)
+        self._markers.clear()
+        return foreign

@@ -1,0 +1,48 @@
+"""Named places where a test may end the process, as a crash there would.
+
+Inert unless the environment names one when the process starts; nothing else can arm them. Each
+stands between two effects that a crash can part: bytes and their acknowledgement, an object and the
+row that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+VARIABLE = "LORAPLEX_FAILPOINT"
+
+FAILPOINTS = (
+    # an upload
+    "uploads.opened",
+    "uploads.written",
+    "uploads.acknowledged",
+    # a commit
+    "pushes.validating",
+    "pushes.examined",
+    "pushes.stored",
+    "pushes.created",
+    "pushes.accepted",
+    "attestation.begun",
+    "attestation.measured",
+    "attestation.settled",
+    # a deletion
+    "deletions.begun",
+    "deletions.evicted",
+    "deletions.forgotten",
+    "deletions.removed",
+    "deletions.finished",
+    # a garbage collection
+    "garbage.abandoned",
+    "garbage.listed",
+    "garbage.removed",
+)
+"""Every failpoint, in the order in which an adapter's life passes them."""
+
+_ARMED = os.environ.get(VARIABLE)
+
+
+def failpoint(name: str) -> None:
+    """End the process at once, as `kill -9` does, if this failpoint is armed."""
+    if name == _ARMED:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,83 @@
+"""`loraplex gc`: removes what nothing names any more, without a server or beside one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ...adapters.errors import AdapterError
+from ...adapters.store import open_store
+from ...platform.errors import InvalidValue
+from ...platform.keys.service import ApiKeyService
+from ...platform.secrets import API_KEY_PEPPER, derive_key
+from ..control_plane import ControlPlane
+from ..services.garbage import GRACE_SECONDS, Collected, Garbage
+from ..services.staging import Staging
+from ..settings import Settings, load_settings
+from .admin import DatabaseUrl, DataDir, open_current_database
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, note, print_json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    grace_hours: Annotated[
+        float,
+        typer.Option(min=0, help="Leave alone what is younger: it may belong to a running push."),
+    ] = GRACE_SECONDS / 3600,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_STORE", help="A folder or s3://bucket/prefix.", show_default="a folder"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove stored objects that no version names and uploads that were given up."""
+    settings = load_settings(database=database, data_dir=data_dir, store=store)
+    try:
+        collected = asyncio.run(_collect(settings, grace_hours * 3600, dry_run=dry_run))
+    except AdapterError as exc:
+        raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
+    except ValueError as exc:
+        raise InvalidValue(str(exc), param="store") from exc
+    if as_json:
+        print_json(asdict(collected))
+    else:
+        _print(collected)
+
+
+async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -> Collected:
+    pepper = derive_key(settings.load_secret(), API_KEY_PEPPER)
+    with open_current_database(settings) as database:
+        garbage = Garbage(
+            store=open_store(settings.store_url),
+            staging=Staging(settings.data_dir / "uploads"),
+            control_plane=ControlPlane(database, ApiKeyService(pepper)),
+            grace_seconds=grace_seconds,
+        )
+        try:
+            return await garbage.collect(dry_run=dry_run)
+        finally:
+            await garbage.close()
+
+
+def _print(collected: Collected) -> None:
+    for key in collected.removed_objects:
+        typer.echo(key)
+    verb = "would remove" if collected.dry_run else "removed"
+    note(
+        f"{verb} {len(collected.removed_objects)} of {collected.num_objects} objects "
+        f"({collected.removed_bytes} bytes), {len(collected.abandoned_uploads)} uploads and the "
+        f"files of {len(collected.removed_files)}"
+    )

@@ -1,0 +1,162 @@
+"""What nothing names any more, removed: stored objects, uploads that were given up, their files.
+
+A crash between two effects leaves bytes without a row, never a row without bytes: objects are put
+before the version that names them, and removed before it is called deleted. So garbage is found
+from the bytes' side. Young bytes may belong to a push that is under way and are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+
+from ...adapters.errors import AdapterError
+from ...adapters.failpoints import failpoint
+from ...adapters.identity import AdapterKey
+from ...adapters.store import ObjectStore, StoredObject, adapter_key, object_key
+from ...platform.adapters import repository, uploads
+from ...platform.adapters.service import is_content_stored
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ..control_plane import ControlPlane
+from ..threads import WorkerThreads
+from .staging import Staging
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 24 * 3600.0
+"""Younger bytes are left alone: longer than any push takes from its first effect to its last."""
+UPLOAD_PATIENCE_SECONDS = 7 * 24 * 3600.0
+"""An upload that received nothing for so long was given up."""
+FIRST_SECONDS = 600.0
+INTERVAL_SECONDS = 24 * 3600.0
+OBJECT_PREFIX = "t/"
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one collection found; with `dry_run` nothing of it was removed."""
+
+    dry_run: bool
+    num_objects: int = 0
+    """In the store, before."""
+    removed_objects: list[str] = field(default_factory=list)
+    removed_bytes: int = 0
+    abandoned_uploads: list[str] = field(default_factory=list)
+    removed_files: list[str] = field(default_factory=list)
+    """Of uploads that wait for nothing any more."""
+
+
+class Garbage:
+    """Collects once a day; one for the server, and one for the operator's command."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        staging: Staging,
+        control_plane: ControlPlane,
+        grace_seconds: float = GRACE_SECONDS,
+        upload_patience_seconds: float = UPLOAD_PATIENCE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._staging = staging
+        self._control_plane = control_plane
+        self._grace = timedelta(seconds=grace_seconds)
+        self._upload_patience = timedelta(seconds=upload_patience_seconds)
+        self._threads = WorkerThreads("garbage", 1)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._threads.close()
+
+    async def collect(self, *, dry_run: bool = False) -> Collected:
+        """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
+        collected = Collected(dry_run)
+        await self._abandon_uploads(collected)
+        await self._remove_files(collected)
+        await self._remove_objects(collected)
+        log.info(
+            "garbage_collected",
+            dry_run=dry_run,
+            objects=len(collected.removed_objects),
+            bytes=collected.removed_bytes,
+            uploads=len(collected.abandoned_uploads),
+            files=len(collected.removed_files),
+        )
+        return collected
+
+    async def _abandon_uploads(self, collected: Collected) -> None:
+        older_than = utc_now() - self._upload_patience
+        if collected.dry_run:
+            collected.abandoned_uploads = await self._control_plane.read_all_tenants(
+                lambda session: uploads.list_stale(session, older_than)
+            )
+            return
+        collected.abandoned_uploads = await self._control_plane.write_all_tenants(
+            lambda session: uploads.abandon_stale(session, older_than)
+        )
+        failpoint("garbage.abandoned")
+
+    async def _remove_files(self, collected: Collected) -> None:
+        """Files of uploads that neither receive nor are examined."""
+        found = await self._threads.run(self._staging.list_uploads, utc_now() - self._grace)
+        unfinished = await self._control_plane.read_all_tenants(
+            repository.list_unfinished_uploads_of_all_tenants
+        )
+        needed = {upload.id for upload in unfinished}
+        collected.removed_files = sorted(found - needed)
+        if not collected.dry_run:
+            for upload_id in collected.removed_files:
+                await self._threads.run(self._staging.discard, upload_id)
+
+    async def _remove_objects(self, collected: Collected) -> None:
+        young = utc_now() - self._grace
+        listed = await self._threads.run(lambda: list(self._store.list_keys(OBJECT_PREFIX)))
+        collected.num_objects = len(listed)
+        failpoint("garbage.listed")
+        named = await self._control_plane.read_all_tenants(
+            repository.list_stored_contents_of_all_tenants
+        )
+        names = {object_key(key) for key in named}
+        for stored in listed:
+            key = adapter_key(stored.key)
+            if key is None or stored.key in names or stored.modified_at > young:
+                continue
+            if await self._is_named(key):
+                continue  # by a version that came while we looked
+            await self._remove_object(stored, collected)
+
+    async def _is_named(self, key: AdapterKey) -> bool:
+        return await self._control_plane.read(
+            key.tenant_id, lambda session: is_content_stored(session, key.digest)
+        )
+
+    async def _remove_object(self, stored: StoredObject, collected: Collected) -> None:
+        if not collected.dry_run:
+            await self._threads.run(self._store.delete, stored.key)
+            failpoint("garbage.removed")
+        collected.removed_objects.append(stored.key)
+        collected.removed_bytes += stored.size_bytes
+
+    async def _run(self) -> None:
+        pause = FIRST_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            pause = INTERVAL_SECONDS
+            try:
+                await self.collect()
+            except (AdapterError, PlatformError) as exc:
+                pause = FIRST_SECONDS
+                log.warning("garbage_collection_delayed", error=str(exc))
+            except Exception:
+                log.exception("garbage_collection_failed")

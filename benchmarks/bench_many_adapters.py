@@ -1,0 +1,265 @@
+"""Throughput with 200 active of 1,000 adapters, asked by Zipf's law, against 5; and the catalog.
+
+    make bench-many-adapters
+
+Both arms are the same engine, the same prompts and the same number of tokens; runs alternate. The
+arena holds a third of the active adapters, host memory all of them. More adapters in a batch are
+more bytes to read, whatever the system: the ratio of bytes is printed beside the measured one. The
+catalog is timed on SQLite with 10 to 10,000 adapters of one tenant.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from benchmarks.report import parse_options, print_report
+from benchmarks.timed_engine import SMOKE_SHAPE, Order, TimedEngine, make_model, random_prompt
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.api.bench.models import BaseShape, make_adapter
+from loraplex.platform.adapters import registry, service
+from loraplex.platform.adapters.service import NewVersion
+from loraplex.platform.database import Database
+from loraplex.platform.tenants import service as tenants
+
+BASE_ID = "bench"
+BATCH = 16
+MANY_SHAPE = BaseShape(
+    vocab_size=8_000,
+    hidden_size=2_048,
+    intermediate_size=5_632,
+    num_layers=6,
+    num_heads=32,
+    num_kv_heads=4,
+    max_model_len=512,
+)
+"""The layers of a 1.1 B Llama, six of them: an adapter is to its base what it is in earnest."""
+IDLE_SECONDS = 0.001
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: BaseShape = MANY_SHAPE
+    rank: int = 8
+    num_active: int = 200
+    num_few: int = 5
+    num_resident: int = 66
+    num_requests: int = 96
+    num_prompt_tokens: int = 32
+    num_output_tokens: int = 32
+    num_runs: int = 3
+    catalog_sizes: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    num_catalog_calls: int = 50
+
+
+SMOKE = Plan(
+    SMOKE_SHAPE,
+    num_active=8,
+    num_few=2,
+    num_resident=4,
+    num_requests=8,
+    num_output_tokens=4,
+    num_runs=1,
+    catalog_sizes=(2, 8),
+    num_catalog_calls=2,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, once."""
+
+    tokens_per_second: float
+    adapters_per_step: float
+    """Different adapters in the batch, mean over steps."""
+    answers: dict[tuple[int, AdapterKey], list[int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(__doc__ or "", arguments)
+    plan = SMOKE if options.is_smoke else Plan()
+    model = make_model(options.models, plan.shape)
+    with tempfile.TemporaryDirectory() as directory:
+        many, few, facts = measure(model, plan, Path(directory))
+        catalog = [measure_catalog(plan, size, Path(directory)) for size in plan.catalog_sizes]
+    rows = [
+        {"adapters": name, "tokens/s": median(runs), "in a batch": mean_adapters(runs)}
+        for name, runs in ((plan.num_few, few), (plan.num_active, many))
+    ]
+    print_report(
+        "many-adapters",
+        rows,
+        throughput_ratio=median(many) / median(few),
+        bytes_ratio=_bytes(plan, mean_adapters(few)) / _bytes(plan, mean_adapters(many)),
+        requests_answered_differently=num_different(few) + num_different(many),
+        catalog=catalog,
+        **facts,
+    )
+    return 0
+
+
+def measure(
+    model: Path, plan: Plan, directory: Path
+) -> tuple[list[Run], list[Run], dict[str, object]]:
+    """Both arms, alternating, on one engine."""
+    element_bytes, per_adapter = 4, plan.rank * _sum_of_features(plan.shape)
+    engine = TimedEngine(
+        model,
+        directory,
+        max_num_seqs=BATCH,
+        kv_cache_bytes=256 << 20,
+        arena_bytes=int(1.02 * element_bytes * per_adapter * plan.num_resident),
+        host_cache_bytes=int(1.02 * element_bytes * per_adapter * plan.num_active),
+    )
+    keys = [_add(engine, plan, directory, seed) for seed in range(plan.num_active)]
+    engine.warm_up()
+    few, many = [], []
+    for turn in range(plan.num_runs + 1):
+        pair = (serve(engine, plan, keys[: plan.num_few]), serve(engine, plan, keys))
+        if turn:  # the first turn brings the adapters to memory
+            few.append(pair[0])
+            many.append(pair[1])
+    stats = engine.core.stats()
+    engine.close()
+    facts: dict[str, object] = {
+        "num_registered": max(plan.catalog_sizes),
+        "num_resident": plan.num_resident,
+        "adapter_loads": stats.num_adapter_loads,
+        "adapter_evictions": stats.num_adapter_evictions,
+    }
+    return many, few, facts
+
+
+def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
+    """All requests at once, their adapters drawn by Zipf's law."""
+    rng = Random(2)
+    weights = [1 / rank for rank in range(1, len(keys) + 1)]
+    asked: dict[str, tuple[int, AdapterKey]] = {}
+    num_steps = num_adapters = 0
+    begun = time.perf_counter()
+    for number in range(plan.num_requests):
+        key = rng.choices(keys, weights)[0]
+        prompt = random_prompt(rng, plan.shape, plan.num_prompt_tokens)
+        order = Order(prompt, plan.num_output_tokens, key.tenant_id, key)
+        asked[engine.send(order)] = number, key
+    num_before = engine.core.stats().num_steps
+    while engine.num_open:
+        engine.step()
+        stats = engine.core.stats()
+        if stats.num_steps == num_before:
+            time.sleep(IDLE_SECONDS)  # everything waits for a load
+            continue
+        num_before = stats.num_steps
+        num_steps += 1
+        num_adapters += sum(entry.num_leases > 0 for entry in stats.adapters)
+    seconds = time.perf_counter() - begun
+    return Run(
+        plan.num_requests * plan.num_output_tokens / seconds,
+        num_adapters / num_steps,
+        {order: engine.answers[request_id].token_ids for request_id, order in asked.items()},
+    )
+
+
+def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]:
+    """Milliseconds of one call with so many adapters registered; medians."""
+    database = Database(f"sqlite:///{directory / f'catalog-{size}.db'}")
+    database.upgrade()
+    with database.platform_transaction() as session:
+        tenant_id = tenants.create_tenant(session, "bench").id
+    with database.transaction(tenant_id) as session:
+        for number in range(size):
+            _register(session, f"adapter-{number}")
+    name = registry.parse_model_name(f"adapter-{size // 2}")
+    numbers = iter(range(size, size + plan.num_catalog_calls))
+
+    def resolve() -> None:
+        with database.transaction(tenant_id, read_only=True) as session:
+            registry.resolve(session, name, tenant_slug="bench", base_id=BASE_ID)
+
+    def list_page() -> None:
+        with database.transaction(tenant_id, read_only=True) as session:
+            service.list_adapters(session)
+
+    def register() -> None:
+        with database.transaction(tenant_id) as session:
+            _register(session, f"adapter-{next(numbers)}")
+
+    timed = {
+        call.__name__: 1_000 * statistics.median(_time(call, plan.num_catalog_calls))
+        for call in (resolve, list_page, register)
+    }
+    database.close()
+    return {"adapters": size, **{f"{name}_ms": value for name, value in timed.items()}}
+
+
+def median(runs: Sequence[Run]) -> float:
+    return statistics.median(run.tokens_per_second for run in runs)
+
+
+def mean_adapters(runs: Sequence[Run]) -> float:
+    return statistics.fmean(run.adapters_per_step for run in runs)
+
+
+def num_different(runs: Sequence[Run]) -> int:
+    """Answers that differ between two runs of one arm: the same question, other neighbours."""
+    first = runs[0].answers
+    return sum(run.answers[order] != answer for run in runs for order, answer in first.items())
+
+
+def _time(call: Callable[[], None], times: int) -> list[float]:
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def _register(session: service.TenantSession, name: str) -> None:
+    version, _ = service.create_version(
+        session,
+        NewVersion(
+            adapter_name=name,
+            digest=f"sha256:{name.encode().hex():0>64}",
+            base_id=BASE_ID,
+            object_sha256="0" * 64,
+            size_bytes=1,
+            intake_report={},
+        ),
+    )
+    service.begin_attestation(session, version.id)
+    service.mark_ready(session, version.id, attestation_report={})
+
+
+def _add(engine: TimedEngine, plan: Plan, directory: Path, seed: int) -> AdapterKey:
+    folder = directory / f"adapter-{seed}"
+    make_adapter(folder, plan.shape, rank=plan.rank, seed=seed)
+    return engine.add_adapter(folder, f"tenant-{seed % 20}")
+
+
+def _sum_of_features(shape: BaseShape) -> int:
+    """Of all linear layers, inputs and outputs: the size of an adapter of rank 1."""
+    kv = shape.hidden_size // shape.num_heads * shape.num_kv_heads
+    attention = 2 * 2 * shape.hidden_size + 2 * (shape.hidden_size + kv)
+    return shape.num_layers * (attention + 3 * (shape.hidden_size + shape.intermediate_size))
+
+
+def _bytes(plan: Plan, num_adapters: float) -> float:
+    """What a step reads: the base's linear layers and head, and its adapters."""
+    shape = plan.shape
+    kv = shape.hidden_size // shape.num_heads * shape.num_kv_heads
+    attention = 2 * shape.hidden_size**2 + 2 * shape.hidden_size * kv
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
+    base = shape.num_layers * layer + shape.vocab_size * shape.hidden_size
+    return base + num_adapters * plan.rank * _sum_of_features(shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
