@@ -169,10 +169,13 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
 
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
-    _save(_ModelOfSeparateExperts(model.config.hidden_size), directory, seed, _OF_EXPERTS)
+    targets = {"target_modules": ["w1", "w2", "w3"]}
+    old = _ModelOfSeparateExperts(model.config.hidden_size)
+    _save(old, directory, seed, {**targets, "task_type": None})
+    # the stand-in is no class of transformers, as PEFT noted in the configuration
+    LoraConfig(**{**_defaults(), **targets}).save_pretrained(directory)
 
 
-_OF_EXPERTS = {"target_modules": ["w1", "w2", "w3"], "task_type": None}
 _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "other_type": _save_other_type,
     "resized_vocabulary": _save_resized,
