@@ -73,9 +73,7 @@ class Fetcher:
         with self._lock:
             flight = self._flights.get(key)
             if flight is None:
-                flight = self._executor.submit(
-                    self._fly, key, sha256, size_bytes, time.monotonic()
-                )
+                flight = self._executor.submit(self._fly, key, sha256, size_bytes, time.monotonic())
                 self._flights[key] = flight
         flight.add_done_callback(lambda done: _pass_on(done, waiter))
         return waiter
@@ -91,9 +89,7 @@ class Fetcher:
         """Finish the transfers under way and end the threads; waiting ones are cancelled."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _fly(
-        self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float
-    ) -> FetchedBlock:
+    def _fly(self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float) -> FetchedBlock:
         try:
             block = self._locate(key, sha256, size_bytes)
             return block._replace(seconds=time.monotonic() - asked_at)

@@ -6,10 +6,8 @@ alone. They are kept here, and nowhere else, for the next process.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
 import select
 import socket
 import subprocess
@@ -234,7 +232,7 @@ class FetcherClient:
             with theirs:
                 process = subprocess.Popen(
                     self._command,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=_STDERR,
                     env=self._environment,
                     # Its own group: a signal to ours reaches us alone.
@@ -368,27 +366,6 @@ class RemoteStore:
         answer = self._client.send(make).result()
         assert isinstance(answer, Counted), answer
         return answer.number
-
-
-def fetcher_environment(
-    environment: Mapping[str, str], credentials: Mapping[str, str]
-) -> dict[str, str]:
-    """What a fetcher process needs of ours, and the store's credentials."""
-    passed = {
-        name: value
-        for name, value in environment.items()
-        if name in _PASSED_VARIABLES or name.startswith("LC_")
-    }
-    return {**passed, **credentials, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-_PASSED_VARIABLES = frozenset(
-    (
-        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PYTHONDONTWRITEBYTECODE"),
-    )
-)
 
 
 def _added(past: DiskCacheStats, present: DiskCacheStats) -> DiskCacheStats:

@@ -47,7 +47,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 # --- to the fetcher -----------------------------------------------------------------------------
 
 
-class Open(Message):
+class Open(Message, frozen=True):
     """Comes first: which store and which folder."""
 
     store_url: str
@@ -55,7 +55,7 @@ class Open(Message):
     capacity_bytes: int
 
 
-class Fetch(Message):
+class Fetch(Message, frozen=True):
     """Bring a block to the disk. Answered by Fetched."""
 
     key: AdapterKey
@@ -63,13 +63,13 @@ class Fetch(Message):
     size_bytes: int
 
 
-class Forget(Message):
+class Forget(Message, frozen=True):
     """Delete the local copy. Answered by Done."""
 
     key: AdapterKey
 
 
-class PutFile(Message):
+class PutFile(Message, frozen=True):
     """`ObjectStore.put_file`. Answered by Sent, again and again, and Done."""
 
     key: str
@@ -77,7 +77,7 @@ class PutFile(Message):
     sha256: str
 
 
-class FetchFile(Message):
+class FetchFile(Message, frozen=True):
     """`ObjectStore.fetch_file`. Answered by Done."""
 
     key: str
@@ -88,19 +88,19 @@ class FetchFile(Message):
     """Until the deadline."""
 
 
-class Delete(Message):
+class Delete(Message, frozen=True):
     """`ObjectStore.delete`. Answered by Done."""
 
     key: str
 
 
-class Exists(Message):
+class Exists(Message, frozen=True):
     """`ObjectStore.exists`. Answered by Counted: 0 or 1."""
 
     key: str
 
 
-class ListPage(Message):
+class ListPage(Message, frozen=True):
     """The next objects of `ObjectStore.list_keys`. Answered by Listed."""
 
     prefix: str
@@ -108,7 +108,7 @@ class ListPage(Message):
     max_objects: int
 
 
-class RemoveAbandoned(Message):
+class RemoveAbandoned(Message, frozen=True):
     """`ObjectStore.remove_abandoned`. Answered by Counted."""
 
     older_than_seconds: float
@@ -117,40 +117,40 @@ class RemoveAbandoned(Message):
 # --- from the fetcher ---------------------------------------------------------------------------
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The store is opened, the cache is read."""
 
 
-class Note(Message):
+class Note(Message, frozen=True):
     """Comes of itself, as a sign of life, and before the answer to what changed it."""
 
     disk: DiskCacheStats
 
 
-class Fetched(Message):
+class Fetched(Message, frozen=True):
     path: str
     tier: Tier
     seconds: float
 
 
-class Sent(Message):
+class Sent(Message, frozen=True):
     num_bytes: int
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     pass
 
 
-class Counted(Message):
+class Counted(Message, frozen=True):
     number: int
 
 
-class Listed(Message):
+class Listed(Message, frozen=True):
     objects: list[StoredObject]
     """In the order of their keys; fewer than asked for at the end."""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     code: str
     message: str
 
@@ -162,15 +162,7 @@ class Failed(Message):
 
 
 ToFetcher: TypeAlias = (
-    Open
-    | Fetch
-    | Forget
-    | PutFile
-    | FetchFile
-    | Delete
-    | Exists
-    | ListPage
-    | RemoveAbandoned
+    Open | Fetch | Forget | PutFile | FetchFile | Delete | Exists | ListPage | RemoveAbandoned
 )
 FromFetcher: TypeAlias = Ready | Note | Fetched | Sent | Done | Counted | Listed | Failed
 

@@ -101,9 +101,7 @@ class Connection:
 class FetcherService:
     """Answers the server's calls."""
 
-    def __init__(
-        self, connection: Connection, store: ObjectStore, disk_cache: DiskCache
-    ) -> None:
+    def __init__(self, connection: Connection, store: ObjectStore, disk_cache: DiskCache) -> None:
         self._connection = connection
         self._store = store
         self._disk_cache = disk_cache

@@ -17,12 +17,11 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ..adapters.disk_cache import DiskCache
 from ..adapters.errors import ObjectNotFound
-from ..adapters.fetcher import FetchedBlock, Fetcher
+from ..adapters.fetcher import BlockSource, FetchedBlock
+from ..adapters.fetcher_client import FetcherClient
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
-from ..adapters.store import ObjectStore, open_store
 from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
@@ -85,10 +84,14 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
-        store = _open_store(settings.store_url)
-        disk_cache = DiskCache(settings.data_dir / "cache", settings.disk_cache_bytes)
-        fetcher = Fetcher(store, disk_cache)
-        stack.callback(fetcher.close)
+        fetcher = FetcherClient(
+            store_url=settings.store_url,
+            cache_directory=settings.data_dir / "cache",
+            capacity_bytes=settings.disk_cache_bytes,
+            environment=settings.take_fetcher_environment(),
+        )
+        stack.push_async_callback(asyncio.to_thread, fetcher.close)
+        await asyncio.to_thread(_start_fetcher, fetcher)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
         engine = EngineClient(
@@ -116,14 +119,14 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             info=engine.info,
             layout_path=_write_layout(settings.data_dir, engine.info.layout),
             staging=Staging(settings.data_dir / "uploads"),
-            store=store,
+            store=fetcher.store,
             control_plane=control_plane,
             attestations=attestations,
             served_model_name=name,
         )
         stack.push_async_callback(pushes.close)
         deletions = Deletions(
-            engine=engine, fetcher=fetcher, store=store, control_plane=control_plane
+            engine=engine, fetcher=fetcher, store=fetcher.store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
 
@@ -148,7 +151,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 class _BlockSource:
     """Brings the adapters that the engine wants to this machine's disk."""
 
-    def __init__(self, control_plane: ControlPlane, fetcher: Fetcher) -> None:
+    def __init__(self, control_plane: ControlPlane, fetcher: BlockSource) -> None:
         self._control_plane = control_plane
         self._fetcher = fetcher
 
@@ -164,9 +167,9 @@ class _BlockSource:
         )
 
 
-def _open_store(url: str) -> ObjectStore:
+def _start_fetcher(fetcher: FetcherClient) -> None:
     try:
-        return open_store(url)
+        fetcher.start()
     except ValueError as exc:
         raise InvalidValue(str(exc), param="store") from exc
 

@@ -10,7 +10,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from .base import ObjectStore
 from .local import LocalStore
-from .s3 import S3Settings, S3Store
+from .s3 import S3Store
+from .s3_client import S3Settings
 
 
 def _text(value: str) -> str:

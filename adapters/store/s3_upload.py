@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from .base import OnProgress
 
@@ -54,7 +55,7 @@ class PartedUpload:
         """Send what the server lacks of `upload_id`, or everything in a new upload."""
         known = self._known_parts(upload_id) if upload_id else {}
         upload_id = upload_id or self._create()
-        parts = []
+        parts: list[dict[str, Any]] = []
         with path.open("rb") as file:
             while data := file.read(self._part_bytes):
                 number = len(parts) + 1
@@ -107,7 +108,7 @@ def _named(number: int, etag: str, checksum: str | None) -> dict[str, Any]:
     return {**named, f"Checksum{_SDK_CHECKSUM}": checksum} if checksum else named
 
 
-def file_md5(file: BinaryIO) -> str:
+def file_md5(file: BufferedReader) -> str:
     """A file's MD5 as the header Content-MD5 has it."""
     digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
     return base64.b64encode(digest).decode()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from ...adapters.errors import AdapterError
-from ...adapters.fetcher import Fetcher
+from ...adapters.fetcher import BlockSource
 from ...adapters.store import ObjectStore, object_key
 from ...engine.client import EngineClient
 from ...engine.errors import EngineError
@@ -37,7 +37,7 @@ class Deletions:
         self,
         *,
         engine: EngineClient,
-        fetcher: Fetcher,
+        fetcher: BlockSource,
         store: ObjectStore,
         control_plane: ControlPlane,
     ) -> None:
