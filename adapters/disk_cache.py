@@ -6,22 +6,40 @@ bytes are on the disk; what an earlier run left is verified before it is first u
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .durable import sync_directory
 from .errors import ObjectNotFound
 from .identity import AdapterKey
 
 MIN_STAY_SECONDS = 60.0
+RECENT_SECONDS = 600.0
+"""A block used within this time counts for its tenant; the others go first."""
 _SUFFIX = ".block"
 _PARTIAL_SUFFIX = ".partial"
+_TENANT_DIGITS = 16
+
+
+class DiskCacheStats(NamedTuple):
+    """Counters since the start, and what is held now."""
+
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_evictions: int = 0
+    num_corrupt: int = 0
+    """Files that no longer had the content they were stored with."""
 
 
 @dataclass(slots=True)
@@ -34,10 +52,12 @@ class _Entry:
 
 
 class DiskCache:
-    """Blocks by adapter key, at most `capacity_bytes` of them, the least recently used go first.
+    """Blocks by adapter key, at most `capacity_bytes` of them.
 
-    One process owns a directory. Methods are safe from many threads; for one key the caller allows
-    one `get` or `add` at a time (the fetcher's single flight).
+    Room is made in the order of last use: first of what nobody used for ten minutes, then of the
+    tenants that hold more than an equal share. One process owns a directory. Methods are safe from
+    many threads; for one key the caller allows one `get` or `add` at a time (the fetcher's single
+    flight).
 
     A path that was handed out stays for at least a minute, so that the engine can open it. Until
     then the cache may exceed its capacity by what was handed out in that time.
@@ -50,12 +70,15 @@ class DiskCache:
         *,
         min_stay_seconds: float = MIN_STAY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        free_bytes: Callable[[Path], int] = lambda directory: shutil.disk_usage(directory).free,
     ) -> None:
         self._directory = directory
         self._capacity_bytes = capacity_bytes
         self._min_stay_seconds = min_stay_seconds
         self._clock = clock
+        self._free_bytes = free_bytes
         self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
         _claim_directory(directory)
         self._entries = self._adopt_files()
 
@@ -65,34 +88,35 @@ class DiskCache:
         with self._lock:
             return self._used_bytes()
 
+    @property
+    def stats(self) -> DiskCacheStats:
+        with self._lock:
+            return DiskCacheStats(
+                used_bytes=self._used_bytes(),
+                capacity_bytes=self._capacity_bytes,
+                num_hits=self._counts["hits"],
+                num_misses=self._counts["misses"],
+                num_evictions=self._counts["evictions"],
+                num_corrupt=self._counts["corrupt"],
+            )
+
     def get(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Path | None:
         """The block's path if it is here and has this size and hex SHA-256, else None."""
-        path = self._path(key)
+        path = self._find(key, sha256=sha256, size_bytes=size_bytes)
         with self._lock:
-            entry = self._entries.get(path.name)
-            if entry is None:
-                return None
-            self._touch(path.name)
-        try:
-            if entry.is_verified or _has_content(path, sha256=sha256, size_bytes=size_bytes):
-                entry.is_verified = True
-                os.utime(path)  # the order of use outlives this process
-                return path
-        except FileNotFoundError:
-            pass  # someone cleared the directory
-        self.remove(key)
-        return None
+            self._counts["misses" if path is None else "hits"] += 1
+        return path
 
     def add(self, key: AdapterKey, size_bytes: int, download: Callable[[Path], None]) -> Path:
         """Make room, let `download` write the verified block to a path, and keep it.
 
         Whatever `download` raises is passed on, and nothing is kept. Raises ObjectNotFound if the
-        key was removed meanwhile.
+        key was removed meanwhile, and OSError (ENOSPC) without a download if the disk is too full.
         """
         path = self._path(key)
         partial = path.with_suffix(_PARTIAL_SUFFIX)
         with self._lock:
-            self._make_room(size_bytes)
+            self._make_room(_tenant(path.name), size_bytes)
             self._entries[path.name] = _Entry(size_bytes, float("inf"), is_verified=True)
         try:
             download(partial)
@@ -111,8 +135,30 @@ class DiskCache:
             path.with_suffix(_PARTIAL_SUFFIX).unlink(missing_ok=True)
 
     def _path(self, key: AdapterKey) -> Path:
-        name = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
-        return self._directory / f"{name}{_SUFFIX}"
+        """The tenant's part of the name tells after a restart whose share a file counts for."""
+        tenant = hashlib.sha256(key.tenant_id.encode()).hexdigest()[:_TENANT_DIGITS]
+        content = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
+        return self._directory / f"{tenant}-{content}{_SUFFIX}"
+
+    def _find(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Path | None:
+        path = self._path(key)
+        with self._lock:
+            entry = self._entries.get(path.name)
+            if entry is None:
+                return None
+            self._touch(path.name)
+        try:
+            if entry.is_verified or _has_content(path, sha256=sha256, size_bytes=size_bytes):
+                entry.is_verified = True
+                os.utime(path)  # the order of use outlives this process
+                return path
+        except FileNotFoundError:
+            pass  # someone cleared the directory
+        else:
+            with self._lock:
+                self._counts["corrupt"] += 1
+        self.remove(key)
+        return None
 
     def _publish(self, partial: Path, path: Path) -> None:
         """Give a finished download its name."""
@@ -131,17 +177,39 @@ class DiskCache:
     def _used_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._entries.values())
 
-    def _make_room(self, size_bytes: int) -> None:
-        excess = self._used_bytes() + size_bytes - self._capacity_bytes
-        expired = self._clock() - self._min_stay_seconds
-        for name, entry in list(self._entries.items()):
-            if excess <= 0:
+    def _make_room(self, tenant: str, size_bytes: int) -> None:
+        """Evict for a newcomer of `tenant`. Raises OSError if the disk cannot take it."""
+        used_bytes = self._used_bytes()
+        under_way = sum(e.size_bytes for e in self._entries.values() if e.used_at == float("inf"))
+        disk_bytes = used_bytes - under_way + self._free_bytes(self._directory)
+        limit_bytes = min(self._capacity_bytes, disk_bytes)
+        for name in self._victims(tenant, size_bytes, limit_bytes):
+            if used_bytes + size_bytes <= limit_bytes:
                 return
-            if entry.used_at > expired:
-                continue
             (self._directory / name).unlink(missing_ok=True)
-            del self._entries[name]
-            excess -= entry.size_bytes
+            used_bytes -= self._entries.pop(name).size_bytes
+            self._counts["evictions"] += 1
+        if used_bytes + size_bytes > disk_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _victims(self, tenant: str, size_bytes: int, limit_bytes: int) -> Iterator[str]:
+        """What may go for a newcomer, in this order; nothing that was just handed out."""
+        now = self._clock()
+        idle, in_use = [], []
+        held: Counter[str] = Counter({tenant: size_bytes})
+        for name, entry in self._entries.items():
+            if entry.used_at <= now - max(RECENT_SECONDS, self._min_stay_seconds):
+                idle.append(name)
+                continue
+            held[_tenant(name)] += entry.size_bytes
+            if entry.used_at <= now - self._min_stay_seconds:
+                in_use.append(name)
+        yield from idle
+        fair_bytes = limit_bytes // len(held)
+        for name in in_use:
+            if held[_tenant(name)] > fair_bytes:
+                held[_tenant(name)] -= self._entries[name].size_bytes
+                yield name
 
     def _adopt_files(self) -> OrderedDict[str, _Entry]:
         """Entries for what an earlier run left, oldest first; remains of downloads are deleted."""
@@ -156,6 +224,11 @@ class DiskCache:
             (path.name, _Entry(status.st_size, used_at=float("-inf"), is_verified=False))
             for path, status in files
         )
+
+
+def _tenant(name: str) -> str:
+    """Whose file it is."""
+    return name[:_TENANT_DIGITS]
 
 
 def _claim_directory(directory: Path) -> None:

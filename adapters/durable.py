@@ -13,3 +13,14 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directories(directory: Path, *, mode: int) -> None:
+    """Create a directory and its missing parents, and make their names durable."""
+    missing = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=mode, exist_ok=True)
+        sync_directory(path.parent)

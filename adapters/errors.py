@@ -53,6 +53,12 @@ class StoreUnavailable(AdapterError):
     code = "store_unavailable"
 
 
+class StoreDenied(AdapterError):
+    """The adapter store denies this server access."""
+
+    code = "store_denied"
+
+
 class ArenaTooSmall(AdapterError):
     """The adapter is larger than the whole device arena."""
 

@@ -10,16 +10,18 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .disk_cache import DiskCache
 from .errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound, StoreUnavailable
 from .identity import AdapterKey
-from .residency import Tier
 from .store import ObjectStore, object_key
+from .tier import Tier
 
 MAX_ATTEMPTS = 2
 """A damaged or interrupted transfer is tried again once, from the store itself."""
+MAX_TRANSFERS = 48
+"""At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
 
 
 class FetchedBlock(NamedTuple):
@@ -28,6 +30,16 @@ class FetchedBlock(NamedTuple):
     path: Path
     tier: Tier
     """Where it was found: Tier.DISK or Tier.STORE."""
+    seconds: float = 0.0
+    """From the first request for it to its being there."""
+
+
+class BlockSource(Protocol):
+    """What brings blocks to this machine's disk: a Fetcher, or the client of a fetcher process."""
+
+    def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]: ...
+
+    def forget(self, key: AdapterKey) -> None: ...
 
 
 class Fetcher:
@@ -38,7 +50,7 @@ class Fetcher:
         store: ObjectStore,
         disk_cache: DiskCache,
         *,
-        max_workers: int = 4,
+        max_workers: int = MAX_TRANSFERS,
         deadline_seconds: float = 120.0,
     ) -> None:
         """`deadline_seconds` bounds one block's transfer, second attempt included."""
@@ -61,7 +73,7 @@ class Fetcher:
         with self._lock:
             flight = self._flights.get(key)
             if flight is None:
-                flight = self._executor.submit(self._fly, key, sha256, size_bytes)
+                flight = self._executor.submit(self._fly, key, sha256, size_bytes, time.monotonic())
                 self._flights[key] = flight
         flight.add_done_callback(lambda done: _pass_on(done, waiter))
         return waiter
@@ -77,9 +89,10 @@ class Fetcher:
         """Finish the transfers under way and end the threads; waiting ones are cancelled."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _fly(self, key: AdapterKey, sha256: str, size_bytes: int) -> FetchedBlock:
+    def _fly(self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float) -> FetchedBlock:
         try:
-            return self._locate(key, sha256, size_bytes)
+            block = self._locate(key, sha256, size_bytes)
+            return block._replace(seconds=time.monotonic() - asked_at)
         except OSError as exc:
             raise AdapterUnavailable(f"this machine's disk failed: {exc.strerror}") from exc
         finally:

@@ -9,20 +9,12 @@ from typing import Generic, NamedTuple
 from .extents import Placement
 from .identity import AdapterKey
 from .reading import BlockT
+from .tier import Tier as Tier
 
 MIN_STAY_SECONDS = 0.1
 """A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
 UNCLAIMED_STAY_SECONDS = 1.0
 """The same until its first lease: the request that it was loaded for waits for its turn."""
-
-
-class Tier(StrEnum):
-    """A place an adapter's weights can be, slowest first."""
-
-    STORE = "store"
-    DISK = "disk"
-    HOST = "host"
-    DEVICE = "device"
 
 
 class State(StrEnum):

@@ -126,6 +126,9 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
     "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),
     "store_unavailable": ErrorCode(503, "The adapter store did not answer in time.", True),
+    "store_denied": ErrorCode(
+        503, "The adapter store denies this server access; the server's operator has to mend it."
+    ),
 }
 
 REJECTION_CODES: Mapping[str, ErrorCode] = {

@@ -17,12 +17,11 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ..adapters.disk_cache import DiskCache
 from ..adapters.errors import ObjectNotFound
-from ..adapters.fetcher import FetchedBlock, Fetcher
+from ..adapters.fetcher import BlockSource, FetchedBlock
+from ..adapters.fetcher_client import FetcherClient
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
-from ..adapters.store import ObjectStore, open_store
 from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
@@ -39,9 +38,11 @@ from .readiness import Readiness
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
+from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
+from .services.reconciliation import Reconciliation
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
@@ -59,6 +60,7 @@ class Runtime:
     pushes: Pushes
     deletions: Deletions
     downloads: Downloads
+    reconciliation: Reconciliation
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -87,10 +89,14 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
-        store = _open_store(settings.store_url)
-        disk_cache = DiskCache(settings.data_dir / "cache", settings.disk_cache_bytes)
-        fetcher = Fetcher(store, disk_cache)
-        stack.callback(fetcher.close)
+        fetcher = FetcherClient(
+            store_url=settings.store_url,
+            cache_directory=settings.data_dir / "cache",
+            capacity_bytes=settings.disk_cache_bytes,
+            environment=settings.take_fetcher_environment(),
+        )
+        stack.push_async_callback(asyncio.to_thread, fetcher.close)
+        await asyncio.to_thread(_start_fetcher, fetcher)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
         block_source = _BlockSource(control_plane, fetcher)
@@ -115,18 +121,23 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
         attestations = Attestations(engine=engine, control_plane=control_plane, prompts=prompts)
         stack.push_async_callback(attestations.close)
+        staging = Staging(settings.data_dir / "uploads")
         pushes = Pushes(
             info=engine.info,
             layout_path=_write_layout(settings.data_dir, engine.info.layout),
-            staging=Staging(settings.data_dir / "uploads"),
-            store=store,
+            staging=staging,
+            store=fetcher.store,
             control_plane=control_plane,
             attestations=attestations,
             served_model_name=name,
         )
         stack.push_async_callback(pushes.close)
+        garbage = Garbage(store=fetcher.store, staging=staging, control_plane=control_plane)
+        stack.push_async_callback(garbage.close)
+        reconciliation = Reconciliation(engine=engine, control_plane=control_plane)
+        stack.push_async_callback(reconciliation.close)
         deletions = Deletions(
-            engine=engine, fetcher=fetcher, store=store, control_plane=control_plane
+            engine=engine, fetcher=fetcher, store=fetcher.store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
         downloads = Downloads(settings.data_dir / "exports", block_source.fetch)
@@ -136,6 +147,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         attestations.start()
         for service in (pushes, attestations, deletions):
             await service.recover()
+        reconciliation.start()
+        garbage.start()
         yield Runtime(
             settings=settings,
             engine=engine,
@@ -145,6 +158,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             pushes=pushes,
             deletions=deletions,
             downloads=downloads,
+            reconciliation=reconciliation,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,
@@ -154,7 +168,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 class _BlockSource:
     """Brings the adapters that the engine wants to this machine's disk."""
 
-    def __init__(self, control_plane: ControlPlane, fetcher: Fetcher) -> None:
+    def __init__(self, control_plane: ControlPlane, fetcher: BlockSource) -> None:
         self._control_plane = control_plane
         self._fetcher = fetcher
 
@@ -170,9 +184,9 @@ class _BlockSource:
         )
 
 
-def _open_store(url: str) -> ObjectStore:
+def _start_fetcher(fetcher: FetcherClient) -> None:
     try:
-        return open_store(url)
+        fetcher.start()
     except ValueError as exc:
         raise InvalidValue(str(exc), param="store") from exc
 

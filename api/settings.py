@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ..adapters.fetcher_environment import fetcher_environment, take_credentials
 from ..platform.errors import InvalidValue
 from ..platform.secrets import load_or_create_secret, parse_secret
 
@@ -72,6 +73,10 @@ class Settings(BaseSettings):
     def store_url(self) -> str:
         """Where adapters are stored."""
         return self.store or (self.data_dir / "store").absolute().as_uri()
+
+    def take_fetcher_environment(self) -> dict[str, str]:
+        """What the fetcher process gets; the store's credentials are ours no longer."""
+        return fetcher_environment(os.environ, take_credentials())
 
     def prepare_data_dir(self) -> Path:
         """The data folder, made for its owner alone if it is not there."""

@@ -29,7 +29,8 @@ CORE_TORCH_FREE = (
     "adapters.examination",
     "adapters.residency",
     "adapters.extents",
-    "adapters.fetcher",
+    "adapters.fetcher_client",
+    "adapters.fetcher_process",
     "adapters.store.opening",
     "engine.scheduler",
     "engine.backlog",
@@ -70,7 +71,8 @@ EDGES = {
     "engine/tokenizer.py": {"tokenizers", "jinja2"},
     "engine/detokenizer.py": {"tokenizers"},
     "engine/checkpoint.py": {"huggingface_hub"},
-    "adapters/store/s3.py": {"boto3", "botocore"},
+    "adapters/fetcher_messages.py": {"msgspec"},
+    "adapters/store/s3_client.py": {"boto3", "botocore"},
 }
 """Imports beyond what a bare GPU image has, where they are allowed."""
 

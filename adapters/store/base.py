@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import ObjectCorrupt, StoreUnavailable
 from ..identity import DIGEST_PREFIX, AdapterKey
@@ -16,20 +16,40 @@ READ_BYTES = 1 << 16
 """Small, so that a deadline is noticed while a slow object trickles in."""
 
 _SEGMENT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+OBJECT_PREFIX = "t/"
+"""What the keys of all tenants' objects begin with."""
+_BLOCK_SUFFIX = ".block"
 _HEX_CHARACTERS = frozenset("0123456789abcdef")
+
+
+OnProgress = Callable[[int], None]
+"""Told how many bytes of a file have been sent so far."""
+
+
+class StoredObject(NamedTuple):
+    """One object in a listing."""
+
+    key: str
+    size_bytes: int
+    modified_at: float
+    """Seconds since 1970, by the store's clock."""
 
 
 class ObjectStore(Protocol):
     """Objects under keys such as `t/<tenant>/a/<digest>.block`. Safe to use from many threads.
 
-    Every method raises StoreUnavailable if the store does not answer, and ValueError for a key
-    that `check_key` refuses.
+    Every method raises StoreUnavailable if the store does not answer, StoreDenied if it refuses
+    this server, and ValueError for a key that `check_key` refuses.
     """
 
-    def put_file(self, key: str, path: Path, *, sha256: str) -> None:
+    def put_file(
+        self, key: str, path: Path, *, sha256: str, on_progress: OnProgress | None = None
+    ) -> None:
         """Store a file under a key, whole or not at all; equal content again is harmless.
 
         When this returns the object is durable. `sha256` is the file's hex digest, kept beside it.
+        What an interrupted call has sent may be used by the next one. `on_progress` is called from
+        this thread, at the end with the file's size.
         """
 
     def fetch_file(
@@ -47,6 +67,15 @@ class ObjectStore(Protocol):
     def exists(self, key: str) -> bool:
         """Whether there is an object under this key."""
 
+    def list_keys(self, prefix: str, *, after: str = "") -> Iterator[StoredObject]:
+        """The objects whose keys begin with `prefix` and are greater than `after`, in their order.
+
+        For tidying up alone: a store may show what is new, or gone, late.
+        """
+
+    def remove_abandoned(self, *, older_than_seconds: float) -> int:
+        """Drop unfinished uploads begun so long ago; how many there were."""
+
 
 def object_key(key: AdapterKey) -> str:
     """The store's key of an adapter version's block."""
@@ -55,7 +84,17 @@ def object_key(key: AdapterKey) -> str:
         raise ValueError(f"not an adapter digest: {key.digest!r}")
     if not key.tenant_id or "/" in key.tenant_id:
         raise ValueError(f"not a tenant id: {key.tenant_id!r}")
-    return check_key(f"t/{key.tenant_id}/a/{hex_digest}.block")
+    return check_key(f"{OBJECT_PREFIX}{key.tenant_id}/a/{hex_digest}{_BLOCK_SUFFIX}")
+
+
+def adapter_key(key: str) -> AdapterKey | None:
+    """Which adapter version's block has this key of the store; None: it is nothing of ours."""
+    match key.split("/"):
+        case ["t", tenant_id, "a", name] if name.endswith(_BLOCK_SUFFIX):
+            digest = name.removesuffix(_BLOCK_SUFFIX)
+            if len(digest) == 64 and _HEX_CHARACTERS.issuperset(digest):
+                return AdapterKey(tenant_id, DIGEST_PREFIX + digest)
+    return None
 
 
 def check_key(key: str) -> str:
@@ -64,6 +103,12 @@ def check_key(key: str) -> str:
         if not segment or segment[0] == "." or not _SEGMENT_CHARACTERS.issuperset(segment):
             raise ValueError(f"not an object key: {key!r}")
     return key
+
+
+def check_prefix(prefix: str) -> str:
+    """The beginning of a key itself. Raises ValueError unless some plain key begins so."""
+    check_key(f"{prefix}x")
+    return prefix
 
 
 def write_verified(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..durable import sync_directory
+from ..durable import make_directories, sync_directory
 from ..errors import ObjectNotFound, StoreUnavailable
-from .base import READ_BYTES, check_key, write_verified
+from .base import (
+    READ_BYTES,
+    OnProgress,
+    StoredObject,
+    check_key,
+    check_prefix,
+    write_verified,
+)
 
 _INCOMING = ".incoming"
 _ABANDONED_AFTER_SECONDS = 24 * 3600
@@ -31,13 +37,15 @@ class LocalStore:
         with _reported():
             self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-            _remove_abandoned(self._incoming)
+        self.remove_abandoned(older_than_seconds=_ABANDONED_AFTER_SECONDS)
 
-    def put_file(self, key: str, path: Path, *, sha256: str) -> None:
+    def put_file(
+        self, key: str, path: Path, *, sha256: str, on_progress: OnProgress | None = None
+    ) -> None:
         target = self._path(key)
         with _reported(), path.open("rb") as source:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            copy = _durable_copy(source, self._incoming)
+            make_directories(target.parent, mode=0o700)
+            copy = _durable_copy(source, self._incoming, on_progress)
             copy.replace(target)
             sync_directory(target.parent)
 
@@ -57,15 +65,39 @@ class LocalStore:
     def exists(self, key: str) -> bool:
         return self._path(key).is_file()
 
+    def list_keys(self, prefix: str, *, after: str = "") -> Iterator[StoredObject]:
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        for path in _files_in_order(self._directory / folder, self._directory, after):
+            key = path.relative_to(self._directory).as_posix()
+            if key <= after or not key.startswith(prefix):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                status = path.stat()
+                yield StoredObject(key, status.st_size, status.st_mtime)
+
+    def remove_abandoned(self, *, older_than_seconds: float) -> int:
+        oldest = time.time() - older_than_seconds
+        num_removed = 0
+        with _reported():
+            for path in self._incoming.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another process's, just finished
+                    if path.stat().st_mtime < oldest:
+                        path.unlink()
+                        num_removed += 1
+        return num_removed
+
     def _path(self, key: str) -> Path:
         return self._directory / check_key(key)
 
 
-def _durable_copy(source: BinaryIO, directory: Path) -> Path:
+def _durable_copy(source: BinaryIO, directory: Path, on_progress: OnProgress | None) -> Path:
     """A private copy under a temporary name, its bytes on the disk."""
     with tempfile.NamedTemporaryFile(dir=directory, delete=False) as copy:
         try:
-            shutil.copyfileobj(source, copy, READ_BYTES)
+            while data := source.read(READ_BYTES):
+                copy.write(data)
+                if on_progress:
+                    on_progress(copy.tell())
             copy.flush()
             os.fsync(copy.fileno())
         except BaseException:
@@ -74,12 +106,25 @@ def _durable_copy(source: BinaryIO, directory: Path) -> Path:
     return Path(copy.name)
 
 
-def _remove_abandoned(directory: Path) -> None:
-    """Delete what a killed process left; a file another process still writes is younger."""
-    now = time.time()
-    for path in directory.iterdir():
-        if now - path.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-            path.unlink(missing_ok=True)
+def _files_in_order(directory: Path, root: Path, after: str) -> Iterator[Path]:
+    """The visible files below a directory in the order of their keys; folders before `after` are
+    not looked into.
+    """
+    try:
+        with _reported(), os.scandir(directory) as listing:
+            entries = [(e.is_dir(follow_symlinks=False), e.path, e.name) for e in listing]
+    except ObjectNotFound:
+        return
+    # A folder's name is followed by a slash in the keys, and "-" and "." sort before it.
+    for is_directory, path, name in sorted(entries, key=lambda e: e[2] + "/" * e[0]):
+        if name.startswith("."):
+            continue
+        if not is_directory:
+            yield Path(path)
+        elif (folder := Path(path).relative_to(root).as_posix() + "/") > after[: len(folder)]:
+            yield from _files_in_order(Path(path), root, "")
+        elif after.startswith(folder):
+            yield from _files_in_order(Path(path), root, after)
 
 
 @contextlib.contextmanager

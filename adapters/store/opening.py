@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from .base import ObjectStore
 from .local import LocalStore
-from .s3 import S3Settings, S3Store
+from .s3 import S3Store
+from .s3_client import S3Settings
 
-_S3_OPTIONS = {"endpoint", "region", "addressing_style", "checksums"}
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("needs a value")
+    return value
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in values:
+            raise ValueError(f"is one of {', '.join(values)}")
+        return value
+
+    return read
+
+
+def _seconds(value: str) -> float:
+    seconds = float(value) if value.replace(".", "", 1).isdigit() else 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError("is a number of seconds above 0")
+    return seconds
+
+
+def _attempts(value: str) -> int:
+    if not value.isdigit() or not 1 <= int(value) <= 100:
+        raise ValueError("is a whole number from 1 to 100")
+    return int(value)
+
+
+class _Option(NamedTuple):
+    field: str
+    """Of S3Settings."""
+    read: Callable[[str], Any] = _text
+
+
+_S3_OPTIONS: Mapping[str, _Option] = {
+    "endpoint": _Option("endpoint"),
+    "region": _Option("region"),
+    "addressing_style": _Option("addressing_style", _one_of("auto", "path", "virtual")),
+    "checksums": _Option("checksums", _one_of("when_supported", "when_required")),
+    "kms": _Option("kms_key_id"),
+    "owner": _Option("bucket_owner"),
+    "connect_timeout": _Option("connect_timeout_seconds", _seconds),
+    "read_timeout": _Option("read_timeout_seconds", _seconds),
+    "max_attempts": _Option("max_attempts", _attempts),
+}
 
 
 def open_store(url: str) -> ObjectStore:
     """Open a store by a path, `file:///directory` or `s3://bucket/prefix`.
 
-    An S3 URL takes the options `endpoint`, `region`, `addressing_style` (auto, path, virtual) and
-    `checksums` (when_supported, when_required), as in `s3://b/p?endpoint=http://host:9000`.
+    An S3 URL takes options, as in `s3://b/p?endpoint=http://host:9000&addressing_style=path`:
+    `endpoint`, `region`, `addressing_style` (auto, path, virtual), `checksums` (when_supported,
+    when_required), `kms` (the id of the key that objects are encrypted with), `owner` (the account
+    that the bucket must belong to), `connect_timeout` and `read_timeout` in seconds, and
+    `max_attempts` of one request.
 
     Raises ValueError if the URL is malformed, StoreUnavailable if the folder cannot be made.
     """
@@ -38,8 +90,17 @@ def _local_path(parts: SplitResult) -> Path:
 
 def _s3_settings(parts: SplitResult) -> S3Settings:
     options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    if unknown := options.keys() - _S3_OPTIONS:
+    if unknown := options.keys() - _S3_OPTIONS.keys():
         raise ValueError(f"unknown options of the S3 store: {', '.join(sorted(unknown))}")
     if not parts.netloc or "@" in parts.netloc:
         raise ValueError("an S3 store is s3://bucket/prefix, without credentials")
-    return S3Settings(bucket=parts.netloc, prefix=parts.path.strip("/"), **options)
+    fields = {_S3_OPTIONS[name].field: _option_value(name, text) for name, text in options.items()}
+    return S3Settings(bucket=parts.netloc, prefix=parts.path.strip("/"), **fields)
+
+
+def _option_value(name: str, text: str) -> Any:
+    """Raises ValueError naming the option, unless `text` is a value of it."""
+    try:
+        return _S3_OPTIONS[name].read(text)
+    except ValueError as exc:
+        raise ValueError(f"the S3 store's option {name} {exc}") from None

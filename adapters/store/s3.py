@@ -8,38 +8,28 @@ SDK's own chain (environment, profile, instance role), never from the store's UR
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ObjectCorrupt, ObjectNotFound, StoreUnavailable
-from .base import READ_BYTES, check_key, write_verified
+from ..errors import AdapterError, ObjectCorrupt, ObjectNotFound, StoreDenied, StoreUnavailable
+from .base import (
+    READ_BYTES,
+    OnProgress,
+    StoredObject,
+    check_key,
+    check_prefix,
+    write_verified,
+)
+from .s3_client import S3Settings, connect, reported
+from .s3_upload import PartedUpload, file_md5
 
-CONNECT_TIMEOUT_SECONDS = 2
-READ_TIMEOUT_SECONDS = 10
-MAX_ATTEMPTS = 4
-MAX_CONNECTIONS = 32
 PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
 
-_MISSING = {"404", "NoSuchKey", "NotFound"}
-
-
-@dataclass(frozen=True, slots=True)
-class S3Settings:
-    """Where an S3 store is and how to speak to it."""
-
-    bucket: str
-    prefix: str = ""
-    """Put before every key, without slashes at its ends."""
-    endpoint: str | None = None
-    """None: AWS itself."""
-    region: str | None = None
-    addressing_style: str = "auto"
-    """`auto`, `path` or `virtual`."""
-    checksums: str = "when_supported"
-    """`when_required` for servers that refuse the SDK's own checksums."""
+_log = logging.getLogger(__name__)
 
 
 class S3Store:
@@ -47,32 +37,30 @@ class S3Store:
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
-        self._client = _connect(settings)
+        self._client = connect(settings)
 
-    def put_file(self, key: str, path: Path, *, sha256: str) -> None:
-        from boto3.s3.transfer import TransferConfig
-
-        with _reported():
-            self._client.upload_file(
-                str(path),
-                self._settings.bucket,
-                self._name(key),
-                ExtraArgs={"Metadata": {"sha256": sha256}},
-                Config=TransferConfig(
-                    multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES
-                ),
-            )
+    def put_file(
+        self, key: str, path: Path, *, sha256: str, on_progress: OnProgress | None = None
+    ) -> None:
+        report = on_progress or _ignore
+        size_bytes = path.stat().st_size
+        if size_bytes > PART_BYTES:
+            self._put_in_parts(key, path, sha256=sha256, on_progress=report)
+        else:
+            self._put_at_once(key, path, sha256=sha256)
+            report(size_bytes)
+        self._check_stored(key, sha256=sha256, size_bytes=size_bytes)
 
     def fetch_file(
         self, key: str, path: Path, *, sha256: str, size_bytes: int, deadline: float | None = None
     ) -> None:
-        with _reported():
-            answer = self._client.get_object(Bucket=self._settings.bucket, Key=self._name(key))
+        with reported():
+            answer = self._client.get_object(**self._where(key))
             with contextlib.closing(answer["Body"]) as body:
-                if answer["ContentLength"] != size_bytes:
+                announced = answer.get("ContentLength", size_bytes)
+                if announced != size_bytes:
                     raise ObjectCorrupt(
-                        f"the stored object has {answer['ContentLength']} bytes "
-                        f"instead of {size_bytes}"
+                        f"the stored object has {announced} bytes instead of {size_bytes}"
                     )
                 chunks = body.iter_chunks(READ_BYTES)
                 write_verified(
@@ -80,55 +68,135 @@ class S3Store:
                 )
 
     def delete(self, key: str) -> None:
-        with _reported():
-            self._client.delete_object(Bucket=self._settings.bucket, Key=self._name(key))
+        with reported():
+            self._client.delete_object(**self._where(key))
 
     def exists(self, key: str) -> bool:
         try:
-            with _reported():
-                self._client.head_object(Bucket=self._settings.bucket, Key=self._name(key))
+            self._head(key)
         except ObjectNotFound:
             return False
         return True
 
+    def list_keys(self, prefix: str, *, after: str = "") -> Iterator[StoredObject]:
+        start = {"StartAfter": self._name(after)} if after else {}
+        for page in self._pages("list_objects_v2", Prefix=self._full_prefix(prefix), **start):
+            for found in page.get("Contents", ()):
+                key = found["Key"][len(self._full_prefix("")) :]
+                if key > after:  # in case the server knows no StartAfter
+                    yield StoredObject(key, found["Size"], found["LastModified"].timestamp())
+
+    def remove_abandoned(self, *, older_than_seconds: float) -> int:
+        oldest = time.time() - older_than_seconds
+        num_removed = 0
+        for upload in self._unfinished(self._full_prefix("")):
+            if upload["Initiated"].timestamp() < oldest:
+                with reported():
+                    self._client.abort_multipart_upload(
+                        **self._settings.bucket_arguments,
+                        Key=upload["Key"],
+                        UploadId=upload["UploadId"],
+                    )
+                num_removed += 1
+        return num_removed
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _put_at_once(self, key: str, path: Path, *, sha256: str) -> None:
+        with path.open("rb") as file, reported():
+            check = {} if self._has_sdk_checksums else {"ContentMD5": file_md5(file)}
+            file.seek(0)
+            self._client.put_object(
+                **self._where(key), **self._creation(sha256), **check, Body=file
+            )
+
+    def _put_in_parts(self, key: str, path: Path, *, sha256: str, on_progress: OnProgress) -> None:
+        upload = PartedUpload(
+            self._client,
+            where=self._where(key),
+            creation=self._creation(sha256),
+            part_bytes=PART_BYTES,
+            has_sdk_checksums=self._has_sdk_checksums,
+            on_progress=on_progress,
+        )
+        begun = self._begun_uploads(key)
+        if begun and self._resume(upload, key, path, begun[0], sha256=sha256):
+            abandoned = begun[1:]
+        else:
+            with reported():
+                upload.run(path, upload_id=None)
+            abandoned = begun
+        for upload_id in abandoned:
+            with contextlib.suppress(AdapterError), reported():
+                upload.abort(upload_id)
+
+    def _resume(
+        self, upload: PartedUpload, key: str, path: Path, upload_id: str, *, sha256: str
+    ) -> bool:
+        """Whether the object could be made of what an earlier try had sent and the rest."""
+        try:
+            with reported():
+                upload.run(path, upload_id=upload_id)
+            self._check_stored(key, sha256=sha256, size_bytes=path.stat().st_size)
+        except (StoreUnavailable, ObjectCorrupt, ObjectNotFound) as exc:
+            # Finished by another process meanwhile, of other content, or refused by the server.
+            _log.info("upload_not_resumed", extra={"reason": str(exc)})
+            return False
+        return True
+
+    def _begun_uploads(self, key: str) -> list[str]:
+        """Ids of unfinished uploads of this object, oldest first; none where they are not told."""
+        name = self._name(key)
+        try:
+            begun = [upload for upload in self._unfinished(name) if upload["Key"] == name]
+        except (StoreDenied, StoreUnavailable):
+            return []  # the upload itself will say what is wrong, if anything is
+        begun.sort(key=lambda upload: (upload["Initiated"], upload["UploadId"]))
+        return [upload["UploadId"] for upload in begun]
+
+    def _unfinished(self, prefix: str) -> Iterator[Any]:
+        for page in self._pages("list_multipart_uploads", Prefix=prefix):
+            yield from page.get("Uploads", ())
+
+    def _check_stored(self, key: str, *, sha256: str, size_bytes: int) -> None:
+        """Raise ObjectCorrupt unless the object is the one that was sent, by size and name."""
+        head = self._head(key)
+        if (head["ContentLength"], head["Metadata"].get("sha256")) != (size_bytes, sha256):
+            raise ObjectCorrupt("the adapter store holds another object than the one sent")
+
+    def _head(self, key: str) -> Any:
+        with reported():
+            return self._client.head_object(**self._where(key))
+
+    def _pages(self, operation: str, **arguments: str) -> Iterator[Any]:
+        pages = self._client.get_paginator(operation).paginate(
+            **self._settings.bucket_arguments, **arguments
+        )
+        remaining = iter(pages)
+        while True:
+            with reported():
+                page = next(remaining, None)
+            if page is None:
+                return
+            yield page
+
+    @property
+    def _has_sdk_checksums(self) -> bool:
+        return self._settings.checksums == "when_supported"
+
+    def _creation(self, sha256: str) -> dict[str, Any]:
+        return {"Metadata": {"sha256": sha256}, **self._settings.encryption_arguments}
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {**self._settings.bucket_arguments, "Key": self._name(key)}
+
     def _name(self, key: str) -> str:
-        prefix = self._settings.prefix
-        return f"{prefix}/{check_key(key)}" if prefix else check_key(key)
+        return f"{self._full_prefix('')}{check_key(key)}"
+
+    def _full_prefix(self, prefix: str) -> str:
+        own = f"{self._settings.prefix}/" if self._settings.prefix else ""
+        return f"{own}{check_prefix(prefix)}"
 
 
-def _connect(settings: S3Settings) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(
-        signature_version="s3v4",
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=READ_TIMEOUT_SECONDS,
-        retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
-        max_pool_connections=MAX_CONNECTIONS,
-        tcp_keepalive=True,
-        s3={"addressing_style": settings.addressing_style},
-        request_checksum_calculation=settings.checksums,
-        response_checksum_validation=settings.checksums,
-    )
-    # A session of its own: boto3's default one is shared and not safe to use from threads.
-    return boto3.session.Session().client(
-        "s3", endpoint_url=settings.endpoint, region_name=settings.region, config=config
-    )
-
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    """Turn the SDK's errors into the store's, without what they say about requests and keys."""
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        yield
-    except ClientError as exc:
-        code = exc.response.get("Error", {}).get("Code", "unknown")
-        if code in _MISSING:
-            raise ObjectNotFound() from exc
-        raise StoreUnavailable(f"the adapter store refused: {code}") from exc
-    except (BotoCoreError, Boto3Error) as exc:
-        raise StoreUnavailable(f"the adapter store failed: {type(exc).__name__}") from exc
+def _ignore(_sent_bytes: int) -> None:
+    pass

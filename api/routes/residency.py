@@ -55,6 +55,7 @@ async def unpin(runtime: CurrentRuntime, principal: Writer, name: str, number: N
         wishes.remove_wish(session, name, number, WishKind.PIN)
 
     await runtime.control_plane.write(principal.tenant_id, remove)
+    runtime.reconciliation.hasten()
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
@@ -87,8 +88,9 @@ async def _wish(
         )
 
     await runtime.control_plane.write(principal.tenant_id, write)
+    runtime.reconciliation.hasten()
     found = await find_version(runtime, principal, name, number)
-    if found.version.base_id == runtime.engine.info.base_id and runtime.engine.is_ready:
+    if found.version.base_id == runtime.engine.info.base_id:
         runtime.engine.prefetch(found.key, stay_seconds=ttl_seconds or 0.0)
 
 

@@ -15,7 +15,7 @@ import structlog
 
 from ...adapters.errors import AdapterError
 from ...adapters.failpoints import failpoint
-from ...adapters.fetcher import Fetcher
+from ...adapters.fetcher_client import FetcherClient
 from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, object_key
 from ...engine.client import EngineClient
@@ -52,7 +52,7 @@ class Deletions:
         self,
         *,
         engine: EngineClient,
-        fetcher: Fetcher,
+        fetcher: FetcherClient,
         store: ObjectStore,
         control_plane: ControlPlane,
     ) -> None:

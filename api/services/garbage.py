@@ -17,8 +17,8 @@ from ...adapters.errors import AdapterError
 from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, StoredObject, adapter_key, object_key
-from ...platform.adapters import repository, uploads
-from ...platform.adapters.service import is_content_stored
+from ...adapters.store.base import OBJECT_PREFIX
+from ...platform.adapters import repository, service, uploads, wishes
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ..control_plane import ControlPlane
@@ -33,7 +33,6 @@ UPLOAD_PATIENCE_SECONDS = 7 * 24 * 3600.0
 """An upload that received nothing for so long was given up."""
 FIRST_SECONDS = 600.0
 INTERVAL_SECONDS = 24 * 3600.0
-OBJECT_PREFIX = "t/"
 
 
 @dataclass(slots=True)
@@ -48,6 +47,8 @@ class Collected:
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
     """Of uploads that wait for nothing any more."""
+    abandoned_transfers: int = 0
+    """Unfinished ones between this server and the store."""
 
 
 class Garbage:
@@ -85,6 +86,10 @@ class Garbage:
         await self._abandon_uploads(collected)
         await self._remove_files(collected)
         await self._remove_objects(collected)
+        if not dry_run:
+            collected.abandoned_transfers = await self._threads.run(
+                self._store.remove_abandoned, older_than_seconds=self._grace.total_seconds()
+            )
         log.info(
             "garbage_collected",
             dry_run=dry_run,
@@ -99,11 +104,17 @@ class Garbage:
         older_than = utc_now() - self._upload_patience
         if collected.dry_run:
             collected.abandoned_uploads = await self._control_plane.read_all_tenants(
-                lambda session: uploads.list_stale(session, older_than)
+                lambda session: [
+                    upload.id
+                    for upload in repository.list_stale_uploads_of_all_tenants(session, older_than)
+                ]
             )
             return
         collected.abandoned_uploads = await self._control_plane.write_all_tenants(
             lambda session: uploads.abandon_stale(session, older_than)
+        )
+        await self._control_plane.write_all_tenants(
+            lambda session: wishes.remove_expired(session, utc_now())
         )
         failpoint("garbage.abandoned")
 
@@ -121,7 +132,7 @@ class Garbage:
 
     async def _remove_objects(self, collected: Collected) -> None:
         young = utc_now() - self._grace
-        listed = await self._threads.run(lambda: list(self._store.list_keys(OBJECT_PREFIX)))
+        listed = await self._threads.run(self._list_objects)
         collected.num_objects = len(listed)
         failpoint("garbage.listed")
         named = await self._control_plane.read_all_tenants(
@@ -130,15 +141,18 @@ class Garbage:
         names = {object_key(key) for key in named}
         for stored in listed:
             key = adapter_key(stored.key)
-            if key is None or stored.key in names or stored.modified_at > young:
+            if key is None or stored.key in names or stored.modified_at > young.timestamp():
                 continue
             if await self._is_named(key):
                 continue  # by a version that came while we looked
             await self._remove_object(stored, collected)
 
+    def _list_objects(self) -> list[StoredObject]:
+        return list(self._store.list_keys(OBJECT_PREFIX))
+
     async def _is_named(self, key: AdapterKey) -> bool:
         return await self._control_plane.read(
-            key.tenant_id, lambda session: is_content_stored(session, key.digest)
+            key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
         )
 
     async def _remove_object(self, stored: StoredObject, collected: Collected) -> None:

@@ -15,7 +15,8 @@ from ...adapters.identity import AdapterKey
 from ...engine.client import EngineClient
 from ...engine.errors import EngineError
 from ...platform.adapters import wishes
-from ...platform.adapters.wishes import WishedContent, WishKind
+from ...platform.adapters.states import WishKind
+from ...platform.adapters.wishes import WishedContent
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ..control_plane import ControlPlane
@@ -52,15 +53,12 @@ class Reconciliation:
     async def reconcile(self) -> None:
         """Look once. Raises a PlatformError or EngineError; the next look tries again."""
         now = utc_now()
+        base_id = self._engine.info.base_id
         wished = await self._control_plane.read_all_tenants(
-            lambda session: wishes.list_live_wishes_of_all_tenants(session, now)
+            lambda session: wishes.list_live_wishes_of_all_tenants(session, now, base_id=base_id)
         )
-        served = [wish for wish in wished if wish.base_id == self._engine.info.base_id]
-        self._engine.set_pinned([wish.key for wish in served if wish.kind is WishKind.PIN])
-        self._prefetch([wish for wish in served if wish.kind is WishKind.PREFETCH])
-        await self._control_plane.write_all_tenants(
-            lambda session: wishes.remove_expired(session, now)
-        )
+        self._engine.set_pinned([wish.key for wish in wished if wish.kind is WishKind.PIN])
+        self._prefetch([wish for wish in wished if wish.kind is WishKind.PREFETCH])
 
     def _prefetch(self, wished: list[WishedContent]) -> None:
         life = self._engine.num_restarts

@@ -19,7 +19,8 @@ from loraplex.adapters.errors import ObjectCorrupt, ObjectNotFound, StoreUnavail
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import ObjectStore, object_key, open_store, s3
 from loraplex.adapters.store.local import LocalStore
-from loraplex.adapters.store.s3 import S3Settings, S3Store
+from loraplex.adapters.store.s3 import S3Store
+from loraplex.adapters.store.s3_client import S3Settings
 
 KEY = f"t/tenant/a/{'0' * 64}.block"
 CONTENT = bytes(range(256)) * 1000
@@ -44,7 +45,6 @@ def credentials() -> Iterator[None]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "marked-secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        patch.setattr(s3, "MAX_ATTEMPTS", 1)
         yield
 
 

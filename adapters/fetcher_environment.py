@@ -1,0 +1,56 @@
+"""The environment of the fetcher process, and the store's credentials taken out of our own.
+
+What is taken is neither inherited by children nor found in `os.environ` again. On Linux and macOS
+the bytes themselves are overwritten too, so `/proc/<pid>/environ` shows them no longer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+
+_PREFIX = "AWS_"
+_VARIABLES = frozenset({"BOTO_CONFIG"})
+
+
+_PASSED_VARIABLES = frozenset(
+    (
+        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PYTHONDONTWRITEBYTECODE"),
+    )
+)
+
+
+def take_credentials() -> dict[str, str]:
+    """The AWS SDK's variables, which are gone from the environment afterwards."""
+    names = [name for name in os.environ if name.startswith(_PREFIX) or name in _VARIABLES]
+    taken = {}
+    for name in names:
+        taken[name] = os.environ[name]
+        _overwrite(name)
+        del os.environ[name]
+    return taken
+
+
+def fetcher_environment(
+    environment: Mapping[str, str], credentials: Mapping[str, str]
+) -> dict[str, str]:
+    """What a fetcher process needs of ours, and the store's credentials."""
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_VARIABLES or name.startswith("LC_")
+    }
+    return {**passed, **credentials, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _overwrite(name: str) -> None:
+    """Blank the value where the system keeps it: deleting a variable only drops the pointer."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    address = getenv(os.fsencode(name))
+    if address:
+        ctypes.memset(address, 0, len(os.fsencode(os.environ[name])))

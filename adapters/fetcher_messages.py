@@ -1,0 +1,235 @@
+"""What the server and its fetcher process say to each other: JSON, each message behind its length.
+
+Every call has a number; its answer carries the same one. Messages are checked against these types
+when they are read, so neither side acts on what the other could not have meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from .disk_cache import DiskCacheStats
+from .errors import (
+    AdapterError,
+    AdapterUnavailable,
+    ObjectCorrupt,
+    ObjectNotFound,
+    StoreDenied,
+    StoreUnavailable,
+)
+from .identity import AdapterKey
+from .store import StoredObject
+from .tier import Tier
+
+MAX_MESSAGE_BYTES = 1 << 20
+NO_CALL = 0
+"""Where a message answers no call."""
+INVALID_STORE = "invalid_store"
+"""Code of an answer to Open: the store's URL is malformed."""
+
+_LENGTH_BYTES = 4
+_ERRORS = {
+    error.code: error
+    for error in (AdapterUnavailable, ObjectCorrupt, ObjectNotFound, StoreDenied, StoreUnavailable)
+}
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """One call, answer or note."""
+
+    call_id: int
+
+
+# --- to the fetcher -----------------------------------------------------------------------------
+
+
+class Open(Message, frozen=True):
+    """Comes first: which store and which folder."""
+
+    store_url: str
+    cache_directory: str
+    capacity_bytes: int
+
+
+class Fetch(Message, frozen=True):
+    """Bring a block to the disk. Answered by Fetched."""
+
+    key: AdapterKey
+    sha256: str
+    size_bytes: int
+
+
+class Forget(Message, frozen=True):
+    """Delete the local copy. Answered by Done."""
+
+    key: AdapterKey
+
+
+class PutFile(Message, frozen=True):
+    """`ObjectStore.put_file`. Answered by Sent, again and again, and Done."""
+
+    key: str
+    path: str
+    sha256: str
+
+
+class FetchFile(Message, frozen=True):
+    """`ObjectStore.fetch_file`. Answered by Done."""
+
+    key: str
+    path: str
+    sha256: str
+    size_bytes: int
+    seconds: float | None
+    """Until the deadline."""
+
+
+class Delete(Message, frozen=True):
+    """`ObjectStore.delete`. Answered by Done."""
+
+    key: str
+
+
+class Exists(Message, frozen=True):
+    """`ObjectStore.exists`. Answered by Counted: 0 or 1."""
+
+    key: str
+
+
+class ListPage(Message, frozen=True):
+    """The next objects of `ObjectStore.list_keys`. Answered by Listed."""
+
+    prefix: str
+    after: str
+    max_objects: int
+
+
+class RemoveAbandoned(Message, frozen=True):
+    """`ObjectStore.remove_abandoned`. Answered by Counted."""
+
+    older_than_seconds: float
+
+
+# --- from the fetcher ---------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True):
+    """The store is opened, the cache is read."""
+
+
+class Note(Message, frozen=True):
+    """Comes of itself, as a sign of life, and before the answer to what changed it."""
+
+    disk: DiskCacheStats
+
+
+class Fetched(Message, frozen=True):
+    path: str
+    tier: Tier
+    seconds: float
+
+
+class Sent(Message, frozen=True):
+    num_bytes: int
+
+
+class Done(Message, frozen=True):
+    pass
+
+
+class Counted(Message, frozen=True):
+    number: int
+
+
+class Listed(Message, frozen=True):
+    objects: list[StoredObject]
+    """In the order of their keys; fewer than asked for at the end."""
+
+
+class Failed(Message, frozen=True):
+    code: str
+    message: str
+
+    def as_error(self) -> Exception:
+        """The error that it was in the fetcher."""
+        if self.code == INVALID_STORE:
+            return ValueError(self.message)
+        return _ERRORS.get(self.code, AdapterUnavailable)(self.message)
+
+
+ToFetcher: TypeAlias = (
+    Open | Fetch | Forget | PutFile | FetchFile | Delete | Exists | ListPage | RemoveAbandoned
+)
+FromFetcher: TypeAlias = Ready | Note | Fetched | Sent | Done | Counted | Listed | Failed
+
+MessageT = TypeVar("MessageT")
+
+_TO_FETCHER: msgspec.json.Decoder[ToFetcher] = msgspec.json.Decoder(ToFetcher)
+_FROM_FETCHER: msgspec.json.Decoder[FromFetcher] = msgspec.json.Decoder(FromFetcher)
+
+
+class MessageRefused(Exception):
+    """The other side sent what is no message of this protocol."""
+
+
+class Inbox:
+    """Cuts the received bytes into messages."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def take(self, data: bytes) -> Iterator[bytes]:
+        """Every message that is complete with `data`. Raises MessageRefused for one too long."""
+        self._received += data
+        while len(self._received) >= _LENGTH_BYTES:
+            length = int.from_bytes(self._received[:_LENGTH_BYTES], "big")
+            if length > MAX_MESSAGE_BYTES:
+                raise MessageRefused(f"a message of {length} bytes")
+            end = _LENGTH_BYTES + length
+            if len(self._received) < end:
+                return
+            message = bytes(self._received[_LENGTH_BYTES:end])
+            del self._received[:end]
+            yield message
+
+
+def encode(message: ToFetcher | FromFetcher) -> bytes:
+    """The message as it goes over the socket."""
+    content = msgspec.json.encode(message)
+    assert len(content) <= MAX_MESSAGE_BYTES, "pages and texts are bounded"
+    return len(content).to_bytes(_LENGTH_BYTES, "big") + content
+
+
+def decode_to_fetcher(content: bytes) -> ToFetcher:
+    """Raises MessageRefused."""
+    return _decode(_TO_FETCHER, content)
+
+
+def decode_from_fetcher(content: bytes) -> FromFetcher:
+    """Raises MessageRefused."""
+    return _decode(_FROM_FETCHER, content)
+
+
+def _decode(decoder: msgspec.json.Decoder[MessageT], content: bytes) -> MessageT:
+    try:
+        return decoder.decode(content)
+    except msgspec.DecodeError as exc:
+        raise MessageRefused(str(exc)) from exc
+
+
+def as_failure(call_id: int, error: AdapterError | OSError) -> Failed:
+    """What the caller is told of an error."""
+    if isinstance(error, OSError):
+        return Failed(
+            call_id, AdapterUnavailable.code, f"this machine's disk failed: {error.strerror}"
+        )
+    return Failed(call_id, error.code, str(error))
+
+
+def read_path(path: Path) -> str:
+    """A path that both processes read alike."""
+    return str(path.absolute())

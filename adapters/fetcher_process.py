@@ -1,0 +1,248 @@
+"""The fetcher process: `python -m loraplex.adapters.fetcher_process`.
+
+It alone is given the store's credentials and owns the disk cache. Standard input is a socket to
+the server, see `fetcher_messages`; its end says that the server is gone, and nothing outlives it.
+The first message says what to open. Transfers run in threads of their own, and so do the calls on
+the store that the server makes, so that pushes and loads do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Never
+
+from .disk_cache import DiskCache
+from .errors import AdapterError, AdapterUnavailable
+from .fetcher import FetchedBlock, Fetcher
+from .fetcher_messages import (
+    INVALID_STORE,
+    NO_CALL,
+    Counted,
+    Delete,
+    Done,
+    Exists,
+    Failed,
+    Fetch,
+    Fetched,
+    FetchFile,
+    Forget,
+    FromFetcher,
+    Inbox,
+    Listed,
+    ListPage,
+    MessageRefused,
+    Note,
+    Open,
+    PutFile,
+    Ready,
+    RemoveAbandoned,
+    Sent,
+    ToFetcher,
+    as_failure,
+    decode_to_fetcher,
+    encode,
+    read_path,
+)
+from .store import ObjectStore, open_store
+
+NUM_STORE_THREADS = 8
+HEARTBEAT_SECONDS = 2.0
+NICENESS = 5
+"""Transfers yield the processor to the engine."""
+PROGRESS_BYTES = 4 << 20
+"""How often progress is told."""
+RECEIVE_BYTES = 1 << 16
+ABANDONED_AFTER_SECONDS = 24 * 3600.0
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("loraplex.adapters.fetcher_process")  # its own name is "__main__"
+
+
+class Connection:
+    """The socket to the server: any thread sends, one receives."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._lock = threading.Lock()
+        self._inbox = Inbox()
+        self._arrived: list[bytes] = []
+
+    def send(self, message: FromFetcher) -> None:
+        """Send a whole message; the end of this process if nobody is there."""
+        try:
+            with self._lock:
+                self._socket.sendall(encode(message))
+        except OSError:
+            os._exit(0)
+
+    def receive(self) -> ToFetcher:
+        """The next message; the end of this process if the server has gone."""
+        while not self._arrived:
+            data = self._socket.recv(RECEIVE_BYTES)
+            if not data:
+                os._exit(0)
+            self._arrived.extend(self._inbox.take(data))
+        return decode_to_fetcher(self._arrived.pop(0))
+
+
+class FetcherService:
+    """Answers the server's calls."""
+
+    def __init__(self, connection: Connection, store: ObjectStore, disk_cache: DiskCache) -> None:
+        self._connection = connection
+        self._store = store
+        self._disk_cache = disk_cache
+        self._fetcher = Fetcher(store, disk_cache)
+        self._threads = ThreadPoolExecutor(NUM_STORE_THREADS, thread_name_prefix="store")
+
+    def serve(self) -> Never:
+        """Until the server ends this process."""
+        threading.Thread(target=self._beat, daemon=True).start()
+        self._threads.submit(self._tidy_up)
+        self._connection.send(Ready(NO_CALL))
+        while True:
+            self._take(self._connection.receive())
+
+    def _take(self, message: ToFetcher) -> None:
+        match message:
+            case Fetch(call_id, key, sha256, size_bytes):
+                flight = self._fetcher.fetch(key, sha256=sha256, size_bytes=size_bytes)
+                flight.add_done_callback(lambda done: self._answer_fetch(call_id, done))
+            case Open():
+                raise MessageRefused("the store is open already")
+            case _:
+                self._threads.submit(self._answer, message.call_id, lambda: self._call(message))
+
+    def _answer_fetch(self, call_id: int, flight: Future[FetchedBlock]) -> None:
+        self._answer(call_id, lambda: _as_fetched(call_id, flight.result()))
+
+    def _answer(self, call_id: int, call: Callable[[], FromFetcher]) -> None:
+        try:
+            answer = call()
+        except (AdapterError, OSError) as exc:
+            answer = as_failure(call_id, exc)
+        except Exception:
+            _log.exception("fetcher_call_failed")
+            answer = Failed(call_id, AdapterUnavailable.code, "the fetcher failed")
+        self._note()
+        self._connection.send(answer)
+
+    def _call(self, message: ToFetcher) -> FromFetcher:
+        call_id = message.call_id
+        match message:
+            case Forget(_, key):
+                self._fetcher.forget(key)
+            case PutFile(_, key, path, sha256):
+                progress = _Progress(self._connection, call_id)
+                self._store.put_file(key, Path(path), sha256=sha256, on_progress=progress.report)
+            case FetchFile(_, key, path, sha256, size_bytes, seconds):
+                deadline = None if seconds is None else time.monotonic() + seconds
+                self._store.fetch_file(
+                    key, Path(path), sha256=sha256, size_bytes=size_bytes, deadline=deadline
+                )
+            case Delete(_, key):
+                self._store.delete(key)
+            case Exists(_, key):
+                return Counted(call_id, int(self._store.exists(key)))
+            case ListPage(_, prefix, after, max_objects):
+                objects = self._store.list_keys(prefix, after=after)
+                return Listed(call_id, list(islice(objects, max_objects)))
+            case RemoveAbandoned(_, older_than_seconds):
+                removed = self._store.remove_abandoned(older_than_seconds=older_than_seconds)
+                return Counted(call_id, removed)
+        return Done(call_id)
+
+    def _beat(self) -> None:
+        while True:
+            self._note()
+            time.sleep(HEARTBEAT_SECONDS)
+
+    def _note(self) -> None:
+        self._connection.send(Note(NO_CALL, self._disk_cache.stats))
+
+    def _tidy_up(self) -> None:
+        try:
+            self._store.remove_abandoned(older_than_seconds=ABANDONED_AFTER_SECONDS)
+        except (AdapterError, OSError) as exc:
+            _log.info("abandoned_uploads_not_removed: %s", exc)
+
+
+class _Progress:
+    """Tells the server of an upload's progress, not of every chunk."""
+
+    def __init__(self, connection: Connection, call_id: int) -> None:
+        self._connection = connection
+        self._call_id = call_id
+        self._told_bytes = 0
+
+    def report(self, sent_bytes: int) -> None:
+        if sent_bytes - self._told_bytes >= PROGRESS_BYTES:
+            self._told_bytes = sent_bytes
+            self._connection.send(Sent(self._call_id, sent_bytes))
+
+
+def _as_fetched(call_id: int, block: FetchedBlock) -> Fetched:
+    return Fetched(call_id, read_path(block.path), block.tier, block.seconds)
+
+
+def main() -> Never:
+    """Serve the socket on standard input."""
+    faulthandler.enable()
+    _end_with_parent()
+    os.nice(NICENESS)
+    connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))
+    try:
+        _open(connection).serve()
+    except MessageRefused:
+        _log.exception("fetcher_message_not_understood")
+        os._exit(1)
+
+
+def _open(connection: Connection) -> FetcherService:
+    """What the first message asks for; the end of this process if it cannot be had."""
+    message = connection.receive()
+    if not isinstance(message, Open):
+        raise MessageRefused(f"{type(message).__name__} came before Open")
+    try:
+        store = open_store(message.store_url)
+        cache = DiskCache(Path(message.cache_directory), message.capacity_bytes)
+        return FetcherService(connection, store, cache)
+    except ValueError as exc:
+        failure = Failed(message.call_id, INVALID_STORE, str(exc))
+    except AdapterError as exc:
+        failure = as_failure(message.call_id, exc)
+    except OSError as exc:
+        failure = Failed(
+            message.call_id, AdapterUnavailable.code, f"the adapter cache cannot be used: {exc}"
+        )
+    connection.send(failure)
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """The parent's death ends this process at once, even one that is stuck in native code."""
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> Never:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
