@@ -152,7 +152,7 @@ def readiness_view(
         state_changed_at=version.state_changed_at,
         tier=load.tier if load else Tier.STORE,
         wishes=[WishView(wish.kind, wish.created_at, wish.expires_at) for wish in wishes],
-        load=load and _load_view(load),
+        load=None if load is None else _load_view(load),
     )
 
 
@@ -161,7 +161,7 @@ def _load_view(load: AdapterExplanation) -> LoadView:
         state=load.state,
         since_seconds=load.since_seconds,
         is_pinned=load.is_pinned,
-        reason=load.reason and Reason(load.reason.code, load.reason.message),
+        reason=Reason(load.reason.code, load.reason.message) if load.reason else None,
         retry_in_seconds=load.retry_in_seconds,
         loads_ahead=load.order,
         needed_bytes=load.needed_bytes,

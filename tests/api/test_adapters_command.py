@@ -11,32 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex.api.cli import main, push
+from loraplex.api.cli import push
 from loraplex.api.cli.client import ApiClient, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
+from support.command import Command
 from support.server import Caller, free_port
-
-
-class Command:
-    """Runs the command line as a tenant."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caller: Caller
-    ) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-        monkeypatch.setenv("LORAPLEX_URL", caller.url)
-        monkeypatch.setenv("LORAPLEX_API_KEY", caller.key)
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of `loraplex adapters ...`."""
-        self._monkeypatch.setattr("sys.argv", ["loraplex", "adapters", *arguments])
-        try:
-            code = main()
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        output = self._capsys.readouterr()
-        return code, output.out, output.err
 
 
 @pytest.fixture
@@ -95,7 +74,12 @@ def test_push_does_not_say_how_to_call_what_is_not_ready(
 )
 @pytest.mark.parametrize(
     "arguments",
-    [("show",), ("rm",), ("push", "."), ("alias", "rm", "{name}", "prod"), ("alias", "set")],
+    [
+        *[(command,) for command in ("show", "versions", "rm", "rollback")],
+        ("push", "."),
+        ("alias", "rm", "{name}", "prod"),
+        ("alias", "set"),
+    ],
     ids=" ".join,
 )
 def test_only_an_adapters_own_name_reaches_the_server(
@@ -143,11 +127,7 @@ def test_a_url_of_something_else_is_named(
 def test_the_life_of_an_adapter_as_json(
     command: Command, adapters: list[Path], caller: Caller
 ) -> None:
-    def ask(*arguments: str) -> Any:
-        code, out, err = command(*arguments, "--json")
-        assert (code, err) == (ExitCode.OK, "")
-        return json.loads(out)
-
+    ask = command.ask
     assert ask("push", str(adapters[0]), "bot")["state"] == "ready"
     assert ask("push", str(adapters[1]), "bot")["version"] == 2
     assert ask("alias", "set", "bot", "prod", "1")["version"] == 1
@@ -166,7 +146,7 @@ def test_tables_for_people(command: Command, adapters: list[Path]) -> None:
     assert header.split()[:4] == ["version", "state", "aliases", "tier"]
     assert row.split()[:3] == ["1", "ready", "prod"]
     assert "bot@prod is now bot@1" in command("alias", "set", "bot", "prod", "1")[1]
-    assert "deleted bot@1" in command("rm", "bot")[1]
+    assert "deleted bot@1" in command("rm", "bot", "--drain", "1")[1]
 
 
 def test_no_wait_returns_before_the_attestation(command: Command, adapters: list[Path]) -> None:
@@ -299,3 +279,171 @@ def test_a_server_that_stays_away_is_given_up(
             base_id=None,
             is_quiet=True,
         )
+
+
+def test_bytes_that_are_there_are_not_sent_again(
+    command: Command, adapters: list[Path], caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("push", str(adapters[0]), "bot")
+
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("nothing is to be sent")
+
+    monkeypatch.setattr(ApiClient, "put_bytes", refuse)
+    code, out, err = command("push", str(adapters[0]), "bot", "--alias", "prod")
+    assert (code, out) == (ExitCode.OK, f"{caller.slug}/bot@1\n")
+    assert f"Already there as {caller.slug}/bot@1: nothing was sent." in err
+    assert caller.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 1}
+
+
+def test_an_interrupted_push_shows_nothing_and_the_same_command_goes_on(
+    command: Command, adapters: list[Path], caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "PART_BYTES", 10_000)
+    sent: list[int] = []
+    put_bytes = ApiClient.put_bytes
+
+    def interrupted(client: ApiClient, path: str, content: bytes, *, offset: int) -> Any:
+        sent.append(offset)
+        if len(sent) == 3:
+            raise KeyboardInterrupt
+        return put_bytes(client, path, content, offset=offset)
+
+    monkeypatch.setattr(ApiClient, "put_bytes", interrupted)
+    push_again = ("push", str(adapters[0]), "bot", "--alias", "prod")
+    code, out, err = command(*push_again)
+    assert (code, out) == (ExitCode.INTERRUPTED, "")
+    assert "The same command goes on where this one stopped." in err
+    assert caller.http.get("/v1/adapters").json()["data"] == []
+    assert caller.http.get("/v1/adapters/bot").status_code == 404
+
+    code, out, err = command(*push_again)
+    assert (code, out) == (ExitCode.OK, f"{caller.slug}/bot@1\n")
+    assert "Going on at 20000 of " in err
+    assert sent[:4] == [0, 10_000, 20_000, 20_000]
+    assert sent[3:] == sorted(set(sent[3:])), "nothing is sent twice"
+
+
+def test_a_push_that_is_interrupted_while_it_is_examined_is_found_again(
+    command: Command, adapters: list[Path], caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = ApiClient.post
+
+    def interrupted(
+        client: ApiClient, path: str, body: Any = None, *, is_slow: bool = False
+    ) -> Any:
+        answer = post(client, path, body, is_slow=is_slow)
+        if path.endswith("/commit"):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return answer
+
+    with monkeypatch.context() as planted:
+        planted.setattr(ApiClient, "post", interrupted)
+        planted.setattr(monkeypatch, "undo", planted.undo)
+        assert command("push", str(adapters[0]), "bot")[0] == ExitCode.INTERRUPTED
+    code, out, _ = command("push", str(adapters[0]), "bot")
+    assert (code, out) == (ExitCode.OK, f"{caller.slug}/bot@1\n")
+
+
+def test_aliases_are_split_moved_and_rolled_back(command: Command, adapters: list[Path]) -> None:
+    for folder in adapters[:2]:
+        command("push", str(folder), "bot")
+    command("alias", "set", "bot", "prod", "1")
+    split = command("alias", "canary", "bot", "prod", "2", "--percent", "12.5")[1]
+    assert split == "bot@prod is now bot@1, and bot@2 for 12.5 %\n"
+    assert "bot@prod sends 12.5 % to bot@2" in command("show", "bot")[2]
+    assert command("alias", "set", "bot", "prod", "2")[1] == "bot@prod is now bot@2\n"
+    assert command("rollback", "bot")[1] == split
+    assert command("alias", "rollback", "bot", "prod")[1] == "bot@prod is now bot@1\n"
+    assert command("rollback", "bot")[0] == ExitCode.CONFLICT
+    rows = command("alias", "history", "bot", "prod")[1].splitlines()
+    assert [row.split()[1] for row in rows[1:]] == [
+        "rollback",
+        "rollback",
+        "set",
+        "canary",
+        "set",
+    ]
+    assert command("alias", "canary", "bot", "blue", "2")[0] == ExitCode.NOT_FOUND
+    assert command("alias", "canary", "bot", "prod", "2", "--percent", "0")[0] == ExitCode.USAGE
+    assert command("alias", "canary", "bot", "prod", "9")[0] == ExitCode.NOT_FOUND
+
+
+def test_a_version_is_fetched_before_anybody_asks(command: Command, adapters: list[Path]) -> None:
+    command("push", str(adapters[0]), "bot")
+    code, out, err = command("prefetch", "bot", "--wait", "--ttl", "600")
+    assert code == ExitCode.OK
+    assert out.endswith("/bot@1: It is on the device: a request waits for nothing but its turn.\n")
+    assert "prefetch, until " in err
+    code, out, err = command("pin", "bot@1", "--wait")
+    assert "pin, for good" in err
+    assert "pin" not in command("unpin", "bot@1")[2]
+    code, out, err = command("why", "bot@latest")
+    assert code == ExitCode.OK
+    assert "It is on the device" in out
+    assert [line.split()[1] for line in err.splitlines() if "T" in line.split()[0]] == [
+        "validated",
+        "attesting",
+        "ready",
+    ]
+    assert command.ask("why", "bot")["reason"] == "resident"
+    assert command("why", "bot@9")[0] == ExitCode.NOT_FOUND
+
+
+def test_the_list_has_every_page(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a", "b", "c"]
+    for name in names:
+        command("push", str(adapters[0]), name)
+    get = ApiClient.get
+
+    def in_small_pages(client: ApiClient, path: str, **query: str | int) -> Any:
+        return get(client, path, **({**query, "limit": 1} if path == "/adapters" else query))
+
+    monkeypatch.setattr(ApiClient, "get", in_small_pages)
+    assert [entry["name"] for entry in command.ask("ls")] == names
+
+
+def test_a_download_is_what_was_pushed(
+    command: Command, adapters: list[Path], tmp_path: Path
+) -> None:
+    digest = command.ask("push", str(adapters[0]), "bot")["digest"]
+    folder = tmp_path / "back"
+    code, out, _ = command("download", "bot@1", str(folder))
+    assert code == ExitCode.OK
+    assert out.split() == [str(folder / name) for name in (push.CONFIG_FILE, push.WEIGHTS_FILE)]
+    assert {path.name for path in folder.iterdir()} == {push.CONFIG_FILE, push.WEIGHTS_FILE}
+    assert command.ask("push", str(folder), "copy")["digest"] == digest
+    assert command("download", "bot", str(folder))[0] == ExitCode.CONFLICT
+    assert command("download", "bot", str(folder), "--force")[0] == ExitCode.OK
+    assert command("download", "bot@2", str(tmp_path / "none"))[0] == ExitCode.NOT_FOUND
+    assert command("download", str(folder), "bot")[0] == ExitCode.USAGE
+
+
+def test_a_damaged_download_gets_no_name(
+    command: Command, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("push", str(adapters[0]), "bot")
+    iter_bytes = httpx.Response.iter_bytes
+
+    def damaged(response: httpx.Response, chunk_size: int | None = None) -> Any:
+        for piece in iter_bytes(response, chunk_size):
+            yield bytes([piece[0] ^ 1]) + piece[1:]
+
+    monkeypatch.setattr(httpx.Response, "iter_bytes", damaged)
+    code, _, err = command("download", "bot", str(tmp_path / "back"))
+    assert code == ExitCode.UNAVAILABLE
+    assert "damaged" in err
+    assert list((tmp_path / "back").iterdir()) == []
+
+
+def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:
+    command("push", str(adapters[0]), "bot")
+    command("push", str(adapters[0]), "copy")
+    command("prefetch", "bot", "--wait")
+    assert "shared with another version" in command("rm", "copy")[1]
+    out = command("rm", "bot", "--drain", "0")[1]
+    assert "bytes zeroed" in out
+    assert "device 0 bytes" not in out

@@ -92,7 +92,7 @@ def test_what_the_catalog_knows_goes_before_what_the_engine_knows() -> None:
         (version(), {"is_quarantined": True, "is_engine_ready": False}, "quarantined"),
         (version(), {"is_engine_ready": False}, "engine_unavailable"),
     ):
-        readiness = judged(of, resident, **options)  # type: ignore[arg-type]
+        readiness = judged(of, resident, **options)
         assert readiness.reason == reason
         assert not readiness.is_ready
         assert not readiness.is_servable
@@ -144,9 +144,9 @@ def test_a_version_becomes_resident_by_a_prefetch(caller: Caller, adapters: list
     assert wish["kind"] == "prefetch"
     assert wish["expires_at"] > wish["created_at"]
 
-    def resident() -> dict[str, Any] | None:
+    def resident() -> dict[str, Any]:
         found: dict[str, Any] = caller.http.get(f"{path}/readiness").json()
-        return found if found["is_ready"] else None
+        return found if found["is_ready"] else {}
 
     standing = wait_for(resident)
     assert standing["reason"] == "resident"
