@@ -430,7 +430,8 @@ def test_a_damaged_download_gets_no_name(
 
     def damaged(response: httpx.Response, chunk_size: int | None = None) -> Any:
         for piece in iter_bytes(response, chunk_size):
-            yield bytes([piece[0] ^ 1]) + piece[1:]
+            is_file = "/files/" in response.url.path
+            yield bytes([piece[0] ^ 1]) + piece[1:] if is_file else piece
 
     monkeypatch.setattr(httpx.Response, "iter_bytes", damaged)
     code, _, err = command("download", "bot", str(tmp_path / "back"))
