@@ -88,6 +88,7 @@ class SimulatedEngine:
         self.schedule = Schedule(None, [], [])
         """What the last step decided."""
         self._next_reap_time = clock() + REAP_INTERVAL_SECONDS
+        self.num_reaps = 0
         self._scenario = scenario
         self._on_batch = on_batch
         self._clock = clock
@@ -208,6 +209,7 @@ class SimulatedEngine:
         if self._clock() < self._next_reap_time:
             return
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
+        self.num_reaps += 1
         self.residency.reap(
             request.request_id for request in self.scheduler.requests() if request.lease
         )

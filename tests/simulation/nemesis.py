@@ -43,7 +43,8 @@ class Nemesis:
             (0.003, self._flood),
             (0.006, self._ask_too_much),
             (0.003, self._restart),
-            (0.01, self._prefetch),
+            (0.04, self._prefetch),
+            (0.006, self._pin),
         )
 
     def strike(self) -> Faults:
@@ -140,7 +141,7 @@ class Nemesis:
         if not keys:
             return
         key = self._rng.choice(keys)
-        self._world.delete(key)
+        self._world.delete(key, self._rng.choice((0.0, 0.0, 0.02, 0.5, 100.0)))
         self._gone.append((self._world.num_steps + PATIENCE_STEPS, key))
         self._count("deletes")
         self._count("deletes_under_lease", is_leased)
@@ -155,8 +156,14 @@ class Nemesis:
     def _prefetch(self) -> None:
         if self._scenario.adapter_sizes:
             key = self._rng.choice(list(self._scenario.adapter_sizes))
-            self._world.engine.residency.request(key)
+            self._world.engine.residency.prefetch(key, self._rng.choice((0.0, 0.5, 20.0)))
             self._count("prefetches")
+
+    def _pin(self) -> None:
+        keys = list(self._scenario.adapter_sizes)
+        if keys:
+            self._world.pin(self._rng.sample(keys, self._rng.randint(0, min(3, len(keys)))))
+            self._count("pins")
 
     def _begin_outage(self) -> None:
         self._world.store.outage_until = self._world.now + self._rng.choice((0.02, 0.3, 3.0))
