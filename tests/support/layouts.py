@@ -41,7 +41,7 @@ def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
     names = {module: name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     slices = [
-        Slice(names[embedding], *embedding.weight.shape, kind=SliceKind.EMBEDDING),
+        _embedding_slice(names[embedding], embedding),
         *(part for name, module in model.named_modules() for part in _slices(name, module, head)),
         Slice(names[head], head.in_features, head.out_features),
     ]
@@ -55,6 +55,11 @@ def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
         ties_embeddings=bool(model.config.tie_word_embeddings),
         digests=digests if with_digests else {},
     )
+
+
+def _embedding_slice(name: str, module: nn.Module) -> Slice:
+    num_tokens, width = module.weight.shape
+    return Slice(name, num_tokens, width, SliceKind.EMBEDDING)
 
 
 def _slices(name: str, module: nn.Module, head: nn.Module) -> Iterator[Slice]:
