@@ -8,6 +8,7 @@ compares (row, generation, key) cannot take one adapter for another.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
+from .loaders import UNPACED, Pace, Paced
 
 INITIAL_ROWS = 16
 _CACHE_LINE = 64
@@ -47,7 +49,10 @@ class _Occupant:
 
 
 class Arena:
-    """Adapters on the device. One owner thread calls everything but `copy_into`."""
+    """Adapters on the device.
+
+    Loader threads call `copy_into`, `copy_between` and `erase`, one owner everything else.
+    """
 
     flat: Tensor
     """`[capacity]` of the serving type: every adapter's matrices."""
@@ -60,8 +65,16 @@ class Arena:
     """What each row's adapter holds beside A and B."""
 
     def __init__(
-        self, layout: BaseLayout, capacity_bytes: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: BaseLayout,
+        capacity_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        pace: Pace = UNPACED,
     ) -> None:
+        """`pace`: how much of a core copying and zeroing may have beside the owner's steps."""
+        self._pace = pace
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
@@ -71,7 +84,7 @@ class Arena:
         self._occupants: dict[int, _Occupant] = {}  # by row
         self._generations = [0] * INITIAL_ROWS
         self._free_rows = list(range(INITIAL_ROWS))  # heap: low rows first keep the table short
-        self._copies = _CudaCopies(device) if device.type == "cuda" else None
+        self._cuda = _CudaCopies(device, pace) if device.type == "cuda" else None
         self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
         self.row_tables = [self._untouched] * INITIAL_ROWS
         self.row_extras = [{}] * INITIAL_ROWS
@@ -83,6 +96,16 @@ class Arena:
     def capacity(self) -> int:
         """In elements."""
         return self._extents.capacity
+
+    @property
+    def num_free(self) -> int:
+        """Elements, in however many runs."""
+        return self._extents.num_free
+
+    @property
+    def largest_free(self) -> int:
+        """Elements of the largest free run."""
+        return self._extents.largest_free
 
     @property
     def element_bytes(self) -> int:
@@ -114,7 +137,7 @@ class Arena:
         block_table: npt.NDArray[np.int64],
         extras: Sequence[PlacedExtra] = (),
         *,
-        avoid: Extent | None = None,
+        avoid: Sequence[Extent] = (),
     ) -> Placement | None:
         """Reserve a row, and an extent outside of `avoid`, for a block of this table and extras.
 
@@ -123,15 +146,36 @@ class Arena:
         extent = self._extents.allocate(num_elements, avoid=avoid)
         if extent is None:
             return None
+        entries = block_table + np.array([extent.offset, extent.offset, 0])
+        entries[block_table[:, 2] == 0] = 0
+        return self._occupy(key, extent, entries, _by_slice(extras, extent.offset))
+
+    def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
+        """The same for what a published row holds: a place to move it to, under a row of its own.
+
+        None if no free run is large enough.
+        """
+        occupant = self._occupants[row]
+        extent = self._extents.allocate(occupant.extent.size, avoid=avoid)
+        if extent is None:
+            return None
+        shift = extent.offset - occupant.extent.offset
+        entries = occupant.entries + np.array([shift, shift, 0])
+        entries[entries[:, 2] == 0] = 0
+        moved = {
+            index: tuple(placed.moved(shift) for placed in extras)
+            for index, extras in occupant.extras.items()
+        }
+        return self._occupy(occupant.key, extent, entries, moved)
+
+    def _occupy(
+        self, key: AdapterKey, extent: Extent, entries: npt.NDArray[np.int64], extras: RowExtras
+    ) -> Placement:
         if not self._free_rows:
             self._double_rows()
         row = heapq.heappop(self._free_rows)
         self._generations[row] += 1
-        entries = block_table + np.array([extent.offset, extent.offset, 0])
-        entries[block_table[:, 2] == 0] = 0
-        self._occupants[row] = _Occupant(
-            key, self._generations[row], extent, entries, _by_slice(extras, extent.offset)
-        )
+        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries, extras)
         return Placement(row, self._generations[row], extent)
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
@@ -139,13 +183,23 @@ class Arena:
 
         For a loader thread: it runs beside the owner's steps, in pieces, without the GIL.
         """
-        start = placement.extent.offset
-        target = self.flat[start : start + block.num_elements]
-        if self._copies is not None:
-            self._copies.copy(target, block.tensor)
+        self._copy(self._part(placement.extent, block.num_elements), block.tensor)
+
+    def copy_between(self, source: Placement, target: Placement) -> None:
+        """Copy what one extent holds into another. For a loader thread, as `copy_into`."""
+        self._copy(self._part(target.extent), self._part(source.extent))
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        if self._cuda is not None:
+            self._cuda.copy(target, source)
             return
-        for piece in _pieces(block.num_elements, PIECE_ELEMENTS):
-            target[piece].copy_(block.tensor[piece])
+        work = Paced(self._pace)
+        for piece in _pieces(source.numel(), PIECE_ELEMENTS):
+            target[piece].copy_(source[piece])
+            work.pause()
+
+    def _part(self, extent: Extent, size: int | None = None) -> Tensor:
+        return self.flat[extent.offset : extent.offset + (extent.size if size is None else size)]
 
     def publish(self, placement: Placement) -> None:
         """Make a copied block visible in the table."""
@@ -156,28 +210,44 @@ class Arena:
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
         self._write_row(placement.row, torch.from_numpy(occupant.entries))
 
-    def remove(self, row: int) -> None:
-        """Zero a row and its extent and free both, published or not.
+    def retire(self, placement: Placement) -> None:
+        """Make a row invisible, published or not; `erase` and `free` follow.
 
-        No copy into the extent and no step that reads it may be under way. On CUDA the zeros are
-        written in the order of the current stream: before any later step or copy.
+        No copy into the extent and no step that reads it may be under way.
         """
-        occupant = self._occupants.pop(row)
-        extent = occupant.extent
+        occupant = self._occupants[placement.row]
+        assert occupant.generation == placement.generation
         if self.on_remove:
-            self.on_remove(row)
+            self.on_remove(placement.row)
         if occupant.is_published:
-            self.row_tables[row] = self._untouched
-            self.row_extras[row] = {}
-            self.table[row].zero_()
-        self.flat[extent.offset : extent.end].zero_()
-        if self._copies is not None:
-            self._copies.follow_current_stream()
-        self._extents.free(extent)
-        heapq.heappush(self._free_rows, row)
+            occupant.is_published = False
+            self.row_tables[placement.row] = self._untouched
+            self.row_extras[placement.row] = {}
+            self.table[placement.row].zero_()
+        if self._cuda is not None:
+            self._cuda.follow_current_stream()
+
+    def erase(self, placement: Placement) -> None:
+        """Zero a retired extent. For a loader thread: in pieces, beside the owner's steps."""
+        target = self._part(placement.extent)
+        if self._cuda is not None:
+            self._cuda.erase(target)
+            return
+        work = Paced(self._pace)
+        for piece in _pieces(target.numel(), PIECE_ELEMENTS):
+            target[piece].zero_()
+            work.pause()
+
+    def free(self, placement: Placement) -> None:
+        """Give an erased extent and its row to whoever comes next."""
+        occupant = self._occupants.pop(placement.row)
+        assert occupant.generation == placement.generation
+        assert not occupant.is_published
+        self._extents.free(placement.extent)
+        heapq.heappush(self._free_rows, placement.row)
 
     def _write_row(self, row: int, entries: Tensor) -> None:
-        if self._copies is not None:
+        if self._cuda is not None:
             entries = entries.pin_memory()  # so that the copy waits for no running kernel
         self.table[row].copy_(entries, non_blocking=True)
 
@@ -209,26 +279,39 @@ def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 class _CudaCopies:
-    """Copies on a stream of their own, ordered after the zeroing of the bytes they overwrite."""
+    """Copies and zeroing on a stream of their own, behind all steps that used the bytes."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._copy_stream = torch.cuda.Stream(device)
-        self._zeroed = torch.cuda.Event()
+    def __init__(self, device: torch.device, pace: Pace) -> None:
+        self._pace = pace
+        self._stream = torch.cuda.Stream(device)
+        self._steps = torch.cuda.Event()
         self.follow_current_stream()
 
     def follow_current_stream(self) -> None:
-        """Order later copies after all that the current stream was given so far."""
-        self._zeroed.record(torch.cuda.current_stream(self._copy_stream.device))
+        """Order later work behind all that the current stream was given so far."""
+        self._steps.record(torch.cuda.current_stream(self._stream.device))
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._copy_stream):
-            self._copy_stream.wait_event(self._zeroed)
-            for piece in _pieces(source.numel(), CUDA_PIECE_ELEMENTS):
-                target[piece].copy_(source[piece], non_blocking=True)
-            # Blocking sleeps; a spinning wait would take a core.
-            copied = torch.cuda.Event(blocking=True)
-            copied.record()
-        copied.synchronize()
+        def copy_piece(piece: slice) -> None:
+            target[piece].copy_(source[piece], non_blocking=True)
+
+        self._run(source.numel(), copy_piece)
+
+    def erase(self, target: Tensor) -> None:
+        self._run(target.numel(), lambda piece: target[piece].zero_())
+
+    def _run(self, num_elements: int, work: Callable[[slice], object]) -> None:
+        """Piece by piece: wait for the end of each, and rest as the pace wants."""
+        for piece in _pieces(num_elements, CUDA_PIECE_ELEMENTS):
+            begun_at = time.monotonic()
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(self._steps)
+                work(piece)
+                # Blocking sleeps; a spinning wait would take a core.
+                done = torch.cuda.Event(blocking=True)
+                done.record()
+            done.synchronize()
+            self._pace.rest(time.monotonic() - begun_at)
 
 
 def _pieces(num_elements: int, size: int) -> Iterator[slice]:

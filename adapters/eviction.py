@@ -7,19 +7,30 @@ removal leaves one hole that is large enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from .extents import Extent
 from .identity import AdapterKey
 
-Cost = float
-"""What it costs to displace an occupant: the time of its last use."""
+
+class Cost(NamedTuple):
+    """What it costs to displace an occupant: first its rank, then the time of its last use."""
+
+    rank: int
+    last_used: float
+
+
+FREE = Cost(-1, 0.0)
+"""Of an extent that will be free without anyone's displacement: it is being zeroed."""
 
 
 class Occupant(NamedTuple):
-    """An adapter in the arena; without a cost it may not be displaced."""
+    """What lies in the arena; without a cost it may not be displaced.
+
+    Without a key it is no adapter that could be named as a victim.
+    """
 
     extent: Extent
     key: AdapterKey | None
@@ -40,14 +51,14 @@ def choose_window(
     *,
     capacity: int,
     occupants: Iterable[Occupant],
-    avoid: Extent | None = None,
+    avoid: Sequence[Extent] = (),
 ) -> Window | None:
     """The window of at least `size` whose dearest victim is cheapest, then the smallest one.
 
     Victims are never more than needed. None if no window without an immovable occupant is large
-    enough, or its hole would touch `avoid`.
+    enough, or its hole would touch one of `avoid`.
     """
-    line = _in_line(occupants, capacity=capacity, avoid=avoid)
+    line = in_line(occupants, capacity=capacity, avoid=avoid)
     windows = [
         _window_from(line, start, size)
         for start, (left, right) in enumerate(pairwise(line))
@@ -56,38 +67,41 @@ def choose_window(
     return min(filter(None, windows), key=_price, default=None)
 
 
-def _price(window: Window) -> tuple[Cost, int, int]:
-    return window.cost, window.extent.size, window.extent.offset
-
-
-def _in_line(
-    occupants: Iterable[Occupant], *, capacity: int, avoid: Extent | None
+def in_line(
+    occupants: Iterable[Occupant], *, capacity: int, avoid: Sequence[Extent] = ()
 ) -> list[Occupant]:
-    """Occupants by offset, between immovable ends; `avoid` and all in it are one immovable thing.
+    """Occupants by offset between immovable ends; each of `avoid`, and all in it, is immovable.
 
-    An occupant never straddles the border of `avoid`: it was a window itself.
+    An occupant never straddles the border of one of `avoid`: it was a window itself.
     """
     outside = [
-        occupant for occupant in occupants if not (avoid and occupant.extent.overlaps(avoid))
+        occupant
+        for occupant in occupants
+        if not any(occupant.extent.overlaps(extent) for extent in avoid)
     ]
-    fixed = [Extent(0, 0), Extent(capacity, 0), *([avoid] if avoid else [])]
+    fixed = [Extent(0, 0), Extent(capacity, 0), *avoid]
     return sorted(
         [*outside, *(Occupant(extent, None, None) for extent in fixed)],
         key=lambda occupant: occupant.extent,
     )
 
 
+def _price(window: Window) -> tuple[Cost, int, int]:
+    return window.cost, window.extent.size, window.extent.offset
+
+
 def _window_from(line: list[Occupant], start: int, size: int) -> Window | None:
     """The shortest window that begins behind `line[start]`."""
     begin = line[start].extent.end
-    cost = float("-inf")
+    cost = FREE
     victims: list[AdapterKey] = []
     for occupant in line[start + 1 :]:
         hole = Extent(begin, occupant.extent.offset - begin)
         if hole.size >= size:
             return Window(hole, tuple(victims), cost)
-        if occupant.cost is None or occupant.key is None:
+        if occupant.cost is None:
             return None
         cost = max(cost, occupant.cost)
-        victims.append(occupant.key)
+        if occupant.key is not None:
+            victims.append(occupant.key)
     return None

@@ -7,6 +7,7 @@ merged. Sizes and offsets count whatever unit the owner chooses (the arena: elem
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,9 +25,15 @@ class Extent(NamedTuple):
     def overlaps(self, other: Extent) -> bool:
         return self.offset < other.end and other.offset < self.end
 
-    def without(self, other: Extent | None) -> list[Extent]:
-        """What is left of this extent before and after `other`: none, one or two parts."""
-        if other is None or not self.overlaps(other):
+    def without(self, *others: Extent) -> list[Extent]:
+        """What is left of this extent beside all `others`, in order."""
+        parts = [self]
+        for other in others:
+            parts = [rest for part in parts for rest in part._without_one(other)]
+        return parts
+
+    def _without_one(self, other: Extent) -> list[Extent]:
+        if not self.overlaps(other):
             return [self]
         before = Extent(self.offset, other.offset - self.offset)
         after = Extent(other.end, self.end - other.end)
@@ -51,8 +58,12 @@ class ExtentAllocator:
         """The largest size that `allocate` can grant now."""
         return max((run.size for run in self._free), default=0)
 
-    def allocate(self, size: int, *, avoid: Extent | None = None) -> Extent | None:
-        """Take the tightest free run of at least `size`, outside of `avoid`; None if there is none.
+    @property
+    def num_free(self) -> int:
+        return self.capacity - self.used
+
+    def allocate(self, size: int, *, avoid: Sequence[Extent] = ()) -> Extent | None:
+        """Take the tightest free run of at least `size` outside of `avoid`; None if there is none.
 
         The extent's size is `size` rounded up to the alignment.
         """
@@ -61,7 +72,7 @@ class ExtentAllocator:
         gaps = [
             (gap.size, gap.offset, index)
             for index, run in enumerate(self._free)
-            for gap in run.without(avoid)
+            for gap in run.without(*avoid)
             if gap.size >= size
         ]
         if not gaps:

@@ -21,16 +21,19 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, PlacedExtra, read_block_header
+from .byte_shares import Holding, find_surplus
 from .errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
 from .extents import Extent, ExtentAllocator
 from .identity import AdapterKey
 from .layout import BaseLayout
+from .loaders import UNPACED, Pace, Paced
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 PIECE_ELEMENTS = 32 << 10
 """Elements converted at a time: they stay in a core's cache, and torch starts no further threads
-for so few, so a load takes one core from the running step at most."""
+for so few, so a load takes one core from the running step at most. Behind each, the loader thread
+rests as its pace wants."""
 
 Prepare = Callable[[Tensor, BlockHeader, BlockPlan], None]
 """Changes a block `[num_elements]` in place, in the loader thread that has read it, its scales
@@ -71,9 +74,14 @@ class HostCache:
         *,
         page_locked: bool = False,
         prepare: Prepare | None = None,
+        pace: Pace = UNPACED,
     ) -> None:
-        """`prepare` turns the extras of a block, as read, into what is served; see `ExtraKind`."""
+        """`prepare` turns the extras of a block, as read, into what is served; see `ExtraKind`.
+
+        `pace`: how much of a core reading and zeroing may have beside the engine's steps.
+        """
         self._prepare = prepare
+        self._pace = pace
         self._layout = layout
         self._dtype = dtype
         self._extents = ExtentAllocator(
@@ -95,6 +103,19 @@ class HostCache:
     def used_bytes(self) -> int:
         """Bytes of cached blocks and of reads that are under way."""
         return self._extents.used * self._dtype.itemsize
+
+    def size_of(self, key: AdapterKey) -> int:
+        """Bytes of a cached block; 0 if it is not here."""
+        with self._lock:
+            block = self._blocks.get(key)
+        return 0 if block is None else block.extent.size * self._dtype.itemsize
+
+    def size_on_disk(self, path: Path) -> int:
+        """Bytes of a block's file; 0 if it is gone."""
+        try:
+            return path.stat().st_size
+        except OSError:
+            return 0
 
     def keys(self) -> list[AdapterKey]:
         with self._lock:
@@ -130,14 +151,14 @@ class HostCache:
         """
         header = read_block_header(path)
         plan = self._check(header, key)
-        extent = self._reserve(plan.num_elements)
+        extent = self._reserve(key, plan.num_elements)
         if extent is None:
             return None
         tensor = self._pool[extent.offset : extent.offset + plan.num_elements]
         try:
             with path.open("rb") as file:
                 file.seek(header.payload_offset)
-                _fill(tensor, file, header, plan)
+                _fill(tensor, file, header, plan, Paced(self._pace))
             if self._prepare and plan.extras:
                 self._prepare(tensor, header, plan)
         except BaseException:
@@ -182,41 +203,72 @@ class HostCache:
             )
         return plan
 
-    def _reserve(self, num_elements: int) -> Extent | None:
-        """Room for a block, made by dropping the least recently used ones out of use."""
+    def _reserve(self, key: AdapterKey, num_elements: int) -> Extent | None:
+        """Room for a block, made by dropping blocks out of use."""
         with self._erasing:
             while True:
                 with self._lock:
                     extent = self._extents.allocate(num_elements)
-                    victim = None if extent else self._pop_oldest_out_of_use()
+                    victim = None if extent else self._pop_victim(key, num_elements)
                 if victim is None:
                     return extent
                 self._erase(victim.extent)
 
-    def _pop_oldest_out_of_use(self) -> HostBlock | None:
-        key = next((key for key in self._blocks if key not in self._in_use), None)
-        return None if key is None else self._blocks.pop(key)
+    def _pop_victim(self, newcomer: AdapterKey, num_elements: int) -> HostBlock | None:
+        """What a tenant holds beyond its share goes first, then the least recently used.
+
+        Called with `_lock` held. None if every block is in use.
+        """
+        surplus = find_surplus(
+            [
+                Holding(key, block.extent.size, use, key not in self._in_use)
+                for use, (key, block) in enumerate(self._blocks.items())
+            ],
+            capacity=self._extents.capacity,
+            active=frozenset(key.tenant_id for key in self._blocks),
+            newcomer=newcomer,
+            newcomer_size=num_elements,
+        )
+        out_of_use = [key for key in self._blocks if key not in self._in_use]
+        victim = next((key for key in out_of_use if key in surplus.keys), None)
+        if victim is None:
+            victim = next(iter(out_of_use), None)
+        return None if victim is None else self._blocks.pop(victim)
 
     def _erase(self, extent: Extent) -> None:
         """Zero and free. The caller holds `_erasing`: no one else sees a half-dropped block."""
-        self._pool[extent.offset : extent.end].zero_()
+        target, work = self._pool[extent.offset : extent.end], Paced(self._pace)
+        for start in range(0, extent.size, PIECE_ELEMENTS):
+            target[start : start + PIECE_ELEMENTS].zero_()
+            work.pause()
         with self._lock:
             self._extents.free(extent)
 
 
-def _fill(target: Tensor, file: BinaryIO, header: BlockHeader, plan: BlockPlan) -> None:
+def _fill(
+    target: Tensor, file: BinaryIO, header: BlockHeader, plan: BlockPlan, work: Paced
+) -> None:
     """Convert the payload at the file's position, in order, piece by piece."""
     source_dtype = TORCH_DTYPES[header.dtype]
     buffer = torch.empty(PIECE_ELEMENTS, dtype=source_dtype)
-    raw = buffer.view(torch.uint8).numpy().data
+    scaled = torch.empty(PIECE_ELEMENTS, dtype=torch.float32)
     for start, stop, scale in _pieces(header, plan):
-        num_bytes = (stop - start) * source_dtype.itemsize
-        if file.readinto(raw[:num_bytes]) != num_bytes:  # type: ignore[attr-defined]
-            raise ObjectCorrupt("the block is truncated")
         piece = target[start:stop]
-        piece.copy_(buffer[: stop - start].to(torch.float32) * scale)
+        if scale == 1.0 and source_dtype == target.dtype:
+            _read_into(file, piece)
+        else:
+            values = buffer[: stop - start]
+            _read_into(file, values)
+            piece.copy_(torch.mul(values.to(torch.float32), scale, out=scaled[: stop - start]))
         if not _is_finite(piece):
             raise AdapterUnavailable(f"the adapter has values that are not finite in {piece.dtype}")
+        work.pause()
+
+
+def _read_into(file: BinaryIO, values: Tensor) -> None:
+    raw = values.view(torch.uint8).numpy().data
+    if file.readinto(raw) != len(raw):  # type: ignore[attr-defined]
+        raise ObjectCorrupt("the block is truncated")
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -7,7 +7,7 @@ so small adapters cannot starve a large one.
 from __future__ import annotations
 
 from bisect import insort
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .block import PlacedExtra
 from .identity import AdapterKey
+from .loaders import Loaders
 
 
 class Block(Protocol):
@@ -52,6 +53,13 @@ class Host(Protocol[BlockT_co]):
 
     def remove(self, key: AdapterKey) -> None: ...
 
+    def size_of(self, key: AdapterKey) -> int: ...
+
+    def size_on_disk(self, path: Path) -> int: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
 
 @dataclass(order=True)
 class _Read:
@@ -63,11 +71,11 @@ class _Read:
 
 
 class ReadQueue(Generic[BlockT]):
-    """Not thread-safe: its owner calls it, the executor's threads only run `host.read`."""
+    """Not thread-safe: its owner calls it, the loader threads only run `host.read`."""
 
-    def __init__(self, host: Host[BlockT], executor: Executor) -> None:
+    def __init__(self, host: Host[BlockT], loaders: Loaders) -> None:
         self._host = host
-        self._executor = executor
+        self._loaders = loaders
         self._queued: list[_Read] = []  # by order
         self._running: dict[AdapterKey, tuple[_Read, Future[BlockT | None]]] = {}
         self._is_room_new = False  # since the last retry was begun
@@ -97,7 +105,8 @@ class ReadQueue(Generic[BlockT]):
                     return
                 self._is_room_new = False
             read = self._queued.pop(0)
-            future = self._executor.submit(self._host.read, read.key, read.path)
+            num_bytes = self._host.size_on_disk(read.path)
+            future = self._loaders.submit(num_bytes, self._host.read, read.key, read.path)
             self._running[read.key] = read, future
 
     def take_finished(self) -> list[tuple[AdapterKey, BlockT | Exception]]:

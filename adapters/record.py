@@ -34,6 +34,18 @@ class State(StrEnum):
     """The last attempt failed; a request after the back-off begins another."""
 
 
+class Departure(StrEnum):
+    """Why an adapter left the device."""
+
+    ROOM = "room"
+    """It was the least recently used, and another one needed its place."""
+    SHARE = "share"
+    """The same, of those that its tenant held beyond its share."""
+    DRAINED = "drained"
+    """One that had waited for long was given its place as soon as its leases ended."""
+    DELETED = "deleted"
+
+
 class Failure(NamedTuple):
     """Why an adapter cannot be had now."""
 
@@ -52,7 +64,18 @@ class Record(Generic[BlockT]):
     source: Tier = Tier.STORE
     """Where the present load found it."""
     begun_at: float = 0.0
-    waiting_since: float = 0.0
+    entered_at: float = 0.0
+    """When it came into its present state."""
+    load_seconds: float = 0.0
+    """From the request to the device, of the load that made it resident."""
+    is_requested: bool = False
+    """A request has asked for it in this attempt, not only a pin or a prefetch."""
+    kept_until: float = 0.0
+    """A prefetch asked for it to stay so long, as far as no request needs the room."""
+    stay_seconds: float = 0.0
+    """The same for an adapter that is still on its way."""
+    is_moving: bool = False
+    """It is being copied to another place in the arena: nobody may lease it meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
     block: BlockT | None = None
@@ -71,7 +94,7 @@ class Record(Generic[BlockT]):
 
     @property
     def is_idle(self) -> bool:
-        return self.state is State.RESIDENT and not self.leases
+        return self.state is State.RESIDENT and not self.leases and not self.is_moving
 
     @property
     def stays_until(self) -> float:

@@ -2,42 +2,43 @@
 
     STORED → FETCHING → READING → HOST → LOADING → RESIDENT,  or FAILED with a code and a back-off
 
-One owner, the engine's loop, calls everything and never waits: reads and copies run in an
-executor and are taken up by `poll`. A leased adapter stays where it is; the others make room when
-one that waits needs it (see `room`).
+One owner, the engine's loop, calls everything and never waits: whatever touches an adapter's bytes
+(reading, copying, moving, zeroing) is a job of the loader threads, and `poll` takes up its end. A
+leased adapter stays where it is; the others make room when one that waits needs it (see `room`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Generic, NamedTuple
 
 from .errors import AdapterError, AdapterUnavailable, ArenaTooSmall
 from .extents import Extent
+from .histories import Histories, Transition
 from .identity import AdapterKey
+from .leases import Lease, Leases
+from .load_times import Histogram, LoadTimes
+from .loaders import Loaders
+from .pins import Pins
 from .reading import BlockT, Host, ReadQueue
-from .record import Failure, Record, State, Tier
-from .room import DeviceArena, Room
+from .record import Departure, Failure, Record, State, Tier
+from .retirements import Evicted, Retirements
+from .room import DeviceArena, Displaced, Room
 
-__all__ = ["AdapterStatus", "Failure", "Lease", "Residency", "Tier"]
+__all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
+PIN_INTERVAL_SECONDS = 0.25
+"""How often pinned adapters are looked for that are not on their way."""
 DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
+STORED = "stored"
+DELETING = "deleting"
 
 logger = logging.getLogger(__name__)
-
-
-class Lease(NamedTuple):
-    """A request's right to an adapter's place on the device, until it is released."""
-
-    key: AdapterKey
-    request_id: str
-    row: int
-    generation: int
 
 
 class AdapterStatus(NamedTuple):
@@ -47,6 +48,44 @@ class AdapterStatus(NamedTuple):
     tier: Tier
     device_bytes: int
     num_leases: int
+
+
+class Explanation(NamedTuple):
+    """Where an adapter is and what it waits for; times are readings of residency's clock."""
+
+    key: AdapterKey
+    now: float
+    state: str
+    """A State, STORED or DELETING."""
+    tier: Tier
+    since: float | None
+    failure: Failure | None
+    retry_at: float | None
+    order: int
+    """Loads ahead of it."""
+    needed_bytes: int | None
+    free_bytes: int
+    largest_free_bytes: int
+    leased_bytes: int
+    is_pinned: bool
+    transitions: tuple[Transition, ...]
+
+
+class Figures(NamedTuple):
+    """What residency counts and holds."""
+
+    device_bytes: int
+    host_bytes: int
+    num_leases: int
+    leased_bytes: int
+    pinned_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    evictions: dict[Departure, int]
+    num_leases_reaped: int
+    num_moves: int
+    moved_bytes: int
+    load_seconds: dict[str, Histogram]
 
 
 class Residency(Generic[BlockT]):
@@ -60,48 +99,82 @@ class Residency(Generic[BlockT]):
         *,
         arena: DeviceArena[BlockT],
         host: Host[BlockT],
-        executor: Executor,
+        loaders: Loaders,
         want: Callable[[AdapterKey], None],
         clock: Callable[[], float],
     ) -> None:
         """`want(key)` asks the fetcher; `fetched` or `fetch_failed` is its answer, in any order."""
         self._arena = arena
         self._host = host
-        self._executor = executor
+        self._loaders = loaders
         self._want = want
         self._clock = clock
-        self._room = Room(arena, clock)
+        self._pins = Pins(arena.capacity)
+        self._next_pin_time = 0.0
+        self._room = Room(arena, loaders, clock, pins=self._pins)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
-        self._leases: dict[str, Lease] = {}  # by request
-        self._leased: dict[str, int] = {}  # elements of the arena by tenant
-        self._reads = ReadQueue(host, executor)
+        self._leases = Leases()
+        self._reads = ReadQueue(host, loaders)
         self._copies: dict[AdapterKey, Future[None]] = {}
-        self._retiring: list[AdapterKey] = []
-        self._evicted: list[AdapterKey] = []
+        self._retirements = Retirements(host, loaders)
+        self._histories = Histories()
+        self._load_times = LoadTimes()
         self._num_requests = 0
+        self._departures = dict.fromkeys(Departure, 0)
         self.num_loads = 0
-        self.num_evictions = 0
+        self.num_leases_reaped = 0
+
+    @property
+    def num_evictions(self) -> int:
+        return sum(self._departures.values()) - self._departures[Departure.DELETED]
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether `poll` or `take_evicted` may yield something without any further call."""
-        return bool(self._reads or self._copies or self._evicted or self._waiting())
+        """Whether `poll` or `take_evicted` may yield something without any further call.
+
+        Pins that wait for their next attempt are not counted: who polls now and then serves them.
+        """
+        return bool(
+            self._reads
+            or self._copies
+            or self._room.has_work
+            or self._retirements.has_work
+            or self._waiting()
+        )
 
     # --- requests -------------------------------------------------------------------------------
 
     def request(self, key: AdapterKey) -> None:
         """Begin to bring an adapter to the device, if it is not on its way and not backing off.
 
-        Also tells that it is wanted still, so call it for as long as a request waits.
+        Also tells that a request waits for it still, so call it as long as one does.
         """
-        record = self._records.get(key)
-        now = self._clock()
+        record = self._ask(key)
+        if record is not None:
+            record.is_requested = True
+            record.last_used = self._clock()
+
+    def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:
+        """The same though no request names it. It stays so long, unless a request needs the room.
+
+        A stay begins now, or when the adapter arrives.
+        """
+        record = self._ask(key)
         if record is None:
-            record = self._records[key] = Record(key)
-        elif record.state is not State.FAILED or now < record.retry_at:
-            record.last_used = now
             return
-        self._begin(record, now)
+        if record.state is State.RESIDENT:
+            record.last_used = now = self._clock()
+            record.kept_until = max(record.kept_until, now + stay_seconds)
+        else:
+            record.stay_seconds = max(record.stay_seconds, stay_seconds)
+
+    def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
+        """Keep these on the device, most wanted first, and let all others go; see `pins`."""
+        self._pins.set(key for key in keys if key not in self._retirements)
+        for record in self._records.values():
+            self._note_size(record)
+        self._next_pin_time = 0.0
+        self._ask_for_pinned()
 
     def acquire(self, key: AdapterKey, request_id: str) -> Lease | None:
         """Lease a resident adapter; None, and the same as `request`, if it cannot be leased now.
@@ -113,18 +186,11 @@ class Residency(Generic[BlockT]):
             assert held.key == key, f"{request_id} holds a lease of another adapter"
             return held
         self.request(key)
-        record = self._records[key]
-        is_going = key in self._retiring or self._room.is_leaving(record)
-        if record.state is not State.RESIDENT or is_going:
+        record = self._records.get(key)
+        is_gone = record is None or key in self._retirements
+        if is_gone or record.state is not State.RESIDENT or self._room.is_leaving(record):
             return None
-        assert record.placement is not None
-        lease = Lease(key, request_id, record.placement.row, record.placement.generation)
-        self._leases[request_id] = lease
-        if not record.leases:
-            self._count_leased(record, +1)
-        record.leases.add(request_id)
-        record.is_claimed = True
-        return lease
+        return self._leases.grant(record, request_id)
 
     def release(self, request_id: str) -> None:
         """End a request's lease; without one, nothing happens.
@@ -132,19 +198,29 @@ class Residency(Generic[BlockT]):
         Call it after the last step that names the lease has finished: the extent may be
         overwritten at once.
         """
-        lease = self._leases.pop(request_id, None)
+        lease = self._leases.pop(request_id)
         if lease is None:
             return
         record = self._records[lease.key]
-        record.leases.remove(request_id)
-        if not record.leases:
-            self._count_leased(record, -1)
+        self._leases.end(record, request_id)
         record.last_used = self._clock()
         self._finish_retirements()
 
+    def reap(self, live: Iterable[str]) -> list[str]:
+        """Release the leases of all but these requests; return whose they were.
+
+        There are none unless somebody forgot to release: each is counted and logged.
+        """
+        strays = self._leases.strays(live)
+        for request_id in strays:
+            logger.error("lease_reaped", extra={"request_id": request_id})
+            self.release(request_id)
+        self.num_leases_reaped += len(strays)
+        return strays
+
     def failure(self, key: AdapterKey) -> Failure | None:
         """Why requests for this adapter must end, or None: wait, or ask `acquire`."""
-        if key in self._retiring:
+        if key in self._retirements:
             return DELETED
         record = self._records.get(key)
         return record.failure if record is not None else None
@@ -154,9 +230,10 @@ class Residency(Generic[BlockT]):
     def fetched(self, key: AdapterKey, path: Path | str, tier: Tier) -> None:
         """The adapter's verified block lies at `path`; `tier` is where the fetcher found it."""
         record = self._records.get(key)
-        if record is None or record.state is not State.FETCHING:
+        if record is None or record.state is not State.FETCHING or key in self._retirements:
             return  # deleted meanwhile, or an answer to an attempt that is over
-        record.state, record.source = State.READING, tier
+        record.source = tier
+        self._enter(record, State.READING)
         self._reads.add(key, Path(path), order=record.order)
 
     def fetch_failed(self, key: AdapterKey, code: str, message: str) -> None:
@@ -167,32 +244,33 @@ class Residency(Generic[BlockT]):
     # --- the owner's loop -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Take up finished reads and copies and begin the next; True if something changed."""
+        """Take up finished jobs and begin the next; True if something changed."""
         changed = [
             self._take_up_reads(),
             self._take_up_copies(),
+            self._room.poll(),
             self._finish_retirements(),
             self._place_waiting(),
         ]
+        self._ask_for_pinned()
         self._reads.start()
         return any(changed)
 
-    def evict(self, key: AdapterKey) -> bool:
+    def evict(self, key: AdapterKey) -> None:
         """Delete an adapter here: no new lease from now on, gone once nothing uses it.
 
-        `take_evicted` answers, once no tier holds it and its bytes are zero; True if that is
-        already so.
+        `take_evicted` answers, once no tier holds it and its bytes are zero.
         """
-        self._records.setdefault(key, Record(key))
-        if key not in self._retiring:
-            self._retiring.append(key)
+        record = self._records.get(key)
+        extent = record.placement.extent if record and record.placement else Extent(0, 0)
+        self._retirements.begin(key, extent.size * self._arena.element_bytes)
+        self._pins.remove(key)
+        self._histories.note(key, DELETING, self._clock(), Departure.DELETED)
         self._finish_retirements()
-        return key not in self._retiring
 
-    def take_evicted(self) -> list[AdapterKey]:
+    def take_evicted(self) -> list[Evicted]:
         """Adapters whose deletion ended since the last call, each once."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
+        return self._retirements.take_evicted()
 
     # --- what is where ----------------------------------------------------------------------------
 
@@ -210,15 +288,82 @@ class Residency(Generic[BlockT]):
         record = self._records.get(key)
         return record.source if record is not None and record.state is State.RESIDENT else None
 
+    def load_seconds(self, key: AdapterKey) -> float:
+        """How long the load took that made this adapter resident; 0 if it is not."""
+        record = self._records.get(key)
+        return record.load_seconds if record and record.state is State.RESIDENT else 0.0
+
     def leased_share(self, tenant_id: str) -> float:
         """The part of the arena under leases of this tenant's requests."""
-        return self._leased.get(tenant_id, 0) / self._arena.capacity
+        return self._leases.elements_of(tenant_id) / self._arena.capacity
 
     def snapshot(self) -> list[AdapterStatus]:
         """Every adapter that is in memory, requested or failed; most recently used first."""
         records = sorted(self._records.values(), key=_recency, reverse=True)
         keys = dict.fromkeys([*(record.key for record in records), *self._host.keys()])
         return [self._status(key) for key in keys]
+
+    def explain(self, key: AdapterKey) -> Explanation:
+        """Why an adapter is where it is."""
+        record, last = self._records.get(key), self._histories.last(key)
+        unit = self._arena.element_bytes
+        needed = self._num_elements(key)
+        failure = self.failure(key)
+        state = record.state.value if record is not None else STORED
+        return Explanation(
+            key=key,
+            now=self._clock(),
+            state=DELETING if key in self._retirements else state,
+            tier=self.tier(key),
+            since=last.at if last else None,
+            failure=failure,
+            retry_at=record.retry_at if record and record.failure else None,
+            order=self._num_ahead(record) if record else 0,
+            needed_bytes=None if needed is None else needed * unit,
+            free_bytes=self._arena.num_free * unit,
+            largest_free_bytes=self._arena.largest_free * unit,
+            leased_bytes=self._leases.elements * unit,
+            is_pinned=key in self._pins,
+            transitions=self._histories.of(key),
+        )
+
+    def figures(self) -> Figures:
+        unit = self._arena.element_bytes
+        pinned = sum(
+            record.placement.extent.size
+            for record in self._records.values()
+            if record.placement is not None and record.key in self._pins
+        )
+        return Figures(
+            device_bytes=(self._arena.capacity - self._arena.num_free) * unit,
+            host_bytes=self._host.used_bytes,
+            num_leases=len(self._leases),
+            leased_bytes=self._leases.elements * unit,
+            pinned_bytes=pinned * unit,
+            free_bytes=self._arena.num_free * unit,
+            largest_free_bytes=self._arena.largest_free * unit,
+            evictions=dict(self._departures),
+            num_leases_reaped=self.num_leases_reaped,
+            num_moves=self._room.num_moves,
+            moved_bytes=self._room.num_moved * unit,
+            load_seconds=self._load_times.snapshot(),
+        )
+
+    def _num_ahead(self, record: Record[BlockT]) -> int:
+        """Loads that began earlier and are not over, if this one is not."""
+        ended = (State.RESIDENT, State.FAILED)
+        if record.state in ended:
+            return 0
+        return sum(
+            other.order < record.order and other.state not in ended
+            for other in self._records.values()
+        )
+
+    def _num_elements(self, key: AdapterKey) -> int | None:
+        record = self._records.get(key)
+        if record is not None and record.placement is not None:
+            return record.placement.extent.size
+        return record.block.num_elements if record is not None and record.block else None
 
     def _status(self, key: AdapterKey) -> AdapterStatus:
         record = self._records.get(key)
@@ -232,27 +377,68 @@ class Residency(Generic[BlockT]):
 
     # --- transitions ------------------------------------------------------------------------------
 
+    def _ask(self, key: AdapterKey) -> Record[BlockT] | None:
+        """The record of an adapter that is on its way, or backs off; None if it is deleted."""
+        if key in self._retirements:
+            return None
+        record = self._records.get(key)
+        now = self._clock()
+        if record is None:
+            record = self._records[key] = Record(key)
+        elif record.state is not State.FAILED or now < record.retry_at:
+            return record
+        self._begin(record, now)
+        return record
+
+    def _ask_for_pinned(self) -> None:
+        """Pinned adapters come back by themselves, after failures with the ordinary back-off."""
+        now = self._clock()
+        if now < self._next_pin_time:
+            return
+        self._next_pin_time = now + PIN_INTERVAL_SECONDS
+        for key in self._pins:
+            self._ask(key)
+
     def _begin(self, record: Record[BlockT], now: float) -> None:
         self._num_requests += 1
         record.order = self._num_requests
         record.begun_at = record.last_used = now
-        record.failure, record.was_fetched_again = None, False
+        record.failure, record.was_fetched_again, record.is_requested = None, False, False
         record.block = self._host.acquire(record.key)
         if record.block is None:
             self._fetch(record)
             return
         record.source = Tier.HOST
-        self._await_room(record)
+        self._await_room(record, is_step=False)
+
+    def _enter(
+        self, record: Record[BlockT], state: State, *, is_step: bool = True, why: str | None = None
+    ) -> None:
+        """`is_step`: the stage of the load that the adapter was in is complete."""
+        now = self._clock()
+        if is_step:
+            self._load_times.add(record.state, now - record.entered_at)
+        record.state, record.entered_at = state, now
+        self._histories.note(record.key, state, now, why)
 
     def _fetch(self, record: Record[BlockT]) -> None:
-        record.state, record.source = State.FETCHING, Tier.STORE
+        record.source = Tier.STORE
+        self._enter(record, State.FETCHING, is_step=False)
         self._want(record.key)
 
-    def _await_room(self, record: Record[BlockT]) -> None:
-        record.state, record.waiting_since = State.HOST, self._clock()
+    def _await_room(self, record: Record[BlockT], *, is_step: bool) -> None:
         assert record.block is not None
+        self._enter(record, State.HOST, is_step=is_step)
+        record.waiting_since = record.entered_at
         if record.block.num_elements > self._arena.capacity:
             self._fail(record, _failure_of(ArenaTooSmall()))
+        else:
+            self._note_size(record)
+
+    def _note_size(self, record: Record[BlockT]) -> None:
+        num_elements = self._num_elements(record.key)
+        if num_elements is not None:
+            self._pins.note_size(record.key, num_elements)
 
     def _take_up_reads(self) -> bool:
         finished = self._reads.take_finished()
@@ -266,7 +452,7 @@ class Residency(Generic[BlockT]):
                 self._fail(record, _failure_of(result), cause=result)
             else:
                 record.block = result
-                self._await_room(record)
+                self._await_room(record, is_step=True)
         return bool(finished)
 
     def _take_up_copies(self) -> bool:
@@ -284,8 +470,11 @@ class Residency(Generic[BlockT]):
         assert record.placement is not None
         self._arena.publish(record.placement)
         self._release_block(record)
-        record.state = State.RESIDENT
-        record.resident_since = record.last_used = self._clock()
+        self._enter(record, State.RESIDENT)
+        record.resident_since = record.last_used = now = self._clock()
+        record.load_seconds = now - record.begun_at
+        record.kept_until = now + record.stay_seconds
+        record.backoff_seconds = 0.0
         self.num_loads += 1
 
     def _fail(
@@ -298,7 +487,8 @@ class Residency(Generic[BlockT]):
         }
         logger.warning("adapter_load_failed", extra=facts, exc_info=cause)
         self._vacate(record)
-        record.state, record.failure = State.FAILED, failure
+        self._enter(record, State.FAILED, is_step=False, why=failure.code)
+        record.failure, record.stay_seconds = failure, 0.0
         backoff = min(max(FIRST_BACKOFF_SECONDS, 2 * record.backoff_seconds), MAX_BACKOFF_SECONDS)
         record.backoff_seconds, record.retry_at = backoff, self._clock() + backoff
         self._forget_old_failures()
@@ -321,46 +511,53 @@ class Residency(Generic[BlockT]):
             self._reads.note_room()
 
     def _finish_retirements(self) -> bool:
-        """Erase the deleted adapters that no lease, read or copy uses any more."""
-        finished = [key for key in self._retiring if not self._is_used(self._records[key])]
-        for key in finished:
+        """Get on with the deletions that no lease, read, copy or move holds up any more."""
+        for key in self._retirements.keys_on_device():
+            if self._is_used(key):
+                continue
             self._reads.discard(key)
-            self._vacate(self._records.pop(key))
-            self._host.remove(key)
-            self._retiring.remove(key)
-            self._evicted.append(key)
-        return bool(finished)
+            record = self._records.pop(key, None)
+            if record is not None:
+                self._departures[Departure.DELETED] += record.placement is not None
+                self._vacate(record)
+            self._retirements.leave_device(key)
+        is_changed = self._retirements.finish(self._room.is_erasing)
+        if is_changed:
+            self._reads.note_room()
+        return is_changed
 
-    def _is_used(self, record: Record[BlockT]) -> bool:
-        key = record.key
-        return bool(record.leases) or self._reads.is_running(key) or key in self._copies
-
-    def _count_leased(self, record: Record[BlockT], sign: int) -> None:
-        assert record.placement is not None
-        tenant_id = record.key.tenant_id
-        leased = self._leased.get(tenant_id, 0) + sign * record.placement.extent.size
-        if leased:
-            self._leased[tenant_id] = leased
-        else:
-            del self._leased[tenant_id]
+    def _is_used(self, key: AdapterKey) -> bool:
+        if self._reads.is_running(key) or key in self._copies:
+            return True
+        record = self._records.get(key)
+        return record is not None and bool(record.leases or record.is_moving)
 
     def _waiting(self) -> list[Record[BlockT]]:
         return [record for record in self._records.values() if record.state is State.HOST]
 
     def _place_waiting(self) -> bool:
-        """Begin the copies of those that fit, or can be made to fit."""
-        waiting = self._waiting()
+        """Begin the copies of those that fit, and make room for the others."""
+        waiting = [record for record in self._waiting() if record.key not in self._retirements]
         for displaced in self._room.place_in_order(waiting):
-            del self._records[displaced.key]
-            self.num_evictions += 1
+            self._forget_displaced(displaced)
         num_copies = len(self._copies)
         for record in waiting:
             if record.placement is not None and record.block is not None:
-                record.state = State.LOADING
-                self._copies[record.key] = self._executor.submit(
-                    self._arena.copy_into, record.placement, record.block
+                self._enter(record, State.LOADING)
+                self._copies[record.key] = self._loaders.submit(
+                    record.placement.extent.size * self._arena.element_bytes,
+                    self._arena.copy_into,
+                    record.placement,
+                    record.block,
                 )
         return len(self._copies) > num_copies
+
+    def _forget_displaced(self, displaced: Displaced[BlockT]) -> None:
+        key, reason = displaced.record.key, displaced.reason
+        if key not in self._retirements:  # else its deletion goes on without it
+            self._histories.note(key, STORED, self._clock(), reason)
+        del self._records[key]
+        self._departures[reason] += 1
 
 
 def _recency(record: Record[BlockT]) -> tuple[bool, float]:

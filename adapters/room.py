@@ -1,26 +1,44 @@
-"""Room on the device: places blocks in the arena and displaces idle adapters for them.
+"""Room on the device: places blocks in the arena, moves and displaces idle adapters for them.
 
-Nobody starves: smaller adapters overtake one that does not fit for `PATIENCE_SECONDS` only. Then a
-window of the arena is reserved for it. What lies there gets no new leases and goes when its last
-lease ends, and no one else is placed there.
+Bytes are zeroed by the loader threads before they are free again, so room that is made is not there
+at once: whoever it is made for claims the window, and nobody else is placed in it. What lies in a
+claimed window gets no new leases.
+
+Nobody starves: smaller adapters overtake one that does not fit for `PATIENCE_SECONDS` only. Then it
+claims a window though leased adapters lie there; each goes when its last lease ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .block import PlacedExtra
-from .eviction import Cost, Occupant, choose_window
+from .byte_shares import Holding, Surplus, find_surplus
+from .compaction import plan_compaction
+from .eviction import FREE, Cost, Occupant, choose_window
 from .extents import Extent, Placement
 from .identity import AdapterKey
+from .loaders import Loaders
 from .reading import BlockT, BlockT_contra
-from .record import Record
+from .record import Departure, Record
 
 PATIENCE_SECONDS = 4.0
+WORKING_SET_SECONDS = 10.0
+"""An adapter within its tenant's share that was used so lately is not displaced for a tenant that
+is beyond its own."""
+ACTIVE_SECONDS = 60.0
+"""A tenant that used none of its adapters for so long has no share."""
+MAX_REFUSALS = 16
+"""Adapters for which room is looked for in vain in one round; the others wait for the next."""
+
+_SURPLUS, _ORDINARY, _KEPT, _PINNED = range(4)
+"""Ranks of a displacement's cost, cheapest first."""
 
 
 class DeviceArena(Protocol[BlockT_contra]):
@@ -32,6 +50,12 @@ class DeviceArena(Protocol[BlockT_contra]):
     @property
     def element_bytes(self) -> int: ...
 
+    @property
+    def num_free(self) -> int: ...
+
+    @property
+    def largest_free(self) -> int: ...
+
     def place(
         self,
         key: AdapterKey,
@@ -39,148 +63,377 @@ class DeviceArena(Protocol[BlockT_contra]):
         block_table: npt.NDArray[np.int64],
         extras: Sequence[PlacedExtra] = (),
         *,
-        avoid: Extent | None = None,
+        avoid: Sequence[Extent] = (),
     ) -> Placement | None: ...
+
+    def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None: ...
 
     def copy_into(self, placement: Placement, block: BlockT_contra) -> None: ...
 
+    def copy_between(self, source: Placement, target: Placement) -> None: ...
+
     def publish(self, placement: Placement) -> None: ...
 
-    def remove(self, row: int) -> None: ...
+    def retire(self, placement: Placement) -> None: ...
+
+    def erase(self, placement: Placement) -> None: ...
+
+    def free(self, placement: Placement) -> None: ...
 
 
-class _Reservation(NamedTuple):
+class Displaced(NamedTuple, Generic[BlockT]):
+    """An adapter that is on the device no more."""
+
+    record: Record[BlockT]
+    reason: Departure
+
+
+@dataclass
+class _Erasure:
+    """An extent that nothing refers to any more, until its bytes are zero."""
+
     key: AdapterKey
-    window: Extent
+    placement: Placement
+    job: Future[None]
+
+
+@dataclass
+class _Move(Generic[BlockT]):
+    record: Record[BlockT]
+    target: Placement
+    job: Future[None]
 
 
 class Room(Generic[BlockT]):
     """The arena's occupants and who waits for their place."""
 
-    def __init__(self, arena: DeviceArena[BlockT], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        arena: DeviceArena[BlockT],
+        loaders: Loaders,
+        clock: Callable[[], float],
+        *,
+        pins: Container[AdapterKey] = (),
+    ) -> None:
         self._arena = arena
+        self._loaders = loaders
         self._clock = clock
+        self._pins = pins
         self._occupants: dict[AdapterKey, Record[BlockT]] = {}
-        self._reservation: _Reservation | None = None
+        self._claims: dict[AdapterKey, Extent] = {}
+        self._draining: AdapterKey | None = None
+        """Whose claim waits for leases to end: one at a time."""
+        self._erasures: list[_Erasure] = []
+        self._moves: list[_Move[BlockT]] = []
+        self.num_moves = 0
+        self.num_moved = 0
+        """Elements."""
 
-    def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Record[BlockT]]:
-        """Give a placement to each of `waiting` for which there is, or can be made, room.
+    @property
+    def has_work(self) -> bool:
+        """Whether `poll` may change something without any further call."""
+        return bool(self._erasures or self._moves)
+
+    def poll(self) -> bool:
+        """Take up finished moves and erasures; True if something changed."""
+        return bool(self._take_up_moves()) | bool(self._take_up_erasures())
+
+    def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
+        """Give a placement to each of `waiting` for which there is room, or begin to make room.
 
         Returns the adapters that were displaced: they are on the device no more.
         """
-        displaced: list[Record[BlockT]] = []
-        smallest_refused = self._num_reachable() + 1
+        displaced: list[Displaced[BlockT]] = []
+        num_reachable = self._num_reachable() if waiting else 0
+        refused: dict[tuple[str, bool, bool], int] = {}
         for record in sorted(waiting, key=_order):
             assert record.block is not None
-            size = record.block.num_elements
-            if size >= smallest_refused and not self._is_reserved_for(record):
-                continue  # where a smaller one found no room there is none
+            size, rights = record.block.num_elements, self._rights(record)
+            is_hopeless = size > num_reachable or size >= refused.get(rights, size + 1)
+            if is_hopeless and record.key not in self._claims:
+                continue  # where a smaller one with the same rights found no room there is none
             displaced += self._place(record, record.block)
-            if record.placement is None:
-                smallest_refused = min(smallest_refused, size)
-        self._reserve_if_overdue([record for record in waiting if record.placement is None])
+            if record.placement is None and record.key not in self._claims:
+                refused[rights] = size
+                if len(refused) == MAX_REFUSALS:
+                    break
+        self._claim_if_overdue([record for record in waiting if record.placement is None])
         return displaced
 
     def vacate(self, record: Record[BlockT]) -> None:
-        """Take an adapter off the device, and off the list of those that wait for room."""
+        """Take an adapter off the device, and off the list of those that wait for room.
+
+        Its bytes are zeroed behind this; `is_erasing` tells whether they are not yet.
+        """
         assert not record.leases, "a leased adapter stays where it is"
+        assert not record.is_moving, "a move ends first"
         if record.placement is not None:
-            self._arena.remove(record.placement.row)
+            self._retire(record.key, record.placement)
             record.placement = None
             del self._occupants[record.key]
-        if self._is_reserved_for(record):
-            self._reservation = None
+        self._drop_claim(record.key)
 
     def is_leaving(self, record: Record[BlockT]) -> bool:
-        """Whether the adapter lies in the reserved window: nobody may lease it any more."""
-        if self._reservation is None or record.placement is None:
+        """Whether the adapter lies in a claimed window or moves: nobody may lease it now."""
+        if record.placement is None:
             return False
-        return record.placement.extent.overlaps(self._reservation.window)
+        if record.is_moving:
+            return True
+        extent = record.placement.extent
+        return any(extent.overlaps(window) for window in self._claims.values())
 
-    def _place(self, record: Record[BlockT], block: BlockT) -> list[Record[BlockT]]:
-        is_reserved = self._is_reserved_for(record)
-        avoid = self._reservation.window if self._reservation and not is_reserved else None
-        displaced = self._leaving() if is_reserved else []
-        self._vacate_all(displaced)
-        if not self._occupy(record, block, avoid):
-            victims = self._victims(block.num_elements, avoid)
-            self._vacate_all(victims)
-            displaced += victims
-            is_placed = self._occupy(record, block, avoid)
-            assert is_placed or not victims, "the window is free"
+    def is_erasing(self, key: AdapterKey) -> bool:
+        """Whether bytes of this adapter are in the arena that nothing refers to any more."""
+        return any(erasure.key == key for erasure in self._erasures)
+
+    # --- placing ----------------------------------------------------------------------------------
+
+    def _place(self, record: Record[BlockT], block: BlockT) -> list[Displaced[BlockT]]:
+        displaced = self._displace_leaving(record)
+        if self._occupy(record, block) or record.key in self._claims:
+            return displaced
+        if not self._begin_compaction(record, block):
+            displaced += self._displace_victims(record, block)
+            self._occupy(record, block)
         return displaced
 
-    def _reserve_if_overdue(self, waiting: list[Record[BlockT]]) -> None:
-        """Reserve a window for the first of those that wait, once it waited too long."""
-        first = min(waiting, key=_order, default=None)
-        if first is None or first.block is None or self._reservation:
-            return
-        if self._clock() - first.waiting_since < PATIENCE_SECONDS:
-            return
-        window = choose_window(
-            first.block.num_elements,
-            capacity=self._arena.capacity,
-            occupants=self._priced(_cost_to_drain),
-        )
-        assert window is not None, "everything can be drained"
-        self._reservation = _Reservation(first.key, window.extent)
-
-    def _occupy(self, record: Record[BlockT], block: BlockT, avoid: Extent | None) -> bool:
+    def _occupy(self, record: Record[BlockT], block: BlockT) -> bool:
         record.placement = self._arena.place(
-            record.key, block.num_elements, block.table, block.extras, avoid=avoid
+            record.key,
+            block.num_elements,
+            block.table,
+            block.extras,
+            avoid=self._claims_of_others(record.key),
         )
         if record.placement is None:
             return False
         self._occupants[record.key] = record
-        if self._is_reserved_for(record):
-            self._reservation = None
+        self._drop_claim(record.key)
         return True
 
-    def _vacate_all(self, records: list[Record[BlockT]]) -> None:
+    def _displace_leaving(self, record: Record[BlockT]) -> list[Displaced[BlockT]]:
+        """Displace who lies in the window that this record claims, and may go by now."""
+        window = self._claims.get(record.key)
+        if window is None:
+            return []
+        reason = Departure.DRAINED if self._draining == record.key else Departure.ROOM
+        leaving = [
+            occupant
+            for occupant in self._occupants.values()
+            if occupant.is_idle
+            and occupant.placement is not None
+            and occupant.placement.extent.overlaps(window)
+        ]
+        return self._displace(leaving, reason)
+
+    def _displace_victims(self, record: Record[BlockT], block: BlockT) -> list[Displaced[BlockT]]:
+        surplus = self._surplus(record, block, self._may_go)
+        window = choose_window(
+            block.num_elements,
+            capacity=self._arena.capacity,
+            occupants=self._priced(lambda occupant: self._cost_to_evict(occupant, record, surplus)),
+            avoid=self._claims_of_others(record.key),
+        )
+        if window is None:
+            return []
+        self._claims[record.key] = window.extent
+        victims = [self._occupants[key] for key in window.victims]
+        return [
+            displaced
+            for victim in victims
+            for displaced in self._displace(
+                [victim], Departure.SHARE if victim.key in surplus.keys else Departure.ROOM
+            )
+        ]
+
+    def _displace(
+        self, records: list[Record[BlockT]], reason: Departure
+    ) -> list[Displaced[BlockT]]:
         for record in records:
             self.vacate(record)
+        return [Displaced(record, reason) for record in records]
 
-    def _is_reserved_for(self, record: Record[BlockT]) -> bool:
-        return self._reservation is not None and self._reservation.key == record.key
+    def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> None:
+        """Claim a window for the first of those that requests wait for, once it waited too long."""
+        if self._draining is not None:
+            return
+        asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
+        first = min(asked, key=_order, default=None)
+        if first is None or first.block is None:
+            return
+        if self._clock() - first.waiting_since < PATIENCE_SECONDS:
+            return
+        surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
+        window = choose_window(
+            first.block.num_elements,
+            capacity=self._arena.capacity,
+            occupants=self._priced(lambda occupant: self._cost_to_drain(occupant, surplus)),
+            avoid=self._claims_of_others(first.key),
+        )
+        if window is not None:  # else other claims are in the way, and will be served first
+            self._claims[first.key] = window.extent
+            self._draining = first.key
 
-    def _leaving(self) -> list[Record[BlockT]]:
-        return [
-            record
-            for record in self._occupants.values()
-            if record.is_idle and self.is_leaving(record)
-        ]
+    def _drop_claim(self, key: AdapterKey) -> None:
+        self._claims.pop(key, None)
+        if self._draining == key:
+            self._draining = None
+
+    def _claims_of_others(self, key: AdapterKey) -> list[Extent]:
+        return [window for claimant, window in self._claims.items() if claimant != key]
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def _begin_compaction(self, record: Record[BlockT], block: BlockT) -> bool:
+        """Move idle adapters together so that a run that is large enough comes free."""
+        avoid = self._claims_of_others(record.key)
+        plan = plan_compaction(
+            block.num_elements,
+            capacity=self._arena.capacity,
+            occupants=self._priced(lambda r: Cost(_ORDINARY, r.last_used) if r.is_idle else None),
+            avoid=avoid,
+        )
+        if plan is None:
+            return False
+        self._claims[record.key] = plan.window
+        for key in plan.movers:
+            self._begin_move(self._occupants[key], [*avoid, plan.window])
+        return True
+
+    def _begin_move(self, record: Record[BlockT], avoid: Sequence[Extent]) -> None:
+        """Copy an idle adapter elsewhere; one for which there is no place will be displaced."""
+        source = record.placement
+        assert source is not None
+        target = self._arena.place_again(source.row, avoid=avoid)
+        if target is None:
+            return
+        record.is_moving = True
+        job = self._loaders.submit(
+            self._num_bytes(source), self._arena.copy_between, source, target
+        )
+        self._moves.append(_Move(record, target, job))
+
+    def _take_up_moves(self) -> int:
+        finished = [move for move in self._moves if move.job.done()]
+        for move in finished:
+            self._moves.remove(move)
+            record, source = move.record, move.record.placement
+            assert source is not None
+            record.is_moving = False
+            if move.job.exception() is None:
+                self._arena.publish(move.target)
+                record.placement = move.target
+                self._retire(record.key, source)
+                self.num_moves += 1
+                self.num_moved += move.target.extent.size
+            else:
+                self._retire(record.key, move.target)
+        return len(finished)
+
+    # --- zeroing ----------------------------------------------------------------------------------
+
+    def _retire(self, key: AdapterKey, placement: Placement) -> None:
+        self._arena.retire(placement)
+        self._erasures.append(_Erasure(key, placement, self._begin_erasing(placement)))
+
+    def _begin_erasing(self, placement: Placement) -> Future[None]:
+        return self._loaders.submit(self._num_bytes(placement), self._arena.erase, placement)
+
+    def _take_up_erasures(self) -> int:
+        finished = [erasure for erasure in self._erasures if erasure.job.done()]
+        for erasure in finished:
+            if erasure.job.exception() is None:
+                self._erasures.remove(erasure)
+                self._arena.free(erasure.placement)
+            else:  # not zero, so not free
+                erasure.job = self._begin_erasing(erasure.placement)
+        return len(finished)
+
+    def _num_bytes(self, placement: Placement) -> int:
+        return placement.extent.size * self._arena.element_bytes
+
+    # --- what it costs ----------------------------------------------------------------------------
+
+    def _rights(self, record: Record[BlockT]) -> tuple[str, bool, bool]:
+        """Adapters that are alike in these may displace the same others."""
+        return record.key.tenant_id, record.is_requested, record.key in self._pins
 
     def _num_reachable(self) -> int:
         """Elements that are free or held by adapters that may go now: nothing larger fits."""
-        return self._arena.capacity - sum(
-            occupant.extent.size
-            for occupant in self._priced(self._cost_to_evict)
-            if occupant.cost is None
+        now = self._clock()
+        fixed = sum(
+            record.placement.extent.size
+            for record in self._occupants.values()
+            if record.placement is not None and not (record.is_idle and now >= record.stays_until)
         )
-
-    def _victims(self, num_elements: int, avoid: Extent | None) -> list[Record[BlockT]]:
-        occupants = self._priced(self._cost_to_evict)
-        window = choose_window(
-            num_elements, capacity=self._arena.capacity, occupants=occupants, avoid=avoid
-        )
-        return [self._occupants[key] for key in window.victims] if window else []
+        return self._arena.capacity - fixed
 
     def _priced(self, cost: Callable[[Record[BlockT]], Cost | None]) -> list[Occupant]:
-        return [
+        """All that lies in the arena: adapters, what is on its way and what is zeroed."""
+        adapters = [
             Occupant(record.placement.extent, record.key, cost(record))
             for record in self._occupants.values()
             if record.placement is not None
         ]
+        targets = [Occupant(move.target.extent, None, None) for move in self._moves]
+        vanishing = [Occupant(erasure.placement.extent, None, FREE) for erasure in self._erasures]
+        return adapters + targets + vanishing
 
-    def _cost_to_evict(self, record: Record[BlockT]) -> Cost | None:
-        """Least recently used first, of those that may go now."""
-        may_go = record.is_idle and self._clock() >= record.stays_until
-        return record.last_used if may_go else None
+    def _cost_to_evict(
+        self, record: Record[BlockT], newcomer: Record[BlockT], surplus: Surplus
+    ) -> Cost | None:
+        """What a tenant has too many first, then the least recently used, of those that may go."""
+        now = self._clock()
+        if not self._may_go(record):
+            return None
+        if record.key in surplus.keys:
+            return Cost(_SURPLUS, record.last_used)
+        if now < record.kept_until:
+            return Cost(_KEPT, record.last_used) if newcomer.is_requested else None
+        is_in_work = now - record.last_used < WORKING_SET_SECONDS
+        is_foreign = record.key.tenant_id != newcomer.key.tenant_id
+        if surplus.is_newcomer_beyond and is_foreign and is_in_work:
+            return None if newcomer.key not in self._pins else Cost(_ORDINARY, record.last_used)
+        return Cost(_ORDINARY, record.last_used)
+
+    def _cost_to_drain(self, record: Record[BlockT], surplus: Surplus) -> Cost | None:
+        """All but what moves can be waited for; pinned adapters only if nothing else will do."""
+        if record.is_moving:
+            return None
+        if record.key in self._pins:
+            return Cost(_PINNED, record.last_used)
+        rank = _SURPLUS if record.key in surplus.keys else _ORDINARY
+        return Cost(rank, record.last_used)
+
+    def _may_go(self, record: Record[BlockT]) -> bool:
+        is_staying = self._clock() < record.stays_until
+        return record.is_idle and not is_staying and record.key not in self._pins
+
+    def _surplus(
+        self,
+        newcomer: Record[BlockT],
+        block: BlockT,
+        may_go: Callable[[Record[BlockT]], bool],
+    ) -> Surplus:
+        now = self._clock()
+        records = self._occupants.values()
+        active = frozenset(
+            record.key.tenant_id
+            for record in records
+            if record.leases or now - record.last_used < ACTIVE_SECONDS
+        )
+        return find_surplus(
+            [
+                Holding(record.key, record.placement.extent.size, record.last_used, may_go(record))
+                for record in records
+                if record.placement is not None
+            ],
+            capacity=self._arena.capacity,
+            active=active,
+            newcomer=newcomer.key,
+            newcomer_size=block.num_elements,
+        )
 
 
 def _order(record: Record[BlockT]) -> int:
     return record.order
-
-
-def _cost_to_drain(record: Record[BlockT]) -> Cost:
-    return record.last_used

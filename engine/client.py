@@ -37,6 +37,7 @@ from .heartbeat import SILENT_LOOKS, StallWatch
 from .messages import (
     Abort,
     AdapterEvicted,
+    AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
     AdapterWanted,
@@ -46,11 +47,14 @@ from .messages import (
     EngineStats,
     ErrorInfo,
     EvictAdapter,
+    EvictionReceipt,
+    ExplainAdapter,
     FinishReason,
     FromEngine,
     GenerationRequest,
     Prefetch,
     RequestFinished,
+    SetPinned,
     StepEvents,
     Submit,
     ToEngine,
@@ -121,7 +125,10 @@ class EngineClient:
         self._quarantine = Quarantine(time.monotonic)
         self._residents: list[AdapterKey] = []
         """What the next process is asked to bring to the device, most recently used first."""
-        self._evictions: dict[AdapterKey, asyncio.Future[None]] = {}
+        self._pinned: list[AdapterKey] = []
+        """What every process is told to keep; see `SetPinned`."""
+        self._evictions: dict[AdapterKey, asyncio.Future[EvictionReceipt]] = {}
+        self._explanations: dict[AdapterKey, asyncio.Future[AdapterExplanation]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
@@ -226,7 +233,9 @@ class EngineClient:
         watch, seconds = StallWatch(), self._restarts.stall_seconds
         while True:
             await asyncio.sleep(seconds / SILENT_LOOKS)
-            has_work = self.is_ready and bool(self._streams or self._evictions)
+            has_work = self.is_ready and bool(
+                self._streams or self._evictions or self._explanations
+            )
             if watch.look(process.heartbeat.count, has_work=has_work):
                 break
         self.state = EngineState.STALLED
@@ -248,7 +257,10 @@ class EngineClient:
         for fetch in self._fetches:
             fetch.cancel()
         for key in list(self._evictions):
-            self._on_evicted(key)
+            self._on_evicted(key, EvictionReceipt())
+        for explanation in self._explanations.values():
+            explanation.cancel()
+        self._explanations.clear()
         for stream in list(self._streams.values()):
             if stream.is_started or stream.is_aborted or stream.num_submissions == MAX_SUBMISSIONS:
                 objection = self._quarantine.objection(stream.request)
@@ -340,27 +352,69 @@ class EngineClient:
 
     # --- adapters ---------------------------------------------------------------------------------
 
-    async def evict_adapter(self, key: AdapterKey) -> None:
-        """Return once no tier of the engine holds the adapter; its requests end.
+    async def evict_adapter(
+        self, key: AdapterKey, *, drain_seconds: float = 0.0
+    ) -> EvictionReceipt:
+        """Return once no tier of the engine holds the adapter.
 
-        An engine that is down holds nothing.
+        Its running requests have `drain_seconds` to end, all others end at once; a deletion that is
+        under way keeps its own deadline. An engine that is down holds nothing.
         """
+        self._pinned = [pinned for pinned in self._pinned if pinned != key]
         if self.state not in (EngineState.READY, EngineState.STALLED):
             self._forget_resident(key)
-            for stream in list(self._streams.values()):
-                if stream.request.adapter == key:
-                    self._end(stream, AdapterDeleted())
-            return
+            streams = [s for s in self._streams.values() if s.request.adapter == key]
+            for stream in streams:
+                self._end(stream, AdapterDeleted())
+            return EvictionReceipt(num_aborted=len(streams))
         if key not in self._evictions:
             self._evictions[key] = asyncio.get_running_loop().create_future()
-            self._send(EvictAdapter(key))
-        await asyncio.shield(self._evictions[key])
+            self._send(EvictAdapter(key, drain_seconds))
+        return await asyncio.shield(self._evictions[key])
 
-    def _on_evicted(self, key: AdapterKey) -> None:
+    def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
+        """Keep exactly these adapters on the device, most wanted first; see `SetPinned`.
+
+        An engine that restarts, or is down now, is told when it is ready.
+        """
+        self._pinned = list(dict.fromkeys(keys))
+        if self.is_ready:
+            self._send_pinned()
+
+    def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:
+        """Begin to bring an adapter to the device; see `Prefetch`. A down engine forgets it."""
+        if self.is_ready and not self._quarantine.holds(key):
+            self._send(Prefetch(key, stay_seconds))
+
+    async def explain_adapter(self, key: AdapterKey) -> AdapterExplanation:
+        """Where an adapter is in the engine, since when, and what it waits for.
+
+        Raises EngineUnavailable while there is no engine to ask.
+        """
+        if not self.is_ready:
+            raise EngineUnavailable
+        answer = self._explanations.get(key)
+        if answer is None:
+            answer = self._explanations[key] = asyncio.get_running_loop().create_future()
+            self._send(ExplainAdapter(key))
+        await asyncio.wait([answer])
+        if answer.cancelled():
+            raise EngineUnavailable
+        return answer.result()
+
+    def _on_evicted(self, key: AdapterKey, receipt: EvictionReceipt) -> None:
         self._forget_resident(key)
         eviction = self._evictions.pop(key, None)
         if eviction is not None:
-            eviction.set_result(None)
+            eviction.set_result(receipt)
+
+    def _on_explained(self, explanation: AdapterExplanation) -> None:
+        answer = self._explanations.pop(explanation.key, None)
+        if answer is not None:
+            answer.set_result(explanation)
+
+    def _send_pinned(self) -> None:
+        self._send(SetPinned([key for key in self._pinned if not self._quarantine.holds(key)]))
 
     def _note_residents(self, stats: EngineStats) -> None:
         keys = [entry.key for entry in stats.adapters if entry.tier is Tier.DEVICE]
@@ -408,8 +462,10 @@ class EngineClient:
                     self._deliver(event)
             case AdapterWanted(key):
                 self._start_fetch(key)
-            case AdapterEvicted(key):
-                self._on_evicted(key)
+            case AdapterEvicted(key, receipt):
+                self._on_evicted(key, receipt)
+            case AdapterExplanation():
+                self._on_explained(message)
             case EngineStats():
                 self.stats = message
                 self._note_residents(message)
@@ -436,6 +492,8 @@ class EngineClient:
                 self._end(stream, objection)
             else:
                 self._send_request(stream)
+        if self._pinned:
+            self._send_pinned()
         self._bring_residents_back()
 
 

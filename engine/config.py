@@ -56,6 +56,11 @@ class EngineConfig:
     """Device bytes for KV blocks; None: the rest."""
     host_cache_bytes: int = 1 << 30
     """Host memory for adapters behind the arena."""
+    num_loader_threads: int = 2
+    """Threads that read, copy and zero adapters; one of them is kept for those below 64 MiB."""
+    loader_duty: float = 0.2
+    """The part of one CPU core that all of these may have together while requests run; 1 and more:
+    as much as they can get. See `adapters.loaders.Pace`."""
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
@@ -85,5 +90,9 @@ class EngineConfig:
             )
         if self.attention_window is not None and self.attention_window < 1:
             raise InvalidParameter("attention_window", "must be at least 1")
+        if self.num_loader_threads < 1:
+            raise InvalidParameter("num_loader_threads", "must be at least 1")
+        if not self.loader_duty > 0:
+            raise InvalidParameter("loader_duty", "must be positive")
         if self.attention_sinks < 0:
             raise InvalidParameter("attention_sinks", "must not be negative")

@@ -9,7 +9,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 import torch
@@ -18,11 +17,14 @@ from torch import Tensor
 from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
 from ..adapters.identity import AdapterKey
+from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.residency import Residency
+from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
+from .drains import Drains
 from .errors import (
     AdapterDeleted,
     EngineError,
@@ -45,12 +47,14 @@ from .messages import (
     EngineStats,
     ErrorInfo,
     EvictAdapter,
+    ExplainAdapter,
     FinishReason,
     FromEngine,
     GenerationRequest,
     Prefetch,
     RequestFinished,
     RequestStarted,
+    SetPinned,
     StepEvents,
     Submit,
     ToEngine,
@@ -69,7 +73,7 @@ from .utilization import KvReads, Utilization
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.5
-NUM_LOADER_THREADS = 2
+REAP_INTERVAL_SECONDS = 5.0
 
 
 class EngineCore:
@@ -99,6 +103,8 @@ class EngineCore:
         self._num_prefix_query_tokens = self._num_step_sequences = 0
         self._tenant_service = TenantService()
         self._next_stats_time = 0.0
+        self._next_reap_time = clock() + REAP_INTERVAL_SECONDS
+        self._hits = HitsByTier()
 
         peak = measure_peak(
             base.device,
@@ -108,15 +114,20 @@ class EngineCore:
         )
         self._utilization = Utilization(peak)
         self._cost = model_cost(base, tuple(_kv_reads(base, plan)))
-        arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device)
+        self._pace = Pace(config.loader_duty)
+        arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device, pace=self._pace)
         base.attach_arena(arena)
         host = HostCache(
-            base.layout, config.host_cache_bytes, base.dtype, page_locked=base.device.type == "cuda"
+            base.layout,
+            config.host_cache_bytes,
+            base.dtype,
+            page_locked=base.device.type == "cuda",
+            pace=self._pace,
         )
-        self._loaders = ThreadPoolExecutor(NUM_LOADER_THREADS, "adapter-loader")
+        self._loaders = LoaderThreads(config.num_loader_threads)
         self._arena, self._host = arena, host
         self._residency = Residency(
-            arena=arena, host=host, executor=self._loaders, want=self._want, clock=clock
+            arena=arena, host=host, loaders=self._loaders, want=self._want, clock=clock
         )
         cache = KvCache(
             plan.kv_groups,
@@ -139,6 +150,13 @@ class EngineCore:
             residency=self._residency,
             costs=StepCosts(),
             clock=clock,
+        )
+        self._drains = Drains(
+            scheduler=self._scheduler,
+            residency=self._residency,
+            kv=self._kv,
+            clock=clock,
+            abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
         )
         self._runner = ModelRunner(base, cache, arena)
 
@@ -171,33 +189,42 @@ class EngineCore:
                 self._residency.fetched(key, path, tier)
             case AdapterFetchFailed(key, error):
                 self._residency.fetch_failed(key, error.code, error.message)
-            case EvictAdapter(key):
-                self._evict(key)
-            case Prefetch(key):
-                self._residency.request(key)
+            case EvictAdapter(key, drain_seconds):
+                self._drains.begin(key, drain_seconds)
+            case SetPinned(keys):
+                self._residency.set_pinned(keys)
+            case Prefetch(key, stay_seconds):
+                self._residency.prefetch(key, stay_seconds)
+            case ExplainAdapter(key):
+                self._outbox.append(explain(self._residency, key))
             case _:
                 assert_never(message)
 
     def step(self) -> list[FromEngine]:
         """One iteration: take up finished loads, schedule, run, process."""
         self._residency.poll()
-        self._outbox += [AdapterEvicted(key) for key in self._residency.take_evicted()]
+        self._reap_if_due()
+        self._outbox += [AdapterEvicted(*answer) for answer in self._drains.poll()]
         batch, started, failed = self._scheduler.schedule()
         self._events.started.extend(started)
         for request, error in failed:
             self._announce_end(request, FinishReason.ERROR, error)
         self._count_started(started)
+        self._pace.is_busy = batch is not None
         if batch:
             self._run_measured(batch)
+            self._pace.is_busy = self._scheduler.num_running > 0
         return self._take_messages()
 
     def close(self) -> None:
         """Stop the loader threads."""
-        self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._pace.is_busy = False
+        self._loaders.close()
 
     def _count_started(self, started: Sequence[RequestStarted]) -> None:
         for event in started:
             self._num_cached_tokens += event.num_cached_tokens
+            self._hits.add(event)
             if request := self._scheduler.get(event.request_id):
                 num_prompt_tokens = request.num_prompt_tokens
                 self._num_prompt_tokens += num_prompt_tokens
@@ -226,6 +253,8 @@ class EngineCore:
             adapter_tier=self._residency.tier(adapter) if adapter else None,
         )
         try:
+            if adapter in self._drains:
+                raise AdapterDeleted
             _check_token_ids(submitted, self.info.vocab_size)
             self._scheduler.add(request)
         except EngineError as exc:
@@ -260,18 +289,21 @@ class EngineCore:
                 stop_token_id=stop_token_id,
             )
         )
+        self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
     # --- adapters ---------------------------------------------------------------------------------
 
     def _want(self, key: AdapterKey) -> None:
         self._outbox.append(AdapterWanted(key))
 
-    def _evict(self, key: AdapterKey) -> None:
-        for request in self._scheduler.requests():
-            if request.submitted.adapter == key:
-                self._finish(request, FinishReason.ERROR, AdapterDeleted())
-        self._kv.drop_adapter(key)
-        self._residency.evict(key)
+    def _reap_if_due(self) -> None:
+        """Leases belong to requests that hold them: release any other."""
+        if self._clock() < self._next_reap_time:
+            return
+        self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
+        self._residency.reap(
+            request.request_id for request in self._scheduler.requests() if request.lease
+        )
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -417,6 +449,7 @@ class EngineCore:
             num_step_sequences=self._num_step_sequences,
             utilization=self._utilization.snapshot(),
             tenant_service=self._tenant_service.snapshot(),
+            adapter_tiers=tier_stats(self._residency, self._hits),
         )
 
 

@@ -1,8 +1,9 @@
 """What crosses the border between the engine and the rest: plain, typed, schema-checked data.
 
-Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter,
-Prefetch.
-From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, EngineStats, EngineFailed.
+Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter, SetPinned,
+Prefetch, ExplainAdapter.
+From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, AdapterExplanation,
+EngineStats, EngineFailed.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
 as msgpack. Every submitted request ends in exactly one RequestFinished.
@@ -100,14 +101,42 @@ class AdapterFetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class EvictAdapter:
-    """Forget this adapter: abort its requests, drop its weights from every tier and its KV."""
+    """Forget this adapter: drop its weights from every tier, and its KV. AdapterEvicted answers.
+
+    No request for it is taken from now on. Those that run have `drain_seconds` to end by
+    themselves; whoever is left then, or does not run yet, ends with `adapter_deleted`.
+    """
 
     key: AdapterKey
+    drain_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetPinned:
+    """These adapters, and no others, are to stay on the device and come back by themselves.
+
+    In the order of preference: pins hold a part of the arena at most (`pins.MAX_PINNED_PART`), and
+    those that do not fit into it any more, which a caller who sends the latest first makes the
+    least recently pinned, are adapters like any other.
+    """
+
+    keys: list[AdapterKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bring this adapter to the device though no request names it yet, as after a restart."""
+    """Bring this adapter to the device though no request names it yet, as after a restart.
+
+    It stays `stay_seconds` at least, unless a waiting request needs the room.
+    """
+
+    key: AdapterKey
+    stay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAdapter:
+    """Tell why this adapter is where it is; AdapterExplanation answers."""
 
     key: AdapterKey
 
@@ -165,6 +194,9 @@ class RequestStarted:
     """Where the adapter was when the request arrived; None for the base model."""
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""
+    adapter_load_ms: float | None = None
+    """How long the load took that this request waited for; 0 if its adapter was on the device, None
+    for the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +253,68 @@ class AdapterWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictionReceipt:
+    """What a deletion removed from the engine."""
+
+    device_bytes: int = 0
+    """Zeroed on the device."""
+    host_bytes: int = 0
+    """Zeroed in host memory."""
+    num_drained: int = 0
+    """Requests that ended by themselves after the deletion had begun."""
+    num_aborted: int = 0
+    """Requests that ended with `adapter_deleted`."""
+    seconds: float = 0.0
+    """From EvictAdapter to this answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterEvicted:
     """The answer to EvictAdapter: no tier of the engine holds this adapter, its bytes are zero."""
 
     key: AdapterKey
+    receipt: EvictionReceipt = field(default_factory=EvictionReceipt)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTransition:
+    """One change in the life of an adapter inside the engine."""
+
+    state: str
+    """As in `AdapterExplanation.state`."""
+    seconds_ago: float
+    reason: str | None = None
+    """Why, where it is more than the next step of a load: a failure's code, or the eviction's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterExplanation:
+    """The answer to ExplainAdapter: where an adapter is, and what it waits for."""
+
+    key: AdapterKey
+    state: str
+    """One of `adapters.record.State`, or `stored`: nobody has asked for it, or `deleting`."""
+    tier: Tier
+    """The fastest that has it."""
+    since_seconds: float | None
+    """How long it has been in this state; None if it was never in another."""
+    reason: ErrorInfo | None
+    """Why the last attempt failed."""
+    retry_in_seconds: float | None
+    """When a request may begin the next attempt, if the last one failed."""
+    order: int
+    """Loads ahead of this one, 0 if it does not wait."""
+    needed_bytes: int | None
+    """Its size on the device; None while no tier of the engine has it."""
+    free_bytes: int
+    """Of the arena."""
+    largest_free_bytes: int
+    """The largest free run in one piece."""
+    leased_bytes: int
+    """Under leases of running requests: what cannot make room now."""
+    is_pinned: bool
+    transitions: list[AdapterTransition] = field(default_factory=list)
+    """The last ones, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +343,42 @@ class UtilizationStats:
     peak_bytes_per_second: float = 0.0
     """What this device reaches, measured at start."""
     peak_flops_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsHistogram:
+    """How often something took how long."""
+
+    bounds: list[float] = field(default_factory=list)
+    """Upper bounds of the buckets, ascending; behind them is one more without a bound."""
+    counts: list[int] = field(default_factory=list)
+    """In each bucket alone."""
+    sum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTierStats:
+    """What the engine's adapter tiers hold and how they got it; counters are since its start."""
+
+    bytes_by_tier: dict[Tier, int] = field(default_factory=dict)
+    """Held on the device and in host memory."""
+    num_leases: int = 0
+    leased_bytes: int = 0
+    pinned_bytes: int = 0
+    """On the device under a pin that is in force."""
+    fragmentation: float = 0.0
+    """The part of the arena's free bytes that lies outside of the largest free run."""
+    evictions: dict[str, int] = field(default_factory=dict)
+    """Adapters that left the device, by reason: `adapters.record.Departure`."""
+    num_leases_reaped: int = 0
+    """Leases whose requests were gone: each is a defect."""
+    num_moves: int = 0
+    """Adapters moved within the arena so that its free runs join."""
+    moved_bytes: int = 0
+    load_seconds: dict[str, SecondsHistogram] = field(default_factory=dict)
+    """By stage: fetch, read, wait (for room) and copy."""
+    hits: dict[Tier, int] = field(default_factory=dict)
+    """Requests by where their adapter was when they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +412,25 @@ class EngineStats:
     utilization: UtilizationStats = field(default_factory=UtilizationStats)
     tenant_service: list[tuple[str, int]] = field(default_factory=list)
     """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""
+    adapter_tiers: AdapterTierStats = field(default_factory=AdapterTierStats)
 
 
-ToEngine = Submit | Abort | AdapterFetched | AdapterFetchFailed | EvictAdapter | Prefetch
-FromEngine = EngineReady | StepEvents | AdapterWanted | AdapterEvicted | EngineStats | EngineFailed
+ToEngine = (
+    Submit
+    | Abort
+    | AdapterFetched
+    | AdapterFetchFailed
+    | EvictAdapter
+    | SetPinned
+    | Prefetch
+    | ExplainAdapter
+)
+FromEngine = (
+    EngineReady
+    | StepEvents
+    | AdapterWanted
+    | AdapterEvicted
+    | AdapterExplanation
+    | EngineStats
+    | EngineFailed
+)

@@ -434,7 +434,15 @@ class Scheduler:
             adapter_wait_seconds=request.adapter_wait_seconds,
             adapter_tier=self._found_tier(request),
             num_cached_tokens=request.num_cached_tokens,
+            adapter_load_ms=self._load_ms(request),
         )
+
+    def _load_ms(self, request: Request) -> float | None:
+        if request.line is None:
+            return None
+        if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
+            return 0.0
+        return 1e3 * self._residency.load_seconds(request.line)
 
     def _found_tier(self, request: Request) -> Tier | None:
         """Where the adapter was when the request came; what lay on disk only the fetcher knew."""

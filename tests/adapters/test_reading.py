@@ -7,7 +7,7 @@ from pathlib import Path
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.reading import ReadQueue
 from support.blocks import make_key
-from support.residency import FakeBlock, FakeHost, ManualExecutor
+from support.residency import FakeBlock, FakeHost, ManualLoaders
 
 A, B, C, IN_USE = (make_key(name) for name in ("a", "b", "c", "in use"))
 
@@ -17,8 +17,8 @@ class Reads:
 
     def __init__(self) -> None:
         self.host = FakeHost(4)
-        self.executor = ManualExecutor()
-        self.queue: ReadQueue[FakeBlock] = ReadQueue(self.host, self.executor)
+        self.loaders = ManualLoaders()
+        self.queue: ReadQueue[FakeBlock] = ReadQueue(self.host, self.loaders)
         self.host.files[Path("in use")] = 4
         self.host.read(IN_USE, Path("in use"))
 
@@ -30,7 +30,7 @@ class Reads:
     def run(self) -> list[AdapterKey]:
         """Begin what may begin, end it, and say what arrived."""
         self.queue.start()
-        self.executor.run_all()
+        self.loaders.run_all()
         return [key for key, _ in self.queue.take_finished()]
 
 
@@ -39,7 +39,7 @@ def test_a_refused_read_is_tried_again_when_there_is_new_room_and_not_before() -
     reads.add(A, 4, order=1)
     assert reads.run() == []
     reads.queue.start()
-    assert len(reads.executor) == 0
+    assert len(reads.loaders) == 0
     reads.host.release(IN_USE)
     reads.queue.note_room()
     assert reads.run() == [A]
@@ -52,14 +52,14 @@ def test_a_refused_read_is_tried_again_alone_and_stays_first() -> None:
     reads.run()
     reads.add(B, 1, order=2)
     reads.queue.start()
-    assert len(reads.executor) == 0
+    assert len(reads.loaders) == 0
     reads.queue.note_room()
     reads.queue.start()
-    assert len(reads.executor) == 1
-    reads.executor.run()
+    assert len(reads.loaders) == 1
+    reads.loaders.run()
     reads.queue.take_finished()
     reads.queue.start()
-    assert len(reads.executor) == 0, "refused again, but still before B"
+    assert len(reads.loaders) == 0, "refused again, but still before B"
     reads.host.release(IN_USE)
     reads.queue.note_room()
     assert reads.run() == [A]
@@ -81,8 +81,8 @@ def test_a_failed_read_makes_room_for_a_refused_one() -> None:
     reads.add(A, 4, order=1)
     reads.add(B, 4, order=2)
     reads.queue.start()
-    reads.executor.run(1)
-    reads.executor.run(0, error=OSError("unreadable"))
+    reads.loaders.run(1)
+    reads.loaders.run(0, error=OSError("unreadable"))
     finished = reads.queue.take_finished()
     assert [key for key, _ in finished] == [A]
     reads.host.release(IN_USE)

@@ -32,12 +32,12 @@ def test_a_cold_adapter_is_fetched_read_and_copied_and_then_leased() -> None:
     world.fetch(A, 4, Tier.DISK)
     assert residency.tier(A) is Tier.DISK
     residency.poll()
-    world.executor.run()
+    world.loaders.run()
     assert residency.poll()
     assert residency.tier(A) is Tier.HOST
     assert residency.acquire(A, "r") is None
 
-    world.executor.run()
+    world.loaders.run()
     assert residency.poll()
     assert residency.tier(A) is Tier.DEVICE
     lease = residency.acquire(A, "r")
@@ -93,10 +93,10 @@ def test_loads_of_different_adapters_run_side_by_side_and_end_in_any_order() -> 
         world.residency.request(key)
         world.fetch(key, 4)
     world.residency.poll()
-    assert len(world.executor) == 2
-    world.executor.run(1)
+    assert len(world.loaders) == 2
+    world.loaders.run(1)
     world.residency.poll()
-    world.executor.run(1)
+    world.loaders.run(1)
     world.residency.poll()
     assert resident(world) == {B}
     world.settle()
@@ -418,11 +418,11 @@ def test_host_memory_that_comes_free_during_a_refused_read_is_not_missed() -> No
     world.residency.request(C)
     world.fetch(B, 4)
     world.residency.poll()
-    world.executor.run()
+    world.loaders.run()
     world.residency.poll()  # B is in host memory and waits for A's stay to end
     world.fetch(C, 4)
     world.residency.poll()
-    world.executor.run()  # refused, but that is not taken up yet
+    world.loaders.run()  # refused, but that is not taken up yet
     world.residency.evict(B)
     world.settle()
     assert world.host.holds(C)
@@ -496,9 +496,9 @@ def test_a_failed_copy_gives_back_its_extent_and_its_use_of_host_memory() -> Non
     world.residency.request(A)
     world.fetch(A, 4)
     world.residency.poll()
-    world.executor.run()
+    world.loaders.run()
     world.residency.poll()
-    world.executor.run(error=RuntimeError("device lost"))
+    world.loaders.run(error=RuntimeError("device lost"))
     world.residency.poll()
     assert world.residency.failure(A) is not None
     assert world.arena.used == 0
@@ -599,12 +599,12 @@ def test_deleting_during_a_read_or_copy_waits_for_its_end(
     world.fetch(A, 4)
     world.residency.poll()
     for _ in range(num_jobs_before):
-        world.executor.run()
+        world.loaders.run()
         world.residency.poll()
     assert not world.residency.evict(A)
     world.residency.poll()
     assert world.residency.take_evicted() == []
-    world.executor.run(error=error)
+    world.loaders.run(error=error)
     world.settle()
     assert world.residency.take_evicted() == [A]
     assert world.arena.used == world.host.used == 0
@@ -619,7 +619,7 @@ def test_deleting_during_a_read_that_is_refused_ends() -> None:
     world.fetch(C, 4)
     world.residency.poll()
     assert not world.residency.evict(C)
-    world.executor.run()  # host memory is full of B
+    world.loaders.run()  # host memory is full of B
     world.residency.poll()
     assert world.residency.take_evicted() == [C]
 

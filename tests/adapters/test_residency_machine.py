@@ -71,11 +71,11 @@ class ResidencyMachine(RuleBasedStateMachine):
             case _:
                 self.world.fetch(key, SIZES[key], Tier.DISK)
 
-    @precondition(lambda self: len(self.world.executor) > 0)
+    @precondition(lambda self: len(self.world.loaders) > 0)
     @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
     def run_job(self, data: st.DataObject, fails: bool) -> None:
-        index = data.draw(st.integers(0, len(self.world.executor) - 1))
-        self.world.executor.run(index, error=RuntimeError("planted") if fails else None)
+        index = data.draw(st.integers(0, len(self.world.loaders) - 1))
+        self.world.loaders.run(index, error=RuntimeError("planted") if fails else None)
 
     @rule(count=st.integers(1, 3))
     def poll(self, count: int) -> None:

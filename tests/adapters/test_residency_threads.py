@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.loaders import LoaderThreads
 from loraplex.adapters.residency import Lease, Residency, Tier
 from support.blocks import StoredBlock, make_key, make_layout, write_block
 
@@ -40,11 +41,11 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
     host = HostCache(make_layout(), 6 * 4 * largest, torch.float32)
     wanted: list[AdapterKey] = []
     ticks = count()
-    with ThreadPoolExecutor(2) as loaders:
+    with closing(LoaderThreads(2)) as loaders:
         residency: Residency[HostBlock] = Residency(
             arena=arena,
             host=host,
-            executor=loaders,
+            loaders=loaders,
             want=wanted.append,
             clock=lambda: next(ticks) * 0.01,
         )
@@ -78,8 +79,9 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
                 break
         for key in stored:
             residency.evict(key)
-        while residency.snapshot():
+        while residency.snapshot() or residency.has_pending_work:
             residency.poll()
+            residency.take_evicted()
     assert residency.num_evictions > 0
     assert arena.used_bytes == host.used_bytes == 0
     assert not arena.flat.any()

@@ -14,9 +14,12 @@ from loraplex.engine.errors import MalformedMessage
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
+    AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
     AdapterResidency,
+    AdapterTierStats,
+    AdapterTransition,
     AdapterWanted,
     EngineFailed,
     EngineInfo,
@@ -24,11 +27,16 @@ from loraplex.engine.messages import (
     EngineStats,
     ErrorInfo,
     EvictAdapter,
+    EvictionReceipt,
+    ExplainAdapter,
     FinishReason,
     FromEngine,
     GenerationRequest,
+    Prefetch,
     RequestFinished,
     RequestStarted,
+    SecondsHistogram,
+    SetPinned,
     StepEvents,
     Submit,
     ToEngine,
@@ -65,7 +73,7 @@ SAMPLING = SamplingParams(
 )
 EVENTS = StepEvents(
     started=[
-        RequestStarted("r", 0.5, 0.25, Tier.DISK, 16),
+        RequestStarted("r", 0.5, 0.25, Tier.DISK, 16, 250.0),
         RequestStarted("b", 0, 0, None, 0),
     ],
     tokens=[
@@ -85,6 +93,12 @@ STATS = EngineStats(
     kv_usage=0.5,
     utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
     tenant_service=[("acme", 1 << 40)],
+    adapter_tiers=AdapterTierStats(
+        bytes_by_tier={Tier.DEVICE: 1 << 30},
+        evictions={"share": 3},
+        load_seconds={"read": SecondsHistogram([0.1, 1.0], [5, 1, 0], 0.75)},
+        hits={Tier.DEVICE: 4},
+    ),
 )
 TO_ENGINE: list[ToEngine] = [
     Submit(GenerationRequest("r", "acme", [1, 2], SAMPLING, KEY, "probe", return_logits=True)),
@@ -93,6 +107,10 @@ TO_ENGINE: list[ToEngine] = [
     AdapterFetched(KEY, "/tmp/ä", Tier.STORE),
     AdapterFetchFailed(KEY, ERROR),
     EvictAdapter(KEY),
+    EvictAdapter(KEY, 2.5),
+    SetPinned([KEY]),
+    Prefetch(KEY, 60.0),
+    ExplainAdapter(KEY),
 ]
 FROM_ENGINE: list[FromEngine] = [
     EngineReady(INFO),
@@ -100,6 +118,11 @@ FROM_ENGINE: list[FromEngine] = [
     StepEvents(),
     AdapterWanted(KEY),
     AdapterEvicted(KEY),
+    AdapterEvicted(KEY, EvictionReceipt(4096, 4096, 2, 1, 0.5)),
+    AdapterExplanation(
+        *(KEY, "failed", Tier.STORE, 1.5, ERROR, 0.5, 3, None, 1 << 20, 1 << 19, 0, True),
+        [AdapterTransition("fetching", 2.5), AdapterTransition("failed", 1.5, "object_corrupt")],
+    ),
     STATS,
     EngineFailed(ERROR),
 ]

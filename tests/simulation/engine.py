@@ -12,14 +12,15 @@ from typing import NamedTuple
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Residency
 from loraplex.engine.batch import ScheduledBatch, ScheduledSequence
+from loraplex.engine.drains import Drains
 from loraplex.engine.errors import AdapterDeleted, EngineError, NumericalError, StaleExtent
 from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.messages import EvictionReceipt, GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduler import Schedule, Scheduler
 from loraplex.engine.step_costs import StepCosts
-from support.residency import FakeArena, FakeBlock, FakeHost, ManualExecutor
+from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import Contents
 from .device import FakeDevice
@@ -28,6 +29,7 @@ from .scenario import ARENA_CELLS, Scenario
 RUNTIME_ID = "runtime"
 VOCABULARY = 40
 STOP_TOKEN = 0
+REAP_INTERVAL_SECONDS = 5.0
 
 
 class Faults(NamedTuple):
@@ -59,9 +61,9 @@ class SimulatedEngine:
         self.device = FakeDevice(scenario.groups, scenario.limits.block_size)
         self.arena = FakeArena(ARENA_CELLS)
         self.host = FakeHost(scenario.host_cells)
-        self.loaders = ManualExecutor()
+        self.loaders = ManualLoaders()
         self.residency: Residency[FakeBlock] = Residency(
-            arena=self.arena, host=self.host, executor=self.loaders, want=want, clock=clock
+            arena=self.arena, host=self.host, loaders=self.loaders, want=want, clock=clock
         )
         self.kv = KvBlocks(
             scenario.groups,
@@ -73,11 +75,19 @@ class SimulatedEngine:
         self.scheduler = Scheduler(
             scenario.limits, kv=self.kv, residency=self.residency, costs=self.costs, clock=clock
         )
+        self.drains = Drains(
+            scheduler=self.scheduler,
+            residency=self.residency,
+            kv=self.kv,
+            clock=clock,
+            abort=lambda request, error: self._finish(request, error.code),
+        )
         self.contents: dict[str, Contents] = {}
-        self.evicted: list[AdapterKey] = []
+        self.evicted: list[tuple[AdapterKey, EvictionReceipt]] = []
         """Deletions that ended in the last step."""
         self.schedule = Schedule(None, [], [])
         """What the last step decided."""
+        self._next_reap_time = clock() + REAP_INTERVAL_SECONDS
         self._scenario = scenario
         self._on_batch = on_batch
         self._clock = clock
@@ -86,8 +96,10 @@ class SimulatedEngine:
     # --- messages -------------------------------------------------------------------------------
 
     def submit(self, submitted: GenerationRequest) -> Request:
-        """Raises what `Scheduler.add` raises."""
+        """Raises what `Scheduler.add` raises, and AdapterDeleted."""
         adapter = submitted.adapter
+        if adapter in self.drains:
+            raise AdapterDeleted
         request = Request(
             submitted=submitted,
             namespace=CacheNamespace(
@@ -109,19 +121,16 @@ class SimulatedEngine:
         self._finish(request, "aborted")
         return True
 
-    def evict(self, key: AdapterKey) -> None:
-        for request in self.scheduler.requests():
-            if request.submitted.adapter == key:
-                self._finish(request, AdapterDeleted.code)
-        self.kv.drop_adapter(key)
-        self.residency.evict(key)
+    def evict(self, key: AdapterKey, drain_seconds: float = 0.0) -> None:
+        self.drains.begin(key, drain_seconds)
 
     # --- one step -------------------------------------------------------------------------------
 
     def step(self, faults: Faults) -> ScheduledBatch | None:
         """One iteration; returns the batch that ran. Its time is not taken yet: see `observe`."""
         self.residency.poll()
-        self.evicted = self.residency.take_evicted()
+        self._reap_if_due()
+        self.evicted = self.drains.poll()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
             self._announce_end(request, error.code)
@@ -193,3 +202,12 @@ class SimulatedEngine:
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)
         self._on_end(request, reason)
+        self.drains.note_end(request, is_deleted=reason == AdapterDeleted.code)
+
+    def _reap_if_due(self) -> None:
+        if self._clock() < self._next_reap_time:
+            return
+        self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
+        self.residency.reap(
+            request.request_id for request in self.scheduler.requests() if request.lease
+        )

@@ -22,6 +22,7 @@ from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
+    AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
     AdapterResidency,
@@ -30,12 +31,15 @@ from loraplex.engine.messages import (
     EngineStats,
     ErrorInfo,
     EvictAdapter,
+    EvictionReceipt,
+    ExplainAdapter,
     FinishReason,
     FromEngine,
     GenerationRequest,
     Prefetch,
     RequestFinished,
     RequestStarted,
+    SetPinned,
     StepEvents,
     Submit,
     ToEngine,
@@ -92,6 +96,7 @@ class FakeCore:
         self._outputs: dict[str, list[int]] = {}
         self._fetched: dict[AdapterKey, Tier] = {}
         self._wanted: set[AdapterKey] = set()
+        self._pinned: set[AdapterKey] = set()
         self._outbox: list[FromEngine] = []
 
     @property
@@ -115,11 +120,18 @@ class FakeCore:
                 for request in list(self._requests.values()):
                     if request.adapter == key:
                         self._finish(request.request_id, FinishReason.ERROR, error)
-            case EvictAdapter(key):
+            case EvictAdapter(key, drain_seconds):
                 self._fetched.pop(key, None)
-                self._outbox.append(AdapterEvicted(key))
+                receipt = EvictionReceipt(device_bytes=100, seconds=drain_seconds)
+                self._outbox.append(AdapterEvicted(key, receipt))
+            case SetPinned(keys):
+                self._pinned = set(keys)
+                for key in keys:
+                    self._want(key)
             case Prefetch(key):
                 self._want(key)
+            case ExplainAdapter(key):
+                self._outbox.append(self._explain(key))
 
     def step(self) -> list[FromEngine]:
         ready = [
@@ -149,6 +161,12 @@ class FakeCore:
         if key not in self._wanted:
             self._wanted.add(key)
             self._outbox.append(AdapterWanted(key))
+
+    def _explain(self, key: AdapterKey) -> AdapterExplanation:
+        tier = self._fetched.get(key, Tier.STORE)
+        state = "resident" if key in self._fetched else "stored"
+        is_pinned = key in self._pinned
+        return AdapterExplanation(key, state, tier, None, None, None, 0, None, 0, 0, 0, is_pinned)
 
     def _is_held(self, request: GenerationRequest) -> bool:
         return request.prompt_token_ids == QUEUE and self._life == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -23,13 +23,16 @@ T = TypeVar("T")
 TABLE = np.zeros((1, 3), dtype=np.int64)
 
 
-class ManualExecutor(Executor):
-    """Runs a job when told to; `fail_next` makes one raise instead."""
+class ManualLoaders:
+    """Runs a job when told to, or makes it fail."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Future[object], Callable[[], object]]] = []
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(
+        self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        assert num_bytes >= 0
         future: Future[T] = Future()
         self._jobs.append((future, lambda: fn(*args, **kwargs)))  # type: ignore[arg-type]
         return future
@@ -72,6 +75,17 @@ class FakeHost:
     @property
     def used(self) -> int:
         return sum(block.num_elements for block in self.blocks.values())
+
+    @property
+    def used_bytes(self) -> int:
+        return self.used * FakeArena.element_bytes
+
+    def size_of(self, key: AdapterKey) -> int:
+        return self.blocks[key].num_elements * FakeArena.element_bytes if key in self.blocks else 0
+
+    def size_on_disk(self, path: Path) -> int:
+        size = self.files.get(path, 0)
+        return size if isinstance(size, int) else 0
 
     def keys(self) -> list[AdapterKey]:
         return list(self.blocks)
@@ -130,6 +144,14 @@ class FakeArena:
     def used(self) -> int:
         return self.extents.used
 
+    @property
+    def num_free(self) -> int:
+        return self.extents.num_free
+
+    @property
+    def largest_free(self) -> int:
+        return self.extents.largest_free
+
     def identity(self, row: int) -> tuple[AdapterKey, int] | None:
         if row not in self.published:
             return None
@@ -143,9 +165,17 @@ class FakeArena:
         block_table: npt.NDArray[np.int64],
         extras: Sequence[PlacedExtra] = (),
         *,
-        avoid: Extent | None = None,
+        avoid: Sequence[Extent] = (),
     ) -> Placement | None:
-        extent = self.extents.allocate(num_elements, avoid=avoid)
+        return self._occupy(key, num_elements, avoid)
+
+    def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
+        assert row in self.published
+        key, placement = self.placements[row]
+        return self._occupy(key, placement.extent.size, avoid)
+
+    def _occupy(self, key: AdapterKey, size: int, avoid: Sequence[Extent]) -> Placement | None:
+        extent = self.extents.allocate(size, avoid=avoid)
         if extent is None:
             return None
         self._num_placed += 1
@@ -156,9 +186,20 @@ class FakeArena:
 
     def copy_into(self, placement: Placement, block: FakeBlock) -> None:
         assert self.placements[placement.row] == (block.key, placement)
-        extent = placement.extent
-        assert not any(self.cells[extent.offset : extent.end]), "the extent holds zeros"
-        self.cells[extent.offset : extent.end] = [block.key] * extent.size
+        self._write(placement.extent, [block.key] * placement.extent.size)
+
+    def copy_between(self, source: Placement, target: Placement) -> None:
+        key, placed = self.placements[source.row]
+        assert placed == source
+        assert self.placements[target.row] == (key, target)
+        self._write(target.extent, self._read(source.extent))
+
+    def _write(self, extent: Extent, keys: list[AdapterKey | None]) -> None:
+        assert not any(self._read(extent)), "the extent holds zeros"
+        self.cells[extent.offset : extent.end] = keys
+
+    def _read(self, extent: Extent) -> list[AdapterKey | None]:
+        return self.cells[extent.offset : extent.end]
 
     def publish(self, placement: Placement) -> None:
         key, placed = self.placements[placement.row]
@@ -166,12 +207,21 @@ class FakeArena:
         assert set(self.cells[placement.extent.offset : placement.extent.end]) == {key}
         self.published.add(placement.row)
 
-    def remove(self, row: int) -> None:
-        _, placement = self.placements.pop(row)
-        self.published.discard(row)
-        extent = placement.extent
-        self.cells[extent.offset : extent.end] = [None] * extent.size
-        self.extents.free(extent)
+    def retire(self, placement: Placement) -> None:
+        assert self.placements[placement.row][1] == placement
+        self.published.discard(placement.row)
+
+    def erase(self, placement: Placement) -> None:
+        assert self.placements[placement.row][1] == placement
+        assert placement.row not in self.published
+        self.cells[placement.extent.offset : placement.extent.end] = [None] * placement.extent.size
+
+    def free(self, placement: Placement) -> None:
+        _, placed = self.placements.pop(placement.row)
+        assert placed == placement
+        assert placement.row not in self.published
+        assert not any(self._read(placement.extent)), "a free extent holds zeros"
+        self.extents.free(placement.extent)
 
 
 class ResidencyWorld:
@@ -179,14 +229,14 @@ class ResidencyWorld:
 
     def __init__(self, *, arena: int = 10, host: int = 100) -> None:
         self.now = 100.0
-        self.executor = ManualExecutor()
+        self.loaders = ManualLoaders()
         self.arena = FakeArena(arena)
         self.host = FakeHost(host)
         self.wanted: list[AdapterKey] = []
         self.residency: Residency[FakeBlock] = Residency(
             arena=self.arena,
             host=self.host,
-            executor=self.executor,
+            loaders=self.loaders,
             want=self.wanted.append,
             clock=lambda: self.now,
         )
@@ -201,8 +251,8 @@ class ResidencyWorld:
     def settle(self) -> None:
         """Run everything that can run without time passing."""
         self.residency.poll()
-        while len(self.executor):
-            self.executor.run_all()
+        while len(self.loaders):
+            self.loaders.run_all()
             self.residency.poll()
 
     def load(self, key: AdapterKey, size: int) -> None:
@@ -211,6 +261,10 @@ class ResidencyWorld:
         if key in self.wanted:
             self.fetch(key, size)
         self.settle()
+
+    def evicted(self) -> list[AdapterKey]:
+        """Whose deletion ended since the last call."""
+        return [evicted.key for evicted in self.residency.take_evicted()]
 
     def use(self, key: AdapterKey, size: int, request_id: str = "user") -> None:
         """Load, lease and release: the adapter is resident, claimed and idle."""

@@ -48,6 +48,9 @@ class FakeResidency:
     def loaded_from(self, key: AdapterKey) -> Tier | None:
         return Tier.DISK
 
+    def load_seconds(self, key: AdapterKey) -> float:
+        return 0.25
+
     def leased_share(self, tenant_id: str) -> float:
         leased = {lease.key for lease in self.leases.values() if lease.key.tenant_id == tenant_id}
         return len(leased) / self.capacity

@@ -1,0 +1,81 @@
+"""Who may use which adapter's place on the device: a set of request ids, never a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, KeysView
+from typing import Any, NamedTuple
+
+from .identity import AdapterKey
+from .record import Record
+
+
+class Lease(NamedTuple):
+    """A request's right to an adapter's place on the device, until it is released."""
+
+    key: AdapterKey
+    request_id: str
+    row: int
+    generation: int
+
+
+class Leases:
+    """The leases of one engine, by request; a request holds at most one."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, Lease] = {}
+        self._elements: dict[str, int] = {}  # of the arena, by tenant
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_request
+
+    def keys(self) -> KeysView[str]:
+        """The requests that hold one."""
+        return self._by_request.keys()
+
+    def get(self, request_id: str) -> Lease | None:
+        return self._by_request.get(request_id)
+
+    def grant(self, record: Record[Any], request_id: str) -> Lease:
+        """Lease a resident adapter to a request that holds no lease."""
+        assert record.placement is not None
+        lease = Lease(record.key, request_id, record.placement.row, record.placement.generation)
+        self._by_request[request_id] = lease
+        if not record.leases:
+            self._count(record, +1)
+        record.leases.add(request_id)
+        record.is_claimed = True
+        return lease
+
+    def pop(self, request_id: str) -> Lease | None:
+        """Take a request's lease from the book; `end` follows."""
+        return self._by_request.pop(request_id, None)
+
+    def end(self, record: Record[Any], request_id: str) -> None:
+        record.leases.remove(request_id)
+        if not record.leases:
+            self._count(record, -1)
+
+    def strays(self, live: Iterable[str]) -> list[str]:
+        """Requests that hold a lease and are not among `live`."""
+        return sorted(self._by_request.keys() - set(live))
+
+    def elements_of(self, tenant_id: str) -> int:
+        """Elements of the arena under leases of this tenant's requests."""
+        return self._elements.get(tenant_id, 0)
+
+    @property
+    def elements(self) -> int:
+        """The same of all tenants."""
+        return sum(self._elements.values())
+
+    def _count(self, record: Record[Any], sign: int) -> None:
+        assert record.placement is not None
+        tenant_id = record.key.tenant_id
+        leased = self._elements.get(tenant_id, 0) + sign * record.placement.extent.size
+        if leased:
+            self._elements[tenant_id] = leased
+        else:
+            del self._elements[tenant_id]

@@ -1,0 +1,167 @@
+"""The threads that read, copy and zero adapters' bytes beside the engine's loop.
+
+They never have more than a part of a core while a step could run (see `Pace`), and one of them is
+kept for small adapters, which therefore never wait for the end of a huge one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SMALL_BYTES = 64 << 20
+"""Jobs on at most so many bytes may take any thread; of the larger ones one fewer than there are
+threads run at once."""
+
+
+class Loaders(Protocol):
+    """Runs jobs, in any order and beside each other."""
+
+    def submit(
+        self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Begin `fn` some time; `num_bytes` is about what it reads or writes."""
+
+
+class Pace:
+    """How much of a core the loader threads may have.
+
+    While the engine has requests in its batch, all threads together work `duty` seconds of CPU
+    time in a second and sleep in between, after every piece of work: the steps' own threads find
+    the core free for the rest of the time, and memory bandwidth is shared in the same proportion.
+    While nothing runs, nobody is held up.
+    """
+
+    def __init__(
+        self,
+        duty: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        assert duty > 0
+        self.is_busy = False
+        """Set by the engine's loop: whether steps run that must not be held up."""
+        self._duty = duty
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        """When the work that was done so far has been paid for."""
+
+    def rest(self, worked_seconds: float) -> None:
+        """A loader thread has worked so long since its last rest: sleep until that is paid for."""
+        if not self.is_busy or self._duty >= 1:
+            return
+        now = self._clock()
+        with self._lock:
+            begun_at = max(self._free_at, now - worked_seconds)
+            self._free_at = begun_at + worked_seconds / self._duty
+            seconds = self._free_at - now
+        if seconds > 0:
+            self._sleep(seconds)
+
+
+UNPACED = Pace(1.0)
+"""For who has no steps beside the loads."""
+
+
+class Paced:
+    """One job's account with the pace: `with Paced(pace) as work: ...; work.pause()`."""
+
+    QUANTUM_SECONDS = 0.0005
+    """Work between two rests: much less than a step takes."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._since = time.thread_time()
+
+    def pause(self) -> None:
+        """Between two pieces of work: rest, if it is time to."""
+        worked = time.thread_time() - self._since
+        if worked >= self.QUANTUM_SECONDS:
+            self._pace.rest(worked)
+            self._since = time.thread_time()
+
+
+class LoaderThreads:
+    """`num_threads` threads that take jobs in their order, the large ones not on all threads."""
+
+    def __init__(self, num_threads: int = 2) -> None:
+        assert num_threads >= 1
+        self._max_large = max(1, num_threads - 1)
+        self._num_large = 0
+        self._jobs: deque[_Job] = deque()
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"adapter-loader-{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        with self._changed:
+            assert not self._is_closed, "the loader threads have ended"
+            self._jobs.append(_Job(run, num_bytes > SMALL_BYTES, future))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """End the threads after the jobs that run; the others are cancelled."""
+        with self._changed:
+            self._is_closed = True
+            for job in self._jobs:
+                job.future.cancel()
+            self._jobs.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while job := self._take():
+            job.run()
+            if job.is_large:
+                with self._changed:
+                    self._num_large -= 1
+                    self._changed.notify_all()
+
+    def _take(self) -> _Job | None:
+        with self._changed:
+            while True:
+                may_be_large = self._num_large < self._max_large
+                job = next((job for job in self._jobs if may_be_large or not job.is_large), None)
+                if job is not None:
+                    self._jobs.remove(job)
+                    self._num_large += job.is_large
+                    return job
+                if self._is_closed:
+                    return None
+                self._changed.wait()
+
+
+class _Job:
+    def __init__(self, run: Callable[[], None], is_large: bool, future: Future[T]) -> None:
+        self.run = run
+        self.is_large = is_large
+        self.future = future

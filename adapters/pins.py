@@ -1,0 +1,60 @@
+"""Which adapters the operator or a tenant wants to stay on the device.
+
+Pins hold a part of the arena at most, or there would be no room for who is not pinned. They are in
+force in the order of preference in which they were set, as long as their sizes fit: one that is
+larger than what is left is passed over, and an adapter like any other. An adapter's size is known
+once it was in memory; until then its pin is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .identity import AdapterKey
+
+MAX_PINNED_PART = 0.5
+"""Of the arena, for pins that are in force."""
+
+
+class Pins:
+    """The pins, and those of them that are in force."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` of the arena, in elements."""
+        self._capacity = capacity
+        self._keys: list[AdapterKey] = []
+        self._sizes: dict[AdapterKey, int] = {}
+        self._in_force: dict[AdapterKey, None] = {}
+
+    def __contains__(self, key: AdapterKey) -> bool:
+        return key in self._in_force
+
+    def __iter__(self) -> Iterator[AdapterKey]:
+        return iter(list(self._in_force))
+
+    def set(self, keys: Iterable[AdapterKey]) -> None:
+        """Replace all pins; most wanted first."""
+        self._keys = list(dict.fromkeys(keys))
+        self._sizes = {key: size for key, size in self._sizes.items() if key in set(self._keys)}
+        self._choose()
+
+    def remove(self, key: AdapterKey) -> None:
+        """The adapter was deleted."""
+        if key in self._keys:
+            self._keys.remove(key)
+            self._sizes.pop(key, None)
+            self._choose()
+
+    def note_size(self, key: AdapterKey, num_elements: int) -> None:
+        if key in self._in_force and self._sizes.get(key) != num_elements:
+            self._sizes[key] = num_elements
+            self._choose()
+
+    def _choose(self) -> None:
+        left = int(self._capacity * MAX_PINNED_PART)
+        self._in_force = {}
+        for key in self._keys:
+            size = self._sizes.get(key, 0)
+            if size <= left:
+                left -= size
+                self._in_force[key] = None

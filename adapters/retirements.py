@@ -1,0 +1,93 @@
+"""Deletions of adapters: from the first refused lease to the last zeroed byte.
+
+The device's bytes are zeroed by `Room`, those of host memory by a job of the loader threads; a
+deletion is complete when both are done, and no lease, read, copy or move names the adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, NamedTuple
+
+from .identity import AdapterKey
+from .loaders import Loaders
+from .reading import BlockT, Host
+
+
+class Evicted(NamedTuple):
+    """An adapter whose deletion is complete, and what it held in this engine when it began."""
+
+    key: AdapterKey
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass
+class _Retirement:
+    device_bytes: int
+    host_bytes: int = 0
+    is_off_device: bool = False
+    """Its record is gone; the arena may still be zeroing."""
+    erasing_host: Future[None] | None = None
+
+
+class Retirements(Generic[BlockT]):
+    """The adapters that are being deleted."""
+
+    def __init__(self, host: Host[BlockT], loaders: Loaders) -> None:
+        self._host = host
+        self._loaders = loaders
+        self._retirements: dict[AdapterKey, _Retirement] = {}
+        self._evicted: list[Evicted] = []
+
+    def __contains__(self, key: AdapterKey) -> bool:
+        return key in self._retirements
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a deletion goes on by itself or is complete; leases end by calls alone."""
+        waits_for_jobs = any(r.is_off_device for r in self._retirements.values())
+        return waits_for_jobs or bool(self._evicted)
+
+    def begin(self, key: AdapterKey, device_bytes: int) -> None:
+        """Again is fine."""
+        self._retirements.setdefault(key, _Retirement(device_bytes))
+
+    def keys_on_device(self) -> list[AdapterKey]:
+        """Those that are waiting for their last use to end."""
+        return [key for key, r in self._retirements.items() if not r.is_off_device]
+
+    def leave_device(self, key: AdapterKey) -> None:
+        """Nothing uses the adapter any more: zero what host memory holds of it."""
+        retirement = self._retirements[key]
+        retirement.is_off_device = True
+        if self._host.holds(key):
+            retirement.host_bytes = self._host.size_of(key)
+            retirement.erasing_host = self._begin_erasing(key, retirement)
+
+    def finish(self, is_erasing: Callable[[AdapterKey], bool]) -> bool:
+        """Take up what is complete; `is_erasing`: the arena is not zeroed yet."""
+        changed = False
+        for key, retirement in list(self._retirements.items()):
+            job = retirement.erasing_host
+            if job is not None and job.done():
+                is_failed = job.exception() is not None
+                retirement.erasing_host = (
+                    self._begin_erasing(key, retirement) if is_failed else None
+                )
+            is_busy = retirement.erasing_host is not None or is_erasing(key)
+            if retirement.is_off_device and not is_busy:
+                del self._retirements[key]
+                self._evicted.append(Evicted(key, retirement.device_bytes, retirement.host_bytes))
+                changed = True
+        return changed
+
+    def take_evicted(self) -> list[Evicted]:
+        """Those that were completed since the last call, each once."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def _begin_erasing(self, key: AdapterKey, retirement: _Retirement) -> Future[None]:
+        return self._loaders.submit(retirement.host_bytes, self._host.remove, key)
