@@ -23,6 +23,9 @@ MAX_ATTEMPTS = 2
 MAX_TRANSFERS = 48
 """At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
 
+TRANSFER_SECONDS = 120.0
+"""For one block, second attempt included."""
+
 
 class FetchedBlock(NamedTuple):
     """A verified block on the local disk."""
@@ -51,7 +54,7 @@ class Fetcher:
         disk_cache: DiskCache,
         *,
         max_workers: int = MAX_TRANSFERS,
-        deadline_seconds: float = 120.0,
+        deadline_seconds: float = TRANSFER_SECONDS,
     ) -> None:
         """`deadline_seconds` bounds one block's transfer, second attempt included."""
         self._store = store

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from .disk_cache import DiskCacheStats
 from .errors import StoreUnavailable
-from .fetcher import FetchedBlock
+from .fetcher import TRANSFER_SECONDS, FetchedBlock
 from .fetcher_messages import (
     NO_CALL,
     Counted,
@@ -102,9 +102,14 @@ class FetcherClient:
         environment: Mapping[str, str],
         command: Sequence[str] = FETCHER_COMMAND,
         stall_seconds: float = STALL_SECONDS,
+        transfer_seconds: float = TRANSFER_SECONDS,
     ) -> None:
-        """`environment` is all that the process gets, the store's credentials included."""
-        self._open = Open(NO_CALL, store_url, read_path(cache_directory), capacity_bytes)
+        """`environment` is all that the process gets, the store's credentials included;
+        `transfer_seconds` bounds the transfer of one block.
+        """
+        self._open = Open(
+            NO_CALL, store_url, read_path(cache_directory), capacity_bytes, transfer_seconds
+        )
         self._environment = dict(environment)
         self._command = command
         self._stall_seconds = stall_seconds

@@ -53,6 +53,8 @@ class Open(Message, frozen=True):
     store_url: str
     cache_directory: str
     capacity_bytes: int
+    transfer_seconds: float
+    """How long one block may take."""
 
 
 class Fetch(Message, frozen=True):

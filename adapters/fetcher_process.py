@@ -101,11 +101,18 @@ class Connection:
 class FetcherService:
     """Answers the server's calls."""
 
-    def __init__(self, connection: Connection, store: ObjectStore, disk_cache: DiskCache) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        store: ObjectStore,
+        disk_cache: DiskCache,
+        transfer_seconds: float,
+    ) -> None:
         self._connection = connection
         self._store = store
         self._disk_cache = disk_cache
-        self._fetcher = Fetcher(store, disk_cache)
+        self._fetcher = Fetcher(store, disk_cache, deadline_seconds=transfer_seconds)
         self._threads = ThreadPoolExecutor(NUM_STORE_THREADS, thread_name_prefix="store")
 
     def serve(self) -> Never:
@@ -217,9 +224,12 @@ def _open(connection: Connection) -> FetcherService:
     if not isinstance(message, Open):
         raise MessageRefused(f"{type(message).__name__} came before Open")
     try:
-        store = open_store(message.store_url)
-        cache = DiskCache(Path(message.cache_directory), message.capacity_bytes)
-        return FetcherService(connection, store, cache)
+        return FetcherService(
+            connection,
+            store=open_store(message.store_url),
+            disk_cache=DiskCache(Path(message.cache_directory), message.capacity_bytes),
+            transfer_seconds=message.transfer_seconds,
+        )
     except ValueError as exc:
         failure = Failed(message.call_id, INVALID_STORE, str(exc))
     except AdapterError as exc:

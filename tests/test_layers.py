@@ -72,7 +72,7 @@ EDGES = {
     "engine/detokenizer.py": {"tokenizers"},
     "engine/checkpoint.py": {"huggingface_hub"},
     "adapters/fetcher_messages.py": {"msgspec"},
-    "adapters/store/s3_client.py": {"boto3", "botocore"},
+    "adapters/store/s3_client.py": {"boto3", "botocore", "urllib3"},
 }
 """Imports beyond what a bare GPU image has, where they are allowed."""
 

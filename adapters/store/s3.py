@@ -62,9 +62,12 @@ class S3Store:
                     raise ObjectCorrupt(
                         f"the stored object has {announced} bytes instead of {size_bytes}"
                     )
-                chunks = body.iter_chunks(READ_BYTES)
                 write_verified(
-                    chunks, path, sha256=sha256, size_bytes=size_bytes, deadline=deadline
+                    _chunks(body, announced),
+                    path,
+                    sha256=sha256,
+                    size_bytes=size_bytes,
+                    deadline=deadline,
                 )
 
     def delete(self, key: str) -> None:
@@ -196,6 +199,20 @@ class S3Store:
     def _full_prefix(self, prefix: str) -> str:
         own = f"{self._settings.prefix}/" if self._settings.prefix else ""
         return f"{own}{check_prefix(prefix)}"
+
+
+def _chunks(body: Any, num_bytes: int) -> Iterator[bytes]:
+    """The object as it arrives.
+
+    Not read by the SDK's own methods: they wait until a whole chunk is there, so that a deadline
+    would go unnoticed while an object trickles in.
+    """
+    num_received = 0
+    while data := body._raw_stream.read1(READ_BYTES):
+        num_received += len(data)
+        yield data
+    if num_received < num_bytes:
+        raise StoreUnavailable("the adapter store ended the connection within the object")
 
 
 def _ignore(_sent_bytes: int) -> None:

@@ -92,6 +92,7 @@ def reported() -> Iterator[None]:
         NoCredentialsError,
         PartialCredentialsError,
     )
+    from urllib3.exceptions import HTTPError
 
     try:
         yield
@@ -104,7 +105,7 @@ def reported() -> Iterator[None]:
             "there are no complete credentials for the adapter store: set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, a profile or a role where `loraplex serve` runs"
         ) from exc
-    except (BotoCoreError, Boto3Error) as exc:
+    except (BotoCoreError, Boto3Error, HTTPError) as exc:
         raise StoreUnavailable(f"the adapter store failed: {type(exc).__name__}") from exc
 
 
