@@ -11,6 +11,11 @@ branch_labels = None
 depends_on = None
 
 VERSION_STATES = ("validated", "attesting", "ready", "rejected", "deleting", "deleted")
+UPLOAD_INDEXES = (
+    ("state", "updated_at"),
+    ("tenant_id", "sha256", "created_at"),
+    ("tenant_id", "version_id", "created_at"),
+)
 VERSION_ID = [
     "adapter_versions.tenant_id",
     "adapter_versions.adapter_id",
@@ -106,14 +111,13 @@ def _date_uploads() -> None:
     with op.batch_alter_table("uploads") as table:
         table.alter_column("updated_at", existing_type=sa.DateTime(timezone=True), nullable=False)
     op.drop_index("ix_uploads_state", "uploads")
-    op.create_index("ix_uploads_state_updated_at", "uploads", ["state", "updated_at"])
-    op.create_index("ix_uploads_tenant_id_sha256", "uploads", ["tenant_id", "sha256"])
-    op.create_index("ix_uploads_tenant_id_version_id", "uploads", ["tenant_id", "version_id"])
+    for columns in UPLOAD_INDEXES:
+        op.create_index(f"ix_uploads_{'_'.join(columns)}", "uploads", list(columns))
 
 
 def _forget_dates_of_uploads() -> None:
-    for columns in ("state_updated_at", "tenant_id_sha256", "tenant_id_version_id"):
-        op.drop_index(f"ix_uploads_{columns}", "uploads")
+    for columns in UPLOAD_INDEXES:
+        op.drop_index(f"ix_uploads_{'_'.join(columns)}", "uploads")
     with op.batch_alter_table("uploads") as table:
         table.drop_column("updated_at")
     op.create_index("ix_uploads_state", "uploads", ["state"])

@@ -207,8 +207,10 @@ class Upload(TenantOwned, Base):
             "received_bytes >= 0 AND received_bytes <= size_bytes", name="received_bytes"
         ),
         Index("ix_uploads_tenant_id_created_at", "tenant_id", "created_at"),
-        Index("ix_uploads_tenant_id_sha256", "tenant_id", "sha256"),
-        Index("ix_uploads_tenant_id_version_id", "tenant_id", "version_id"),
+        Index("ix_uploads_tenant_id_sha256_created_at", "tenant_id", "sha256", "created_at"),
+        Index(
+            "ix_uploads_tenant_id_version_id_created_at", "tenant_id", "version_id", "created_at"
+        ),
         Index("ix_uploads_state_updated_at", "state", "updated_at"),
     )
 

@@ -478,7 +478,7 @@ def test_aliases_are_stacks_of_targets(sqlite_url: str) -> None:
     machine = type(
         "Machine", (AliasMachine,), {"database": database, "tenant": make_tenant(database, "acme")}
     )
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
     )
     database.close()

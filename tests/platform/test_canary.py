@@ -28,7 +28,8 @@ def reference_place(adapter_id: str, alias: str, request_id: str) -> float:
     for text in ("adapter", adapter_id, "alias", alias, "request", request_id):
         message += struct.pack("<Q", len(text.encode())) + text.encode()
     digest = hashlib.blake2b(message, digest_size=8, person=b"loraplex canary").digest()
-    return (struct.unpack("<Q", digest)[0] // 2**11) / 2**53 * 100
+    (number,) = struct.unpack("<Q", digest)
+    return float(number // 2**11) / 2**53 * 100
 
 
 def binomial_bound(percent: float, num: int = NUM_REQUESTS) -> float:

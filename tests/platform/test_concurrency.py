@@ -11,14 +11,26 @@ from typing import TypeVar
 import pytest
 
 from loraplex.platform.adapters import service as catalog
-from loraplex.platform.adapters import uploads
-from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.adapters import uploads, wishes
+from loraplex.platform.adapters.canary import Canary, request_place
+from loraplex.platform.adapters.registry import parse_model_name, resolve
+from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
+from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.errors import AdapterBeingDeleted, TenantExists, UploadConflict
+from loraplex.platform.errors import (
+    AdapterBeingDeleted,
+    InvalidTransition,
+    NothingToRollBack,
+    TenantExists,
+    TooManyPins,
+    UploadConflict,
+    VersionAliased,
+    VersionNotFound,
+)
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.service import Usage
-from support.catalog import make_digest, make_new_version, make_tenant, make_version
+from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
 from support.uploads import make_upload
 
 NUM_THREADS = 6
@@ -126,3 +138,155 @@ def test_content_is_never_pushed_and_removed_at_once(
         is_referenced = catalog.is_object_referenced(session, make_digest("weights"))
     assert is_referenced == ("pushed" in outcomes)
     assert ("removed" in outcomes) == ("pushed" not in outcomes)
+
+
+NUM_FLIPS = 10
+NUM_READS = 30
+SPLITS = {(1, 2, 30.0), (3, 4, 70.0)}
+"""Version, canary and percent of the two targets between which an alias flips."""
+
+
+def right_answers(place: float) -> set[int]:
+    """What a request at this place may be answered by: one version of each whole target."""
+    return {canary if place < percent else main for main, canary, percent in SPLITS}
+
+
+def test_an_alias_is_never_seen_half_flipped(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        for number in range(1, 5):
+            adapter_id = make_version(session, content=f"content {number}").adapter_id
+        catalog.set_alias(session, "support-bot", "prod", 1, canary=Canary(2, 30))
+    name = parse_model_name("support-bot")
+    num_flips = 0
+    readers_left = set(range(1, NUM_THREADS))
+
+    def flip() -> set[tuple[float, int]]:
+        nonlocal num_flips
+        try:
+            while readers_left:
+                for main, canary, percent in sorted(SPLITS):
+                    split = Canary(canary, percent)
+                    with database.transaction(acme.id) as session:
+                        catalog.set_alias(session, "support-bot", "prod", main, canary=split)
+                num_flips += 1
+        finally:
+            num_flips += NUM_FLIPS  # the readers shall not wait for one that failed
+        return set()
+
+    def ask(reader: int) -> set[tuple[float, int]]:
+        answers: set[tuple[float, int]] = set()
+        number = 0
+        try:
+            while number < NUM_READS or num_flips < NUM_FLIPS:
+                request_id, number = f"request-{reader}-{number}", number + 1
+                with database.transaction(acme.id, read_only=True) as session:
+                    reference = resolve(
+                        session, name, tenant_slug="acme", base_id=BASE_ID, request_id=request_id
+                    )
+                    (alias,) = catalog.get_adapter(session, "support-bot").aliases
+                assert alias.canary_version is not None
+                split = (alias.version.number, alias.canary_version.number, alias.canary_percent)
+                assert split in SPLITS
+                answers.add((request_place(adapter_id, "prod", request_id), reference.version))
+        finally:
+            readers_left.discard(reader)
+        return answers
+
+    seen = set().union(*at_the_same_time(lambda number: ask(number) if number else flip()))
+    assert {version for _, version in seen} == {1, 2, 3, 4}
+    assert [
+        (place, version) for place, version in seen if version not in right_answers(place)
+    ] == []
+
+
+def test_two_changes_of_an_alias_are_two_entries_of_its_history(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        for number in range(NUM_THREADS):
+            make_version(session, content=f"content {number}")
+
+    def change(number: int) -> None:
+        with database.transaction(acme.id) as session:
+            catalog.set_alias(session, "support-bot", "prod", number + 1)
+
+    at_the_same_time(change)
+    with database.transaction(acme.id) as session:
+        changes = list(catalog.list_alias_changes(session, "support-bot", "prod"))
+        order = [change.version_number for change in reversed(changes)]
+        assert sorted(number for number in order if number) == list(range(1, NUM_THREADS + 1))
+        rolled_back = [
+            catalog.rollback_alias(session, "support-bot", "prod").version.number
+            for _ in range(NUM_THREADS - 1)
+        ]
+        assert rolled_back == order[-2::-1]
+        with pytest.raises(NothingToRollBack):
+            catalog.rollback_alias(session, "support-bot", "prod")
+
+
+def test_what_an_alias_points_at_is_not_deleted_meanwhile(database: Database, acme: Tenant) -> None:
+    for round_ in range(NUM_ROUNDS):
+        name = f"bot-{round_}"
+        with database.transaction(acme.id) as session:
+            for content in ("main", "canary"):
+                make_version(session, name, f"{content} {round_}")
+
+        def alias_or_delete(number: int, name: str = name) -> str:
+            try:
+                with database.transaction(acme.id) as session:
+                    if number % 2:
+                        catalog.begin_version_deletion(session, name, 2)
+                        return "deleted"
+                    catalog.set_alias(session, name, "prod", 1, canary=Canary(2, 50))
+                    return "aliased"
+            except (VersionAliased, VersionNotFound):
+                return "refused"
+
+        outcomes = Counter(at_the_same_time(alias_or_delete))
+        assert outcomes["deleted"] == (0 if outcomes["aliased"] else 1)
+        with database.transaction(acme.id, read_only=True) as session:
+            adapter = catalog.get_adapter(session, name)
+            assert len(adapter.versions) == 1 + bool(adapter.aliases)
+
+
+def test_the_limit_of_pins_holds(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        for number in range(NUM_THREADS):
+            make_version(session, content=f"content {number}")
+
+    def pin(number: int) -> bool:
+        try:
+            with database.transaction(acme.id) as session:
+                wishes.set_wish(session, "support-bot", number + 1, WishKind.PIN, max_pins=2)
+        except TooManyPins:
+            return False
+        return True
+
+    assert sum(at_the_same_time(pin)) == 2
+    with database.transaction(acme.id, read_only=True) as session:
+        assert len(wishes.list_wishes(session, "support-bot")) == 2
+
+
+def test_a_stale_upload_is_either_abandoned_or_goes_on(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        upload_id = make_upload(session, size_bytes=100).id
+    moment = utc_now()
+
+    def abandon_or_advance(number: int) -> str:
+        if number:
+            with database.platform_transaction() as platform:
+                return "abandoned" if uploads.abandon_stale(platform, moment) else "nothing stale"
+        try:
+            with database.transaction(acme.id) as session:
+                uploads.advance_upload(session, upload_id, offset=0, num_bytes=60)
+        except InvalidTransition:
+            return "too late"
+        return "went on"
+
+    outcomes = Counter(at_the_same_time(abandon_or_advance))
+    assert outcomes["abandoned"] + outcomes["went on"] == 1
+    with database.transaction(acme.id, read_only=True) as session:
+        upload = uploads.get_upload(session, upload_id)
+        went_on = bool(outcomes["went on"])
+        assert (upload.state is UploadState.RECEIVING) == went_on
+        assert upload.received_bytes == (60 if went_on else 0)

@@ -94,8 +94,8 @@ def test_a_receipt_outlives_the_adapter(database: Database, acme: Tenant, bolt: 
         deletions = catalog.begin_adapter_deletion(session, NAME)
         assert catalog.list_receipts(session, NAME) == []
     with database.transaction(acme.id) as session:
-        for deletion, receipt in zip(reversed(deletions), (RECEIPT, None), strict=True):
-            catalog.finish_deletion(session, deletion.version_id, receipt=receipt)
+        for deletion, removed in zip(reversed(deletions), (RECEIPT, None), strict=True):
+            catalog.finish_deletion(session, deletion.version_id, receipt=removed)
     with database.transaction(acme.id, read_only=True) as session:
         receipts = catalog.list_receipts(session, NAME)
         assert [

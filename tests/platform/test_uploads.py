@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from loraplex.platform.adapters import repository, uploads
+from loraplex.platform.adapters.models import Upload
 from loraplex.platform.adapters.states import UploadState
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
@@ -211,7 +212,8 @@ def test_lists_the_unfinished_of_all_tenants(
 
 
 def test_abandons_what_nobody_goes_on_with(database: Database, acme: Tenant, bolt: Tenant) -> None:
-    stale, kept = [], []
+    stale: list[Upload] = []
+    kept: list[Upload] = []
     for tenant in (acme, bolt):
         with database.transaction(tenant.id) as session:
             for state in UploadState:
