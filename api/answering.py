@@ -77,12 +77,18 @@ def answer_headers(running: Running) -> dict[str, str]:
     headers = {"openai-processing-ms": str(round(elapsed * 1000))}
     if adapter is None:
         return headers
-    return headers | {
+    headers |= {
         "x-loraplex-adapter": adapter.pinned,
+        "x-loraplex-adapter-version": str(adapter.version),
         "x-loraplex-digest": adapter.key.digest,
         "x-loraplex-tier": str(started.adapter_tier),
+        "x-loraplex-load-ms": str(round(started.adapter_load_ms or 0.0)),
         "x-loraplex-wait-ms": str(round(started.adapter_wait_seconds * 1000)),
     }
+    if adapter.alias is not None:
+        headers["x-loraplex-alias"] = adapter.alias
+        headers["x-loraplex-canary"] = "true" if adapter.is_canary else "false"
+    return headers
 
 
 async def _collect(running: Running) -> list[list[Delta]]:

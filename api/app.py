@@ -7,7 +7,17 @@ from fastapi import APIRouter, Depends, FastAPI
 from .auth import authenticate
 from .errors import install_error_handlers
 from .request_context import RequestContext
-from .routes import adapters, chat, completions, models, operations, uploads
+from .routes import (
+    adapters,
+    aliases,
+    chat,
+    completions,
+    files,
+    models,
+    operations,
+    residency,
+    uploads,
+)
 from .runtime import Runtime
 
 
@@ -28,6 +38,6 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, uploads):
+    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
         root.include_router(module.router)
     return root

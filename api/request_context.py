@@ -7,6 +7,7 @@ truncated answer pass for a whole one.
 from __future__ import annotations
 
 import secrets
+import string
 import time
 from dataclasses import asdict
 
@@ -31,6 +32,20 @@ _SECURITY_HEADERS = [
 ]
 _API_PREFIX = "/v1/"
 _NO_STORE = (b"cache-control", b"no-store")
+MAX_CALLERS_ID_LENGTH = 128
+_CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
+
+
+def split_key(request: Request) -> str:
+    """What decides on which side of a split alias a request falls: the caller's `X-Request-Id`.
+
+    Ours if there is none of 1 to 128 letters, digits, '.', '_' and '-'. The caller's is used for
+    nothing else: what names a request in the log and in the ledger is always ours.
+    """
+    sent = request.headers.get("x-request-id", "")
+    is_key = len(sent) <= MAX_CALLERS_ID_LENGTH and _CALLERS_ID_CHARACTERS.issuperset(sent)
+    ours: str = request.state.request_id
+    return sent if sent and is_key else ours
 
 
 class RequestContext:

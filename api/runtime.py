@@ -37,6 +37,7 @@ from .metrics import Metrics
 from .readiness import Readiness
 from .services.attestation import Attestations
 from .services.deletions import Deletions
+from .services.downloads import Downloads
 from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.probes import PROBE_TEXT, probe_prompts
@@ -58,6 +59,7 @@ class Runtime:
     inference: Inference
     pushes: Pushes
     deletions: Deletions
+    downloads: Downloads
     reconciliation: Reconciliation
     metrics: Metrics
     started_at: int
@@ -97,9 +99,10 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await asyncio.to_thread(_start_fetcher, fetcher)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
+        block_source = _BlockSource(control_plane, fetcher)
         engine = EngineClient(
             replace(engine_config, model=str(model_dir)),
-            on_adapter_wanted=_BlockSource(control_plane, fetcher).fetch,
+            on_adapter_wanted=block_source.fetch,
         )
         stack.push_async_callback(engine.stop)
         await engine.start()
@@ -137,6 +140,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine=engine, fetcher=fetcher, store=fetcher.store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
+        downloads = Downloads(settings.data_dir / "exports", block_source.fetch)
+        stack.callback(downloads.close)
 
         started_at = int(time.time())
         attestations.start()
@@ -152,6 +157,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             inference=inference,
             pushes=pushes,
             deletions=deletions,
+            downloads=downloads,
             reconciliation=reconciliation,
             metrics=metrics,
             started_at=started_at,

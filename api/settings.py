@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
     """After so long without its adapter a request is answered `adapter_loading`."""
+    max_pins: int = Field(default=16, ge=0)
+    """How many versions one tenant may keep on the device."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
     """Disk for local copies of stored adapters."""
     drain_seconds: float = Field(default=25.0, ge=0)

@@ -91,7 +91,7 @@ class BaseModel:
 def load_base_model(engine: EngineConfig) -> BaseModel:
     """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot."""
     model_dir = locate_model(engine.model)
-    config = _load_config(model_dir)
+    config = load_config(model_dir)
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
     device = choose_device(engine.device)
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
@@ -114,7 +114,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     layout = BaseLayout(
         base_id=compute_base_id(model_dir),
         projections=tuple(fused.projection for fused in projections),
-        refused=dict(_refused_modules(model)),
+        refused=dict(refused_modules(model)),
     )
     return BaseModel(
         model=model,
@@ -231,7 +231,7 @@ def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
     )
 
 
-def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """What still holds a matrix of its own: no adapter can change it."""
     for name, module in model.named_modules():
         if all(parameter.ndim < 2 for parameter in module.parameters(recurse=False)):
@@ -244,7 +244,7 @@ def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
             yield name, f"LoRA on {type(module).__name__} is not served"
 
 
-def _load_config(model_dir: Path) -> Any:
+def load_config(model_dir: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     except (ValueError, OSError) as exc:

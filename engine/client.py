@@ -416,6 +416,10 @@ class EngineClient:
     def _send_pinned(self) -> None:
         self._send(SetPinned([key for key in self._pinned if not self._quarantine.holds(key)]))
 
+    def is_quarantined(self, key: AdapterKey) -> bool:
+        """Requests for this adapter are refused for a while."""
+        return self._quarantine.holds(key)
+
     def _note_residents(self, stats: EngineStats) -> None:
         keys = [entry.key for entry in stats.adapters if entry.tier is Tier.DEVICE]
         if self._ready_at is not None and time.monotonic() - self._ready_at < WARM_UP_SECONDS:

@@ -72,6 +72,7 @@ class Quarantine:
         return RequestQuarantined() if self.holds(fingerprint(request)) else None
 
     def holds(self, suspect: Suspect) -> bool:
+        self._forget_old()
         suspicion = self._suspicions.get(suspect)
         return suspicion is not None and suspicion.is_quarantine
 

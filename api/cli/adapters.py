@@ -8,41 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ...platform.names import is_adapter_name, is_alias_name
+from . import aliases, residency
 from .client import ApiClient, api_path, open_client
-from .exit_codes import CommandFailed, ExitCode
+from .download import download_adapter
+from .exit_codes import CommandFailed
 from .output import AsJson, note, print_json, print_rows
 from .push import push_adapter, read_adapter, wait_until_settled
+from .references import LIVE, Name, Version, version_path
+from .validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-alias_app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.add_typer(alias_app, name="alias", help="Move and remove aliases.")
-
-LIVE = "prod"
-"""The alias that a bare name means."""
-
-
-def _check_name(name: str) -> str:
-    if not is_adapter_name(name):
-        raise CommandFailed(
-            f"{name!r} is no adapter's name. Give the adapter's own name, such as support-bot, "
-            "without tenant/ or @version: a-z, 0-9, '.', '_' and '-', at most 64 of them.",
-            ExitCode.USAGE,
-        )
-    return name
-
-
-def _check_alias(alias: str) -> str:
-    if not is_alias_name(alias):
-        raise CommandFailed(
-            f"{alias!r} is no alias. Give it alone, such as prod; a number names a version.",
-            ExitCode.USAGE,
-        )
-    return alias
-
-
-Name = Annotated[str, typer.Argument(callback=_check_name, help="The adapter's own name.")]
-Alias = Annotated[str, typer.Argument(callback=_check_alias, help="Such as prod.")]
 
 
 @app.command("push")
@@ -79,7 +54,7 @@ def push(
 def list_(as_json: AsJson = False) -> None:
     """List your adapters."""
     with open_client() as client:
-        adapters = client.get("/adapters")["data"]
+        adapters = list(client.pages("/adapters"))
     if as_json:
         print_json(adapters)
     else:
@@ -96,51 +71,71 @@ def show(name: Name, as_json: AsJson = False) -> None:
         return
     rows = [_version_row(version) for version in adapter["versions"]]
     print_rows(rows, ["version", "state", "aliases", "tier", "rank", "effect", "digest", "reason"])
+    for alias, split in adapter["canaries"].items():
+        note(f"{name}@{alias} sends {split['percent']:g} % to {name}@{split['version']}")
+
+
+@app.command("versions")
+def versions(name: Name, as_json: AsJson = False) -> None:
+    """List an adapter's versions with their states, since when, and what they are made of."""
+    with open_client() as client:
+        listed = client.get(api_path("adapters", name, "versions"))["data"]
+    if as_json:
+        print_json(listed)
+        return
+    rows = [_version_row(version) for version in listed]
+    columns = ["version", "state", "state_changed_at", "size_bytes", "features", "created_at"]
+    print_rows(rows, [*columns, "reason"])
 
 
 @app.command("rm")
 def remove(
     name: Name,
     version: Annotated[int | None, typer.Option(min=1, help="Only this version.")] = None,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0, max=600, help="Seconds that running requests have to end; then they are ended."
+        ),
+    ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Delete an adapter or one version; returns when nothing of it is left anywhere."""
     part = () if version is None else ("versions", version)
     with open_client() as client:
-        receipt = client.delete(api_path("adapters", name, *part))
+        deleted = client.delete(api_path("adapters", name, *part), drain_seconds=drain)
     if as_json:
-        print_json(receipt)
+        print_json(deleted)
         return
-    for deleted in receipt["versions"]:
-        shared = ", shared with another version" if deleted["is_content_shared"] else ""
-        typer.echo(f"deleted {name}@{deleted['version']}  {deleted['digest']}{shared}")
+    for entry in deleted["versions"]:
+        typer.echo(f"deleted {name}@{entry['version']}  {entry['digest']}{_receipt(entry)}")
 
 
-@alias_app.command("set")
-def set_alias(
-    name: Name,
-    alias: Alias,
-    version: Annotated[int, typer.Argument(min=1)],
+@app.command("download")
+def download(
+    version: Version,
+    directory: Annotated[Path, typer.Argument(help="Made if it is not there.")],
+    force: Annotated[bool, typer.Option(help="Replace the files that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias at a ready version; new requests follow it at once."""
+    """Get an adapter back as PEFT's two files: what was pushed, tensor for tensor."""
     with open_client() as client:
-        answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
+        path = version_path(client, version, "files")
+        files = download_adapter(client, path, directory, force=force, is_quiet=as_json)
     if as_json:
-        print_json(answer)
+        print_json([str(file) for file in files])
     else:
-        typer.echo(f"{name}@{alias} is now {name}@{version}")
+        for file in files:
+            typer.echo(file)
 
 
-@alias_app.command("rm")
-def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
-    """Forget an alias; the version it points at stays."""
-    with open_client() as client:
-        client.delete(api_path("adapters", name, "aliases", alias))
-    if as_json:
-        print_json({"adapter": name, "alias": alias, "deleted": True})
-    else:
-        typer.echo(f"removed {name}@{alias}")
+app.command("validate")(validate)
+app.command("rollback")(aliases.rollback)
+app.command("pin")(residency.pin)
+app.command("unpin")(residency.unpin)
+app.command("prefetch")(residency.prefetch)
+app.command("why")(residency.why)
+app.add_typer(aliases.app, name="alias", help="Move, split, roll back and remove aliases.")
 
 
 def _print_pushed(client: ApiClient, version: dict[str, Any]) -> None:
@@ -193,6 +188,7 @@ def _version_row(version: dict[str, Any]) -> dict[str, Any]:
     return {
         **version,
         "rank": f"{report['min_rank']}-{report['max_rank']}",
+        "features": version["features"] or None,
         "effect": _effect(version),
         "reason": reason and reason["code"],
     }
@@ -205,4 +201,18 @@ def _effect(version: dict[str, Any]) -> str:
     return (
         f"moves logits by up to {attested['max_logit_delta']:.3g}"
         f" (noise {attested['noise_floor']:.1g})"
+    )
+
+
+def _receipt(entry: dict[str, Any]) -> str:
+    """What the receipt says, for people."""
+    receipt = entry["receipt"] or {}
+    if receipt.get("is_content_shared"):
+        return ", shared with another version"
+    engine = receipt.get("engine")
+    if not engine:
+        return ""
+    return (
+        f"  device {engine['device_bytes']} bytes zeroed, host {engine['host_bytes']} bytes freed,"
+        f" {engine['num_drained']} requests ended, {engine['num_aborted']} aborted"
     )

@@ -14,8 +14,8 @@ from .exit_codes import CommandFailed, ExitCode
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-SLOW_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
-"""For what the server answers only when it is done: examinations and deletions."""
+SLOW_TIMEOUT = httpx.Timeout(1200.0, connect=5.0)
+"""For what the server answers only when it is done: examinations, and deletions, which drain."""
 
 _EXIT_CODES = {
     400: ExitCode.USAGE,
@@ -38,8 +38,16 @@ class ApiClient:
         self._client = client
         self.url = url
 
-    def get(self, path: str) -> Any:
-        return self._send("GET", path)
+    def get(self, path: str, **query: str | int) -> Any:
+        return self._send("GET", path, params=query)
+
+    def pages(self, path: str) -> Iterator[Any]:
+        """Every entry of a list that is given page by page."""
+        page = self.get(path)
+        yield from page["data"]
+        while page["has_more"]:
+            page = self.get(path, after=page["next_after"])
+            yield from page["data"]
 
     def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
         return self._send("POST", path, json=body, timeout=SLOW_TIMEOUT if is_slow else TIMEOUT)
@@ -57,15 +65,21 @@ class ApiClient:
             headers={"content-type": "application/octet-stream"},
         )
 
-    def delete(self, path: str) -> Any:
-        return self._send("DELETE", path, timeout=SLOW_TIMEOUT)
+    def delete(self, path: str, **query: float) -> Any:
+        return self._send("DELETE", path, params=query, timeout=SLOW_TIMEOUT)
+
+    @contextmanager
+    def download(self, path: str) -> Iterator[httpx.Response]:
+        """A file's answer, whose content is yet to be read."""
+        with self._reaching(), self._client.stream("GET", f"/v1{path}") as response:
+            if not response.is_success:
+                response.read()
+                raise _failure(response)
+            yield response
 
     def _send(self, method: str, path: str, **options: Any) -> Any:
-        try:
+        with self._reaching():
             response = self._client.request(method, f"/v1{path}", **options)
-        except httpx.TransportError as exc:
-            reason = str(exc) or type(exc).__name__
-            raise ServerUnreachable(f"{self.url}: {reason}", ExitCode.UNAVAILABLE) from exc
         if not response.is_success:
             raise _failure(response)
         try:
@@ -75,6 +89,15 @@ class ApiClient:
                 f"{self.url} does not answer as a Loraplex server: is LORAPLEX_URL right?",
                 ExitCode.UNAVAILABLE,
             ) from exc
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raises ServerUnreachable for what fails on the way there and back."""
+        try:
+            yield
+        except httpx.TransportError as exc:
+            reason = str(exc) or type(exc).__name__
+            raise ServerUnreachable(f"{self.url}: {reason}", ExitCode.UNAVAILABLE) from exc
 
 
 def api_path(*parts: str | int) -> str:

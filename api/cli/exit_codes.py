@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """The adapter cannot be served."""
     UNAVAILABLE = 7
     """The server, database or store is not there, or not ready; try again."""
+    INTERRUPTED = 130
+    """By ^C; what it printed says how to go on."""
 
 
 class CommandFailed(Exception):

@@ -6,16 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from .client import ApiClient, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
+from .output import note
+from .progress import open_progress
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -25,6 +23,17 @@ MAX_RECONNECTS = 5
 FIRST_PAUSE_SECONDS = 0.5
 POLL_SECONDS = 0.2
 SETTLED_STATES = frozenset({"ready", "rejected"})
+
+
+class PushInterrupted(CommandFailed):
+    """^C in the middle of a push."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Interrupted: {name} is as it was, and what was sent is kept. The same command goes "
+            "on where this one stopped.",
+            ExitCode.INTERRUPTED,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,10 @@ def push_adapter(
     base_id: str | None,
     is_quiet: bool,
 ) -> dict[str, Any]:
-    """Send the adapter; the version it became, not yet attested. Raises CommandFailed."""
+    """Send what the server does not have of the adapter; the version it is, not yet attested.
+
+    Raises CommandFailed; PushInterrupted, which says how to go on, at ^C.
+    """
     declaration = {
         "config": adapter.config,
         "size_bytes": adapter.size_bytes,
@@ -67,7 +79,28 @@ def push_adapter(
         "base_id": base_id,
     }
     upload = client.post(api_path("adapters", name, "uploads"), declaration)
-    with _progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
+    if upload["already"]:
+        known: dict[str, Any] = upload["version"]
+        if not is_quiet:
+            note(f"Already there as {known['id']}: nothing was sent.")
+        return known
+    try:
+        return _send(client, adapter, name, upload, is_quiet=is_quiet)
+    except KeyboardInterrupt:
+        raise PushInterrupted(name) from None
+
+
+def _send(
+    client: ApiClient,
+    adapter: LocalAdapter,
+    name: str,
+    upload: dict[str, Any],
+    *,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    if upload["received_bytes"] and not is_quiet:
+        note(f"Going on at {upload['received_bytes']} of {upload['size_bytes']} bytes.")
+    with open_progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
         task = progress.add_task(name, total=adapter.size_bytes)
         _send_parts(
             client, upload, weights, lambda received: progress.update(task, completed=received)
@@ -125,9 +158,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # as it will be sent
     except FileNotFoundError:
         raise _invalid(f"{folder} has no {CONFIG_FILE}: push what save_pretrained wrote.") from None
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise _invalid(f"{path} is not JSON: {exc}") from exc
     if not isinstance(config, dict):
         raise _invalid(f"{path} is not a JSON object.")
@@ -146,14 +180,3 @@ def _explain_missing_weights(folder: Path) -> str:
 
 def _invalid(message: str) -> CommandFailed:
     return CommandFailed(message, ExitCode.INVALID_ADAPTER)
-
-
-def _progress(is_quiet: bool) -> AbstractContextManager[Progress]:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    return Progress(*columns, console=console, disable=is_quiet or not console.is_terminal)

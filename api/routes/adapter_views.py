@@ -6,19 +6,28 @@ from collections.abc import Sequence
 
 from ...adapters.identity import AdapterKey
 from ...adapters.residency import Tier
-from ...engine.messages import EngineInfo, EngineStats
-from ...platform.adapters.models import Adapter, AdapterVersion, Upload
-from ...platform.adapters.service import Deletion
-from ...platform.base import utc_now
+from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats
+from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
+from ...platform.adapters.models import (
+    Adapter,
+    AdapterAlias,
+    AdapterVersion,
+    AdapterWish,
+    Upload,
+)
 from ..schemas.adapters import (
     AdapterView,
     BaseView,
-    DeletedVersion,
-    DeletionReceipt,
+    CanaryView,
+    DeletionView,
     Reason,
+    TransitionView,
     UploadView,
     VersionView,
 )
+from ..schemas.aliases import AliasChangeView, AliasView
+from ..schemas.residency import EngineTransitionView, LoadView, ReadinessView, WishView
+from ..services.version_readiness import VersionReadiness
 
 
 class AdapterViews:
@@ -34,10 +43,14 @@ class AdapterViews:
             name=adapter.name,
             created_at=adapter.created_at,
             aliases={alias.name: alias.version.number for alias in adapter.aliases},
+            canaries={
+                alias.name: canary for alias in adapter.aliases if (canary := _canary(alias))
+            },
             versions=[self.version(adapter, version) for version in adapter.versions],
         )
 
     def version(self, adapter: Adapter, version: AdapterVersion) -> VersionView:
+        path = f"/v1/adapters/{adapter.name}/versions/{version.number}"
         return VersionView(
             id=f"{self._tenant_slug}/{adapter.name}@{version.number}",
             adapter=adapter.name,
@@ -45,17 +58,22 @@ class AdapterViews:
             digest=version.digest,
             state=version.state,
             reason=_reason(version.reason_code, version.reason_message),
+            state_changed_at=version.state_changed_at,
             base_id=version.base_id,
             size_bytes=version.size_bytes,
             aliases=[alias.name for alias in adapter.aliases if alias.version_id == version.id],
             tier=self._tiers.get(AdapterKey(version.tenant_id, version.digest), Tier.STORE),
+            features=list(version.intake_report.get("features", ())),
             created_at=version.created_at,
             report=version.intake_report,
             attestation=version.attestation_report,
+            history=f"{path}/history",
+            readiness=f"{path}/readiness",
         )
 
 
-def upload_view(upload: Upload) -> UploadView:
+def upload_view(upload: Upload, known: VersionView | None = None) -> UploadView:
+    """`known` is the version that the adapter has of these bytes already."""
     return UploadView(
         id=upload.id,
         adapter=upload.adapter_name,
@@ -65,21 +83,95 @@ def upload_view(upload: Upload) -> UploadView:
         sha256=upload.sha256,
         created_at=upload.created_at,
         reason=_reason(upload.reason_code, upload.reason_message),
+        already=known is not None,
+        version=known,
     )
 
 
-def deletion_receipt(name: str, deletions: Sequence[Deletion]) -> DeletionReceipt:
-    return DeletionReceipt(
+def transition_view(transition: VersionTransition) -> TransitionView:
+    return TransitionView(
+        state=transition.state,
+        reason=_reason(transition.reason_code, transition.reason_message),
+        at=transition.at,
+    )
+
+
+def deletion_view(receipt: DeletionReceipt) -> DeletionView:
+    return DeletionView(
+        version=receipt.version_number,
+        digest=receipt.digest,
+        requested_at=receipt.requested_at,
+        finished_at=receipt.finished_at,
+        receipt=receipt.receipt,
+    )
+
+
+def alias_view(name: str, alias: AdapterAlias) -> AliasView:
+    return AliasView(
         adapter=name,
-        versions=[
-            DeletedVersion(
-                version=deletion.number,
-                digest=deletion.key.digest,
-                is_content_shared=deletion.is_content_shared,
-            )
-            for deletion in deletions
+        alias=alias.name,
+        version=alias.version.number,
+        canary=_canary(alias),
+        updated_at=alias.updated_at,
+    )
+
+
+def alias_change_view(change: AliasChange) -> AliasChangeView:
+    canary = None
+    if change.canary_number is not None and change.canary_percent is not None:
+        canary = CanaryView(change.canary_number, change.canary_percent)
+    return AliasChangeView(
+        alias=change.alias,
+        action=change.action,
+        version=change.version_number,
+        canary=canary,
+        changed_at=change.changed_at,
+        changed_by=change.changed_by,
+    )
+
+
+def readiness_view(
+    full_name: str,
+    adapter: Adapter,
+    version: AdapterVersion,
+    judged: VersionReadiness,
+    *,
+    wishes: Sequence[AdapterWish],
+    load: AdapterExplanation | None,
+) -> ReadinessView:
+    return ReadinessView(
+        id=full_name,
+        adapter=adapter.name,
+        version=version.number,
+        is_ready=judged.is_ready,
+        is_servable=judged.is_servable,
+        reason=judged.reason,
+        summary=judged.summary,
+        retry_after_seconds=judged.retry_after_seconds,
+        state=version.state,
+        state_changed_at=version.state_changed_at,
+        tier=load.tier if load else Tier.STORE,
+        wishes=[WishView(wish.kind, wish.created_at, wish.expires_at) for wish in wishes],
+        load=load and _load_view(load),
+    )
+
+
+def _load_view(load: AdapterExplanation) -> LoadView:
+    return LoadView(
+        state=load.state,
+        since_seconds=load.since_seconds,
+        is_pinned=load.is_pinned,
+        reason=load.reason and Reason(load.reason.code, load.reason.message),
+        retry_in_seconds=load.retry_in_seconds,
+        loads_ahead=load.order,
+        needed_bytes=load.needed_bytes,
+        free_bytes=load.free_bytes,
+        largest_free_bytes=load.largest_free_bytes,
+        leased_bytes=load.leased_bytes,
+        transitions=[
+            EngineTransitionView(entry.state, entry.seconds_ago, entry.reason)
+            for entry in load.transitions
         ],
-        deleted_at=utc_now(),
     )
 
 
@@ -96,6 +188,12 @@ def base_view(name: str, info: EngineInfo) -> BaseView:
         targets=sorted({part.name.rpartition(".")[2] for part in info.layout.slices}),
         refused=info.layout.refused,
     )
+
+
+def _canary(alias: AdapterAlias) -> CanaryView | None:
+    if alias.canary_version is None or alias.canary_percent is None:
+        return None
+    return CanaryView(alias.canary_version.number, alias.canary_percent)
 
 
 def _reason(code: str | None, message: str | None) -> Reason | None:

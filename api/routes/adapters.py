@@ -1,26 +1,29 @@
-"""`/v1/adapters` and `/v1/base`: what there is, under which names, and how it goes."""
+"""`/v1/adapters` and `/v1/base`: what there is, what became of it, and its end."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from ...adapters.layout import layout_to_json
 from ...platform.adapters import service
-from ...platform.keys.principal import Principal, Scope
-from ..auth import require
-from ..bodies import json_body
+from ...platform.keys.principal import Principal
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
-from ..schemas.adapters import AdapterView, AliasBody, AliasView, ListView, VersionView
-from .adapter_views import AdapterViews, base_view, deletion_receipt
+from ..schemas.adapters import AdapterView, DeletionsView, ListView, PageView
+from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
+from .parameters import Number, Reader, Writer, find_version
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 500
+DEFAULT_DRAIN_SECONDS = 30.0
+MAX_DRAIN_SECONDS = 600.0
 
 router = APIRouter(prefix="/v1")
 
-Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
-Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
-Number = Annotated[int, Path(ge=1, le=999_999_999)]
+DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 
 
 @router.get("/base")
@@ -29,11 +32,29 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     return json_response(base_view(runtime.inference.served_model_name, runtime.engine.info))
 
 
+@router.get("/base/layout")
+async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Response:
+    """The base's layers by name and shape: what `loraplex adapters validate` binds to."""
+    layout = layout_to_json(runtime.engine.info.layout)
+    return Response(layout, media_type="application/json")
+
+
 @router.get("/adapters")
-async def list_adapters(runtime: CurrentRuntime, principal: Reader) -> Response:
-    adapters = await runtime.control_plane.read(principal.tenant_id, service.list_adapters)
-    views = _views(runtime, principal)
-    return json_response(ListView([views.adapter(adapter) for adapter in adapters]))
+async def list_adapters(
+    runtime: CurrentRuntime,
+    principal: Reader,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+) -> Response:
+    """The adapters behind the name `after`, by name."""
+    adapters = await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: service.list_adapters(session, after=after, limit=limit + 1),
+    )
+    views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
+    page = [views.adapter(adapter) for adapter in adapters[:limit]]
+    has_more = len(adapters) > limit
+    return json_response(PageView(page, has_more, page[-1].name if has_more else None))
 
 
 @router.get("/adapters/{name}")
@@ -51,70 +72,76 @@ async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -
 async def get_version(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
-    return json_response(await version_view(runtime, principal, name, number))
+    found = await find_version(runtime, principal, name, number)
+    views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
+    return json_response(views.version(*found))
 
 
-@router.put("/adapters/{name}/aliases/{alias}")
-async def set_alias(
-    runtime: CurrentRuntime,
-    principal: Writer,
-    name: str,
-    alias: str,
-    body: Annotated[AliasBody, Depends(json_body(AliasBody))],
+@router.get("/adapters/{name}/versions/{number}/history")
+async def get_version_history(
+    runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
-    """Requests admitted from now on follow the alias; running ones stay where they began."""
-    await runtime.control_plane.write(
-        principal.tenant_id,
-        lambda session: service.set_alias(session, name, alias, body.version),
+    """Every state that the version entered, the first first."""
+    transitions = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.list_transitions(session, name, number)
     )
-    return json_response(AliasView(name, alias, body.version))
+    return json_response(ListView([transition_view(entry) for entry in transitions]))
 
 
-@router.delete("/adapters/{name}/aliases/{alias}")
-async def remove_alias(
-    runtime: CurrentRuntime, principal: Writer, name: str, alias: str
-) -> Response:
-    await runtime.control_plane.write(
-        principal.tenant_id, lambda session: service.remove_alias(session, name, alias)
+@router.get("/adapters/{name}/deletions")
+async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
+    """The receipts of what was deleted, also of an adapter of which nothing is left."""
+    receipts = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.list_receipts(session, name)
     )
-    return Response(status_code=204)
+    return json_response(ListView([deletion_view(receipt) for receipt in receipts]))
 
 
 @router.delete("/adapters/{name}")
-async def delete_adapter(runtime: CurrentRuntime, principal: Writer, name: str) -> Response:
-    """Answered once nothing is left on the device, in memory, on disk and in the store."""
-    deletions = await runtime.deletions.delete_adapter(principal.tenant_id, name)
-    return json_response(deletion_receipt(name, deletions))
+async def delete_adapter(
+    runtime: CurrentRuntime,
+    principal: Writer,
+    name: str,
+    drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
+) -> Response:
+    """Answered once nothing is left on the device, in memory, on disk and in the store.
+
+    Running requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
+    """
+    removals = await runtime.deletions.delete_adapter(
+        principal.tenant_id, name, drain_seconds=drain_seconds
+    )
+    numbers = {removal.deletion.number for removal in removals}
+    return json_response(await _receipts(runtime, principal, name, numbers))
 
 
 @router.delete("/adapters/{name}/versions/{number}")
 async def delete_version(
-    runtime: CurrentRuntime, principal: Writer, name: str, number: Number
+    runtime: CurrentRuntime,
+    principal: Writer,
+    name: str,
+    number: Number,
+    drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
-    deletion = await runtime.deletions.delete_version(principal.tenant_id, name, number)
-    return json_response(deletion_receipt(name, [deletion]))
-
-
-async def version_view(
-    runtime: Runtime, principal: Principal, name: str, number: int
-) -> VersionView:
-    """One version as its tenant sees it. Raises AdapterNotFound or VersionNotFound."""
-    adapter, version = await runtime.control_plane.read(
-        principal.tenant_id,
-        lambda session: (
-            service.get_adapter(session, name),
-            service.get_version(session, name, number),
-        ),
+    await runtime.deletions.delete_version(
+        principal.tenant_id, name, number, drain_seconds=drain_seconds
     )
-    return _views(runtime, principal).version(adapter, version)
+    return json_response(await _receipts(runtime, principal, name, {number}))
 
 
 async def _adapter(runtime: Runtime, principal: Principal, name: str) -> AdapterView:
     adapter = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_adapter(session, name)
     )
-    return _views(runtime, principal).adapter(adapter)
+    return AdapterViews(principal.tenant_slug, runtime.engine.stats).adapter(adapter)
 
 
-def _views(runtime: Runtime, principal: Principal) -> AdapterViews:
-    return AdapterViews(principal.tenant_slug, runtime.engine.stats)
+async def _receipts(
+    runtime: Runtime, principal: Principal, name: str, numbers: set[int]
+) -> DeletionsView:
+    """What was written down about the deletion of these versions."""
+    receipts = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.list_receipts(session, name)
+    )
+    views = [deletion_view(receipt) for receipt in receipts]
+    return DeletionsView(name, [view for view in views if view.version in numbers])

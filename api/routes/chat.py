@@ -18,6 +18,7 @@ from ..answering import answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
 from ..disconnects import unless_disconnected
+from ..request_context import split_key
 from ..runtime import CurrentRuntime
 from ..schemas.answers import (
     ChatChoice,
@@ -47,7 +48,7 @@ async def create_chat_completion(
     body: Annotated[ChatBody, Depends(json_body(ChatBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
     inference = runtime.inference
-    model = await inference.resolve(principal, body.model)
+    model = await inference.resolve(principal, body.model, request_id=split_key(request))
     prompt = await inference.encode_chat([message.for_template() for message in body.messages])
     max_tokens = body.output_limit or inference.room_for_output(prompt)
     order = Order(

@@ -18,6 +18,7 @@ from ..answering import answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
 from ..disconnects import unless_disconnected
+from ..request_context import split_key
 from ..runtime import CurrentRuntime
 from ..schemas.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from ..schemas.completions import CompletionBody
@@ -36,7 +37,7 @@ async def create_completion(
     body: Annotated[CompletionBody, Depends(json_body(CompletionBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
     inference = runtime.inference
-    model = await inference.resolve(principal, body.model)
+    model = await inference.resolve(principal, body.model, request_id=split_key(request))
     prompts = [await inference.encode(prompt) for prompt in body.prompt]
     order = Order(
         request_id=request.state.request_id,

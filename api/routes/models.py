@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters import service
 from ...platform.adapters.models import Adapter
-from ...platform.adapters.states import VersionState
 from ...platform.keys.principal import Principal, Scope
 from ..auth import require
 from ..json_response import json_response
+from ..request_context import split_key
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.answers import ModelCard, ModelList
 
@@ -23,20 +24,21 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 
 @router.get("/models")
 async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
-    adapters = await runtime.control_plane.read(principal.tenant_id, service.list_adapters)
+    base_id = runtime.engine.info.base_id
+    adapters = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.list_callable_adapters(session, base_id)
+    )
     base = _base_card(runtime)
-    cards = [
-        _adapter_card(adapter, principal, parent=base.id)
-        for adapter in adapters
-        if _has_ready_version(adapter, runtime.engine.info.base_id)
-    ]
+    cards = [_adapter_card(adapter, principal, parent=base.id) for adapter in adapters]
     return json_response(ModelList([base, *cards]))
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, runtime: CurrentRuntime, principal: Caller) -> Response:
-    """The card of what a request for `model` would be answered by."""
-    served = await runtime.inference.resolve(principal, model)
+async def get_model(
+    request: Request, model: str, runtime: CurrentRuntime, principal: Caller
+) -> Response:
+    """The card of what a request for `model` under the same `X-Request-Id` is answered by."""
+    served = await runtime.inference.resolve(principal, model, request_id=split_key(request))
     base = _base_card(runtime)
     if served.adapter is None:
         return json_response(base)
@@ -57,10 +59,3 @@ def _adapter_card(adapter: Adapter, principal: Principal, *, parent: str) -> Mod
     created = int(adapter.created_at.timestamp())
     full_name = f"{principal.tenant_slug}/{adapter.name}"
     return ModelCard(adapter.name, created, principal.tenant_slug, full_name, parent)
-
-
-def _has_ready_version(adapter: Adapter, base_id: str) -> bool:
-    return any(
-        version.state is VersionState.READY and version.base_id == base_id
-        for version in adapter.versions
-    )

@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters.uploads import NewUpload
+from ...platform.keys.principal import Principal
 from ..bodies import body_chunks, check_encoding, json_body
 from ..json_response import json_response
-from ..runtime import CurrentRuntime
-from ..schemas.adapters import UploadBody
-from .adapter_views import upload_view
-from .adapters import Writer, version_view
+from ..runtime import CurrentRuntime, Runtime
+from ..schemas.adapters import UploadBody, VersionView
+from .adapter_views import AdapterViews, upload_view
+from .parameters import Writer, find_version
 
 router = APIRouter(prefix="/v1")
 
@@ -31,6 +32,7 @@ async def open_upload(
     name: str,
     body: Annotated[UploadBody, Depends(json_body(UploadBody))],
 ) -> Response:
+    """Expect an adapter; one whose bytes the tenant has under this name is there `already`."""
     declared = NewUpload(
         adapter_name=name,
         config_json=json.dumps(body.config),
@@ -40,7 +42,10 @@ async def open_upload(
         created_by=principal.key_id,
     )
     upload = await runtime.pushes.open(principal, declared, declared_base_id=body.base_id)
-    return json_response(upload_view(upload), status_code=201)
+    if upload.version_id is None:
+        return json_response(upload_view(upload), status_code=201)
+    known = await _pushed_version(runtime, principal, upload.id)
+    return json_response(upload_view(upload, known))
 
 
 @router.get("/uploads/{upload_id}")
@@ -71,5 +76,10 @@ async def put_content(
 @router.post("/uploads/{upload_id}/commit")
 async def commit_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
     """Examine and store the adapter; the version it became, which is still to be attested."""
+    return json_response(await _pushed_version(runtime, principal, upload_id))
+
+
+async def _pushed_version(runtime: Runtime, principal: Principal, upload_id: str) -> VersionView:
     name, number = await runtime.pushes.commit(principal.tenant_id, upload_id)
-    return json_response(await version_view(runtime, principal, name, number))
+    found = await find_version(runtime, principal, name, number)
+    return AdapterViews(principal.tenant_slug, runtime.engine.stats).version(*found)

@@ -28,27 +28,11 @@ class UploadBody(RequestModel):
     """The base that the adapter was trained on, if the sender knows."""
 
 
-class AliasBody(RequestModel):
-    version: Annotated[int, Field(ge=1, le=999_999_999)]
-
-
 class Reason(msgspec.Struct, frozen=True):
     """Why something was rejected."""
 
     code: str
     message: str
-
-
-class UploadView(msgspec.Struct, frozen=True):
-    id: str
-    adapter: str
-    state: str
-    received_bytes: int
-    size_bytes: int
-    sha256: str
-    created_at: datetime
-    reason: Reason | None
-    object: Literal["upload"] = "upload"
 
 
 class VersionView(msgspec.Struct, frozen=True):
@@ -60,17 +44,56 @@ class VersionView(msgspec.Struct, frozen=True):
     digest: str
     state: str
     reason: Reason | None
+    state_changed_at: datetime
     base_id: str
     size_bytes: int
     aliases: list[str]
     tier: str
     """Where its weights are now: `device`, `host`, or `store` for both further away."""
+    features: list[str]
+    """What it uses beyond A and B, such as `dora`."""
     created_at: datetime
     report: Mapping[str, Any]
     """What intake found."""
     attestation: Mapping[str, Any] | None
     """Its measured effect on the base's logits."""
+    history: str
+    """Path of its transitions."""
+    readiness: str
+    """Path that says why it is not ready, or that it is."""
     object: Literal["adapter.version"] = "adapter.version"
+
+
+class UploadView(msgspec.Struct, frozen=True):
+    id: str
+    adapter: str
+    state: str
+    received_bytes: int
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+    reason: Reason | None
+    already: bool = False
+    """The adapter has these bytes as a live version: there is nothing to send."""
+    version: VersionView | None = None
+    """That version."""
+    object: Literal["upload"] = "upload"
+
+
+class TransitionView(msgspec.Struct, frozen=True):
+    """A state that a version entered."""
+
+    state: str
+    reason: Reason | None
+    at: datetime
+    object: Literal["adapter.transition"] = "adapter.transition"
+
+
+class CanaryView(msgspec.Struct, frozen=True):
+    """The version that a part of an alias's requests goes to."""
+
+    version: int
+    percent: float
 
 
 class AdapterView(msgspec.Struct, frozen=True):
@@ -78,6 +101,8 @@ class AdapterView(msgspec.Struct, frozen=True):
     name: str
     created_at: datetime
     aliases: Mapping[str, int]
+    canaries: Mapping[str, CanaryView]
+    """Of those aliases that are split."""
     versions: list[VersionView]
     object: Literal["adapter"] = "adapter"
 
@@ -87,27 +112,34 @@ class ListView(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-class AliasView(msgspec.Struct, frozen=True):
-    adapter: str
-    alias: str
-    version: int
-    object: Literal["adapter.alias"] = "adapter.alias"
+class PageView(msgspec.Struct, frozen=True):
+    """A part of a list, in a stable order."""
+
+    data: list[Any]
+    has_more: bool
+    next_after: str | None
+    """What to give as `after` for the next page; None on the last one."""
+    object: Literal["list"] = "list"
 
 
-class DeletedVersion(msgspec.Struct, frozen=True):
+class DeletionView(msgspec.Struct, frozen=True):
+    """Of this version nothing is left on the device, in memory, on disk or in the store."""
+
     version: int
     digest: str
-    is_content_shared: bool
-    """Another version of yours has the same content, so the weights stay."""
+    requested_at: datetime
+    finished_at: datetime
+    receipt: Mapping[str, Any] | None
+    """What was freed where, and which requests it met."""
+    object: Literal["adapter.deletion"] = "adapter.deletion"
 
 
-class DeletionReceipt(msgspec.Struct, frozen=True):
-    """Nothing of these versions is left on the device, in memory, on disk or in the store."""
+class DeletionsView(msgspec.Struct, frozen=True):
+    """The answer to a deletion: a receipt for each version."""
 
     adapter: str
-    versions: list[DeletedVersion]
-    deleted_at: datetime
-    object: Literal["adapter.deletion"] = "adapter.deletion"
+    versions: list[DeletionView]
+    object: Literal["adapter.deletions"] = "adapter.deletions"
 
 
 class BaseView(msgspec.Struct, frozen=True):

@@ -93,10 +93,13 @@ class Inference:
     def close(self) -> None:
         self._threads.close()
 
-    async def resolve(self, principal: Principal, model: str) -> ServedModel:
+    async def resolve(
+        self, principal: Principal, model: str, *, request_id: str = ""
+    ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Raises a PlatformError: unknown, foreign, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. Raises a
+        PlatformError: unknown, foreign, not ready or of another base.
         """
         if model == self.served_model_name:
             return ServedModel(model, None)
@@ -108,6 +111,7 @@ class Inference:
                 name,
                 tenant_slug=principal.tenant_slug,
                 base_id=self._engine.info.base_id,
+                request_id=request_id,
             ),
         )
         return ServedModel(adapter.pinned, adapter)

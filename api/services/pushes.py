@@ -80,7 +80,8 @@ class Pushes:
     ) -> Upload:
         """Expect an adapter; the same declaration again finds its unfinished upload.
 
-        Raises ApiError for another base or a reserved name, or InvalidValue.
+        It is accepted at once if the adapter has these bytes as a live version already. Raises
+        ApiError for another base or a reserved name, or InvalidValue.
         """
         if declared_base_id not in (None, self._info.base_id):
             raise ApiError("base_mismatch", param="base_id")
@@ -88,7 +89,7 @@ class Pushes:
         if self._served_model_name in (new.adapter_name, full_name):
             raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
         upload = await self._control_plane.write(
-            principal.tenant_id, lambda session: uploads.open_or_resume_upload(session, new)
+            principal.tenant_id, lambda session: self._open(session, new)
         )
         failpoint("uploads.opened")
         return upload
@@ -161,6 +162,16 @@ class Pushes:
         self._staging.close()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _open(self, session: TenantSession, new: NewUpload) -> Upload:
+        known = uploads.accept_known_content(session, new, base_id=self._info.base_id)
+        if known is None:
+            return uploads.open_or_resume_upload(session, new)
+        assert known.version_id is not None, "an accepted upload became a version"
+        version = repository.find_version(session, known.version_id)
+        assert version is not None, "versions' rows stay"
+        _set_aliases(session, known, version)
+        return known
 
     async def _acknowledge(self, tenant_id: str, upload_id: str, offset: int) -> Upload:
         num_bytes = self._staging.num_bytes(upload_id) - offset
@@ -296,7 +307,14 @@ def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -
         ),
     )
     uploads.mark_accepted(session, upload.id, version.id)
+    _set_aliases(session, upload, version)
+    return version
+
+
+def _set_aliases(session: TenantSession, upload: Upload, version: AdapterVersion) -> None:
+    """Those that the upload asks for, if the version is ready; else its attestation sets them."""
     if version.state is VersionState.READY:
         for alias in upload.aliases:
-            service.set_alias(session, upload.adapter_name, alias, version.number)
-    return version
+            service.set_alias(
+                session, upload.adapter_name, alias, version.number, changed_by=upload.created_by
+            )

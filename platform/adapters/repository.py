@@ -65,6 +65,13 @@ def list_visible_adapters(
     return session.scalars(query.limit(limit)).all()
 
 
+def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
+    """The adapters with a ready version for this base, by name; their own rows only."""
+    is_callable = (AdapterVersion.state == VersionState.READY) & (AdapterVersion.base_id == base_id)
+    query = select(Adapter).where(Adapter.is_visible.is_(True), Adapter.versions.any(is_callable))
+    return session.scalars(query.order_by(Adapter.name)).all()
+
+
 def _visible_adapters() -> Select[Adapter]:
     return (
         select(Adapter)
@@ -353,6 +360,25 @@ def list_receiving_uploads(session: TenantSession, sha256: str) -> Sequence[Uplo
     """The uploads that wait for the rest of this weights file, the newest first."""
     query = select(Upload).where(Upload.sha256 == sha256, Upload.state == UploadState.RECEIVING)
     return session.scalars(query.order_by(Upload.created_at.desc())).all()
+
+
+def find_live_version_of_upload(
+    session: TenantSession, adapter_name: str, *, sha256: str, config_json: str, base_id: str
+) -> str | None:
+    """The id of the adapter's live version that such an upload became."""
+    query = (
+        select(AdapterVersion.id)
+        .join(Upload, Upload.version_id == AdapterVersion.id)
+        .where(
+            Upload.sha256 == sha256,
+            Upload.config_json == config_json,
+            Upload.adapter_name == adapter_name,
+            AdapterVersion.state.in_(LIVE_STATES),
+            AdapterVersion.base_id == base_id,
+        )
+        .limit(1)
+    )
+    return session.scalars(query).first()
 
 
 def list_uploads_of_version(session: TenantSession, version_id: str) -> Sequence[Upload]:

@@ -46,6 +46,7 @@ __all__ = [
     "is_object_referenced",
     "list_adapters",
     "list_alias_changes",
+    "list_callable_adapters",
     "list_receipts",
     "list_transitions",
     "mark_ready",
@@ -108,6 +109,11 @@ def list_adapters(
     A page of them: those with names behind `after`, at most `limit`.
     """
     return repository.list_visible_adapters(session, after=after, limit=limit)
+
+
+def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
+    """The adapters that a request can name while this base is served, by name; rows only."""
+    return repository.list_callable_adapters(session, base_id)
 
 
 def version_history(session: TenantSession, name: str, number: int) -> VersionHistory:

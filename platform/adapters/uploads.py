@@ -64,6 +64,29 @@ def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     return open_upload(session, new)
 
 
+def accept_known_content(session: TenantSession, new: NewUpload, *, base_id: str) -> Upload | None:
+    """An accepted upload of what `new` declares, if an earlier one became a version that lives.
+
+    Nothing has to be sent then, and what `new` asks for besides, its aliases, is written down. None
+    if the adapter has no live version for `base_id` from these weights and this configuration.
+    Raises InvalidValue.
+    """
+    repository.lock_catalog(session)
+    version_id = repository.find_live_version_of_upload(
+        session,
+        new.adapter_name,
+        sha256=new.sha256,
+        config_json=new.config_json,
+        base_id=base_id,
+    )
+    if version_id is None:
+        return None
+    upload = open_upload(session, new)
+    upload.received_bytes = upload.size_bytes
+    begin_validation(session, upload.id)
+    return mark_accepted(session, upload.id, version_id)
+
+
 def get_upload(session: TenantSession, upload_id: str) -> Upload:
     """The upload of this id. Raises UploadNotFound."""
     upload = repository.find_upload(session, upload_id)

@@ -18,7 +18,8 @@ _numbers = count(1)
 def server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     """A server on SQLite and a local folder, shared by all tests: each makes its own tenants."""
     data_dir = tmp_path_factory.mktemp("server")
-    with serving(tiny_base, data_dir, "--served-model-name", "tiny") as running:
+    name = ("--served-model-name", "tiny")
+    with serving(tiny_base, data_dir, *name, LORAPLEX_MAX_PINS="2") as running:
         yield running
 
 

@@ -224,11 +224,13 @@ def test_a_new_version_goes_live_by_its_alias(caller: Caller, adapters: list[Pat
     caller.push(adapters[1], "bot")
     ask: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 1}
     assert caller.openai.completions.create(**ask).model.endswith("bot@1")
-    moved = caller.http.put("/v1/adapters/bot/aliases/prod", json={"version": 2})
-    assert moved.json() == {
+    moved = caller.http.put("/v1/adapters/bot/aliases/prod", json={"version": 2}).json()
+    assert moved.pop("updated_at")
+    assert moved == {
         "adapter": "bot",
         "alias": "prod",
         "version": 2,
+        "canary": None,
         "object": "adapter.alias",
     }
     assert caller.openai.completions.create(**ask).model.endswith("bot@2")
@@ -245,6 +247,91 @@ def test_the_same_content_is_the_same_version(caller: Caller, adapters: list[Pat
     assert second["aliases"] == ["prod"]
 
 
+def test_bytes_that_are_there_already_are_not_sent_again(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    version = caller.push(adapters[0], "bot")
+    body = declaration(adapters[0], aliases=["prod"])
+    again = caller.http.post("/v1/adapters/bot/uploads", json=body)
+    assert again.status_code == 200
+    known = again.json()
+    assert known["already"] is True
+    assert known["received_bytes"] == known["size_bytes"]
+    assert known["version"] == {**version, "aliases": ["prod"], "tier": known["version"]["tier"]}
+    assert caller.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 1}
+    assert commit(caller, known).json()["version"] == 1, "who does not know of it commits as ever"
+
+
+@pytest.mark.parametrize("what", ["config", "weights", "name", "deleted"])
+def test_only_the_same_bytes_of_a_live_version_are_there_already(
+    caller: Caller, adapters: list[Path], what: str
+) -> None:
+    caller.push(adapters[0], "bot")
+    body = declaration(adapters[1 if what == "weights" else 0])
+    if what == "config":
+        body["config"]["lora_alpha"] = 3
+    if what == "deleted":
+        caller.http.delete("/v1/adapters/bot/versions/1")
+    name = "other" if what == "name" else "bot"
+    upload = caller.http.post(f"/v1/adapters/{name}/uploads", json=body)
+    assert upload.status_code == 201
+    assert upload.json()["already"] is False
+    assert upload.json()["received_bytes"] == 0
+
+
+def test_another_tenants_bytes_are_not_there_already(
+    resident: Caller, caller: Caller, adapters: list[Path]
+) -> None:
+    assert resident.http.get("/v1/adapters/bot").is_success
+    assert open_upload(caller, adapters[0])["already"] is False
+
+
+def test_aliases_of_a_repeated_push_wait_for_the_attestation(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    upload = open_upload(caller, adapters[0])
+    put(caller, upload, (adapters[0] / WEIGHTS).read_bytes(), 0)
+    commit(caller, upload)
+    body = declaration(adapters[0], aliases=["blue"])
+    assert caller.http.post("/v1/adapters/bot/uploads", json=body).json()["already"] is True
+    wait_for(lambda: caller.http.get("/v1/adapters/bot").json()["aliases"] == {"blue": 1})
+
+
+def test_the_list_comes_in_pages_in_the_order_of_names(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    names = ["a", "b.1", "b-2", "c", "d"]
+    for name in names:
+        open_upload(caller, adapters[0], name=f"unfinished-{name}")
+        caller.push(adapters[0], name)
+
+    def page(**query: Any) -> dict[str, Any]:
+        found: dict[str, Any] = caller.http.get("/v1/adapters", params=query).json()
+        return found
+
+    first = page(limit=2)
+    assert first["has_more"] is True
+    second = page(limit=2, after=first["next_after"])
+    third = page(limit=2, after=second["next_after"])
+    assert (third["has_more"], third["next_after"]) == (False, None)
+    seen = [entry["name"] for part in (first, second, third) for entry in part["data"]]
+    assert seen == sorted(names)
+    assert page(limit=5)["has_more"] is False
+    caller.http.delete(f"/v1/adapters/{first['next_after']}")
+    assert page(limit=2, after=first["next_after"])["data"] == second["data"]
+    for query in ({"limit": 0}, {"limit": 501}, {"limit": "x"}, {"after": "x" * 65}):
+        answer = caller.http.get("/v1/adapters", params=query)
+        check_envelope(answer, "invalid_parameter", next(iter(query)))
+
+
+@pytest.mark.parametrize("seconds", ["-1", "601", "nan", "x"])
+def test_a_drain_has_bounds(caller: Caller, adapters: list[Path], seconds: str) -> None:
+    caller.push(adapters[0], "bot")
+    for path in ("/v1/adapters/bot", "/v1/adapters/bot/versions/1"):
+        answer = caller.http.delete(path, params={"drain_seconds": seconds})
+        check_envelope(answer, "invalid_parameter", "drain_seconds")
+
+
 def test_deleting_leaves_nothing_behind(
     caller: Caller, adapters: list[Path], server: ServerUnderTest
 ) -> None:
@@ -253,10 +340,12 @@ def test_deleting_leaves_nothing_behind(
     assert list(server.settings.data_dir.glob(f"store/t/{caller.tenant_id}/a/{hex_digest}*"))
     check_envelope(caller.http.delete("/v1/adapters/bot/versions/1"), "version_aliased")
 
-    receipt = caller.http.delete("/v1/adapters/bot").json()
-    assert receipt["versions"] == [
-        {"version": 1, "digest": version["digest"], "is_content_shared": False}
-    ]
+    answer = caller.http.delete("/v1/adapters/bot", params={"drain_seconds": 5}).json()
+    (deleted,) = answer["versions"]
+    assert (deleted["version"], deleted["digest"]) == (1, version["digest"])
+    assert deleted["receipt"]["is_content_shared"] is False
+    assert deleted["requested_at"] <= deleted["finished_at"]
+    assert caller.http.get("/v1/adapters/bot/deletions").json()["data"] == [deleted]
     assert not list(server.settings.data_dir.glob(f"store/t/{caller.tenant_id}/a/*"))
     check_envelope(caller.http.get("/v1/adapters/bot"), "adapter_not_found")
     check_envelope(caller.http.delete("/v1/adapters/bot"), "adapter_not_found")
@@ -272,7 +361,7 @@ def test_deleting_one_of_two_names_of_a_content_leaves_the_other(
     caller.push(adapters[0], "one")
     caller.push(adapters[0], "two")
     receipt = caller.http.delete("/v1/adapters/one/versions/1").json()
-    assert receipt["versions"][0]["is_content_shared"] is True
+    assert receipt["versions"][0]["receipt"]["is_content_shared"] is True
     assert caller.openai.completions.create(model="two", prompt="x", max_tokens=1).choices
 
 

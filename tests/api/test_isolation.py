@@ -93,13 +93,26 @@ def test_deleting_equal_bytes_leaves_the_other_tenant_serving(
     assert right.openai.completions.create(**ask).choices[0].text == before
 
 
+SPLIT = {"version": 2, "percent": 5}
 FOREIGN_REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ("GET", "/v1/models/{model}", None),
     ("GET", "/v1/adapters/{name}", None),
     ("GET", "/v1/adapters/{name}/versions", None),
     ("GET", "/v1/adapters/{name}/versions/1", None),
+    ("GET", "/v1/adapters/{name}/versions/1/history", None),
+    ("GET", "/v1/adapters/{name}/versions/1/readiness", None),
+    ("GET", "/v1/adapters/{name}/versions/1/files/adapter_config.json", None),
+    ("GET", "/v1/adapters/{name}/versions/1/files/adapter_model.safetensors", None),
+    ("PUT", "/v1/adapters/{name}/versions/1/pin", {"ttl_seconds": 1}),
+    ("DELETE", "/v1/adapters/{name}/versions/1/pin", None),
+    ("POST", "/v1/adapters/{name}/versions/1/prefetch", {}),
+    ("GET", "/v1/adapters/{name}/deletions", None),
+    ("GET", "/v1/adapters/{name}/aliases", None),
+    ("GET", "/v1/adapters/{name}/aliases/prod/history", None),
+    ("POST", "/v1/adapters/{name}/aliases/prod/rollback", None),
     ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1}),
+    ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1, "canary": SPLIT}),
     ("DELETE", "/v1/adapters/{name}/aliases/prod", None),
     ("DELETE", "/v1/adapters/{name}/versions/1", None),
     ("DELETE", "/v1/adapters/{name}", None),
@@ -112,7 +125,8 @@ def test_foreign_is_exactly_like_unknown(
 ) -> None:
     def ask(owner: str, name: str) -> tuple[int, str, dict[str, str]]:
         model = f"{owner}/{name}"
-        content = body and {**body, **({"model": model} if "messages" in body else {})}
+        extra = {"model": model} if body and "messages" in body else {}
+        content = None if body is None else {**body, **extra}
         where = path.format(model=model.replace("/", "%2F"), name=name)
         answer = caller.http.request(method, where, json=content)
         request_id = answer.headers["x-request-id"]

@@ -1,0 +1,96 @@
+"""`loraplex adapters alias`: which version a name means, and what it meant before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from .client import api_path, open_client
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, print_json, print_rows
+from .references import LIVE, Alias, Name, VersionNumber, check_alias
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.command("set")
+def set_alias(name: Name, alias: Alias, version: VersionNumber, as_json: AsJson = False) -> None:
+    """Point an alias at a ready version; new requests follow it at once. A canary is over."""
+    with open_client() as client:
+        answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
+    _print_alias(answer, as_json=as_json)
+
+
+@app.command("canary")
+def canary(
+    name: Name,
+    alias: Alias,
+    version: VersionNumber,
+    percent: Annotated[
+        float, typer.Option(help="Of the alias's requests, above 0 and below 100.")
+    ] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Send a part of an alias's requests to another version; `alias set` ends it either way."""
+    with open_client() as client:
+        aliases = client.get(api_path("adapters", name))["aliases"]
+        if alias not in aliases:
+            raise CommandFailed(f"{name!r} has no alias {alias!r}.", ExitCode.NOT_FOUND)
+        body = {
+            "version": aliases[alias],
+            "canary": {"version": version, "percent": percent},
+        }
+        answer = client.put(api_path("adapters", name, "aliases", alias), body)
+    _print_alias(answer, as_json=as_json)
+
+
+@app.command("rm")
+def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
+    """Forget an alias; the version it points at stays."""
+    with open_client() as client:
+        client.delete(api_path("adapters", name, "aliases", alias))
+    if as_json:
+        print_json({"adapter": name, "alias": alias, "deleted": True})
+    else:
+        typer.echo(f"removed {name}@{alias}")
+
+
+def rollback(
+    name: Name,
+    alias: Annotated[str, typer.Argument(callback=check_alias, help="Such as prod.")] = LIVE,
+    as_json: AsJson = False,
+) -> None:
+    """Point an alias back at what it meant before its last change; again goes further back."""
+    with open_client() as client:
+        answer = client.post(api_path("adapters", name, "aliases", alias, "rollback"))
+    _print_alias(answer, as_json=as_json)
+
+
+app.command("rollback")(rollback)
+
+
+@app.command("history")
+def history(name: Name, alias: Alias, as_json: AsJson = False) -> None:
+    """List what the alias meant, the latest first."""
+    with open_client() as client:
+        changes = client.get(api_path("adapters", name, "aliases", alias, "history"))["data"]
+    if as_json:
+        print_json(changes)
+        return
+    rows = [{**change, "canary": _canary(change)} for change in changes]
+    print_rows(rows, ["changed_at", "action", "version", "canary", "changed_by"])
+
+
+def _print_alias(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    name, canary = answer["adapter"], answer["canary"]
+    split = f", and {name}@{canary['version']} for {canary['percent']:g} %" if canary else ""
+    typer.echo(f"{name}@{answer['alias']} is now {name}@{answer['version']}{split}")
+
+
+def _canary(change: dict[str, Any]) -> str | None:
+    canary = change["canary"]
+    return canary and f"{canary['version']} for {canary['percent']:g} %"

@@ -1,0 +1,96 @@
+"""`loraplex adapters pin`, `prefetch` and `why`: where a version's weights are to be, and are."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from .client import ApiClient, api_path, open_client
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, note, print_json
+from .references import Reference, Version, version_path
+
+POLL_SECONDS = 0.2
+
+Ttl = Annotated[
+    float | None,
+    typer.Option("--ttl", min=1, help="Seconds that the wish stands.", show_default="for good"),
+]
+Wait = Annotated[bool, typer.Option(help="Wait until the weights are on the device.")]
+
+_EXIT_CODES = {
+    "rejected": ExitCode.INVALID_ADAPTER,
+    "base_mismatch": ExitCode.INVALID_ADAPTER,
+}
+
+
+def pin(version: Version, ttl: Ttl = None, wait: Wait = False, as_json: AsJson = False) -> None:
+    """Keep a version on the device, through restarts too, until it is unpinned."""
+    with open_client() as client:
+        path = version_path(client, version)
+        standing = client.put(f"{path}/pin", {"ttl_seconds": ttl})
+        _print_standing(_settled(client, path, standing) if wait else standing, as_json=as_json)
+
+
+def unpin(version: Version, as_json: AsJson = False) -> None:
+    """Let a version leave the device again when others need the room."""
+    with open_client() as client:
+        standing = client.delete(version_path(client, version, "pin"))
+    _print_standing(standing, as_json=as_json)
+
+
+def prefetch(
+    version: Version, ttl: Ttl = None, wait: Wait = False, as_json: AsJson = False
+) -> None:
+    """Bring a version to the device before the first request asks for it."""
+    with open_client() as client:
+        path = version_path(client, version)
+        standing = client.post(f"{path}/prefetch", {"ttl_seconds": ttl})
+        _print_standing(_settled(client, path, standing) if wait else standing, as_json=as_json)
+
+
+def why(version: Version, as_json: AsJson = False) -> None:
+    """Say why a version does not answer at once, or that it does.
+
+    Exits with 0 if a request for it is taken, with 6 if it never can be, else with 7.
+    """
+    with open_client() as client:
+        standing = client.get(version_path(client, version, "readiness"))
+        history = client.get(_history_path(version, standing))["data"] if not as_json else []
+    _print_standing(standing, as_json=as_json)
+    for entry in history:
+        reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
+        note(f"{entry['at']}  {entry['state']}{reason}")
+    for entry in (standing["load"] or {}).get("transitions", ()) if not as_json else ():
+        reason = f"  {entry['reason']}" if entry["reason"] else ""
+        note(f"{entry['seconds_ago']:.1f} s ago  {entry['state']}{reason}")
+    if not standing["is_servable"]:
+        raise typer.Exit(_EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE))
+
+
+def _history_path(version: Reference, standing: dict[str, Any]) -> str:
+    return api_path("adapters", version.name, "versions", standing["version"], "history")
+
+
+def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
+    """Where it stands once it is resident. Raises CommandFailed if it will not become that."""
+    while not standing["is_ready"]:
+        if not standing["is_servable"] or standing["reason"] == "load_failed":
+            raise CommandFailed(
+                standing["summary"], _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE)
+            )
+        time.sleep(POLL_SECONDS)
+        standing = client.get(f"{path}/readiness")
+    return standing
+
+
+def _print_standing(standing: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(standing)
+        return
+    typer.echo(standing["summary"])
+    for wish in standing["wishes"]:
+        until = f"until {wish['expires_at']}" if wish["expires_at"] else "for good"
+        note(f"{wish['kind']}, {until}")

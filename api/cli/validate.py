@@ -1,0 +1,154 @@
+"""`loraplex adapters validate`: the server's examination, here, before anything is sent.
+
+The same code in the same confined process as behind a push, over the same bytes. What only a
+running engine can tell is left to the push: the effect on the logits, and the room on the device.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ...adapters.errors import AdapterRejected
+from ...adapters.examination import IntakeReport
+from ...adapters.intake import IntakeRequest, run_intake
+from ...adapters.rejections import REJECTIONS
+from ...engine.errors import EngineError
+from .client import open_client
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, note, print_json
+from .push import LocalAdapter, read_adapter
+
+
+class Dtype(StrEnum):
+    """What the base is served in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class Base(NamedTuple):
+    """What the adapter must fit."""
+
+    layout_json: str
+    dtype: str
+    is_identified: bool
+    """The layout's `base_id` is that of the checkpoint, and so the digest is the server's."""
+
+
+def validate(
+    folder: Annotated[Path, typer.Argument(help="The folder that PEFT's save_pretrained wrote.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="The base model's folder or its config.json; needs no weights and no server.",
+            show_default="ask the server of LORAPLEX_URL",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="In which the base is served.", show_default="the base's own")
+    ] = Dtype.AUTO,
+    as_json: AsJson = False,
+) -> None:
+    """Examine an adapter as a push does, and send nothing."""
+    adapter = read_adapter(folder)
+    fitted = _ask_server() if base is None else _from_config(base)
+    if dtype is not Dtype.AUTO:
+        fitted = fitted._replace(dtype=dtype)
+    try:
+        report = examine_here(adapter, fitted)
+    except AdapterRejected as exc:
+        if as_json:
+            print_json(_rejection(exc))
+            raise typer.Exit(ExitCode.INVALID_ADAPTER) from exc
+        raise _refused(folder, exc) from exc
+    if as_json:
+        print_json({"accepted": True, "report": _report(report, fitted)})
+    else:
+        _print_accepted(folder, report, fitted)
+
+
+def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
+    """What intake finds. Raises AdapterRejected."""
+    with tempfile.TemporaryDirectory(prefix="loraplex-validate-") as name:
+        directory = Path(name)
+        layout_path, config_path = directory / "layout.json", directory / "config.json"
+        layout_path.write_text(base.layout_json)
+        config_path.write_text(json.dumps(adapter.config))
+        return run_intake(
+            IntakeRequest(
+                config_path=str(config_path),
+                weights_path=str(adapter.weights.absolute()),
+                output_path=str(directory / "block"),
+                layout_path=str(layout_path),
+                serving_dtype=base.dtype,
+            )
+        )
+
+
+def _ask_server() -> Base:
+    with open_client() as client:
+        served, layout = client.get("/base"), client.get("/base/layout")
+    return Base(json.dumps(layout), served["dtype"], is_identified=True)
+
+
+def _from_config(base: Path) -> Base:
+    """The layout of a base whose weights need not be here. Raises CommandFailed."""
+    try:
+        from ...engine.skeleton import read_skeleton
+    except ModuleNotFoundError as exc:
+        raise CommandFailed(
+            f"--base builds the model's layers and needs {exc.name}: pip install "
+            "'loraplex[engine]'. Without --base the server is asked for its layers.",
+        ) from exc
+    try:
+        skeleton = read_skeleton(base)
+    except EngineError as exc:
+        raise CommandFailed(str(exc), ExitCode.USAGE) from exc
+    return Base(skeleton.layout_json, skeleton.dtype, is_identified=False)
+
+
+def _report(report: IntakeReport, base: Base) -> dict[str, Any]:
+    fields = asdict(report)
+    if not base.is_identified:  # the digest covers the checkpoint, which nobody read
+        fields |= {"digest": None, "base_id": None, "file_sha256": None}
+    return fields
+
+
+def _rejection(error: AdapterRejected) -> dict[str, Any]:
+    return {
+        "accepted": False,
+        "code": error.reason,
+        "message": str(error),
+        "param": error.pointer,
+        "way_out": REJECTIONS[error.reason].way_out,
+    }
+
+
+def _refused(folder: Path, error: AdapterRejected) -> CommandFailed:
+    where = f" at {error.pointer}" if error.pointer else ""
+    way_out = REJECTIONS[error.reason].way_out
+    return CommandFailed(
+        f"{folder} would be refused: {error} ({error.reason}{where}). {way_out}",
+        ExitCode.INVALID_ADAPTER,
+    )
+
+
+def _print_accepted(folder: Path, report: IntakeReport, base: Base) -> None:
+    typer.echo(f"{folder} would be accepted")
+    note(
+        f"rank {report.min_rank}-{report.max_rank} on {report.num_modules} modules "
+        f"({', '.join(report.targets)}), {report.size_bytes} bytes"
+    )
+    if base.is_identified:
+        note(report.digest)
+    for warning in report.warnings:
+        note(f"Warning: {warning.message}")

@@ -1,0 +1,41 @@
+"""Downloading what was pushed: the same configuration, and the tensors bit for bit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response, StreamingResponse
+
+from ..runtime import CurrentRuntime
+from .parameters import Number, Reader, find_version
+
+router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}/files")
+
+_MEDIA_TYPES = {
+    "adapter_config.json": "application/json",
+    "adapter_model.safetensors": "application/octet-stream",
+}
+
+
+@router.get("/{file}")
+async def download(
+    runtime: CurrentRuntime,
+    principal: Reader,
+    name: str,
+    number: Number,
+    file: Literal["adapter_config.json", "adapter_model.safetensors"],
+) -> Response:
+    """One file of the adapter, as PEFT reads it. `Repr-Digest` is that of the whole file."""
+    found = await find_version(runtime, principal, name, number)
+    exported = await runtime.downloads.export(found.key, file)
+    return StreamingResponse(
+        exported.pieces(),
+        media_type=_MEDIA_TYPES[file],
+        headers={
+            "content-length": str(exported.size_bytes),
+            "repr-digest": exported.repr_digest,
+            "content-disposition": f'attachment; filename="{file}"',
+            "x-loraplex-digest": found.version.digest,
+        },
+    )

@@ -1,0 +1,41 @@
+"""What the routes of adapters take alike: who may call, and which version is meant."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from fastapi import Depends, Path
+
+from ...adapters.identity import AdapterKey
+from ...platform.adapters import service
+from ...platform.adapters.models import Adapter, AdapterVersion
+from ...platform.keys.principal import Principal, Scope
+from ..auth import require
+from ..runtime import Runtime
+
+Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
+Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+Number = Annotated[int, Path(ge=1, le=999_999_999)]
+
+
+class FoundVersion(NamedTuple):
+    """A version and the adapter it belongs to."""
+
+    adapter: Adapter
+    version: AdapterVersion
+
+    @property
+    def key(self) -> AdapterKey:
+        return AdapterKey(self.version.tenant_id, self.version.digest)
+
+
+async def find_version(
+    runtime: Runtime, principal: Principal, name: str, number: int
+) -> FoundVersion:
+    """One visible version of the caller's. Raises AdapterNotFound or VersionNotFound."""
+    return await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: FoundVersion(
+            service.get_adapter(session, name), service.get_version(session, name, number)
+        ),
+    )

@@ -1,0 +1,125 @@
+"""`/v1/adapters/{name}/versions/{n}`: wishes about where its weights are, and why it is not ready.
+
+A wish is written down before it is answered; the servers come to meet it, now and after every
+restart.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...engine.errors import EngineError
+from ...engine.messages import AdapterExplanation
+from ...platform.adapters import wishes
+from ...platform.adapters.states import WishKind
+from ...platform.keys.principal import Principal
+from ...platform.sessions import TenantSession
+from ..bodies import json_body
+from ..json_response import json_response
+from ..runtime import CurrentRuntime, Runtime
+from ..schemas.residency import ReadinessView, WishBody
+from ..services.version_readiness import judge
+from .adapter_views import readiness_view
+from .parameters import FoundVersion, Number, Reader, Writer, find_version
+
+router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}")
+
+Wished = Annotated[WishBody, Depends(json_body(WishBody))]
+
+
+@router.get("/readiness")
+async def get_readiness(
+    runtime: CurrentRuntime, principal: Reader, name: str, number: Number
+) -> Response:
+    """What the version waits for, as the database and the engine know it."""
+    return json_response(await _readiness(runtime, principal, name, number))
+
+
+@router.put("/pin")
+async def pin(
+    runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
+) -> Response:
+    """Keep the version on the device until it is unpinned, or for `ttl_seconds`."""
+    await _wish(runtime, principal, name, number, WishKind.PIN, body.ttl_seconds)
+    return json_response(await _readiness(runtime, principal, name, number), status_code=202)
+
+
+@router.delete("/pin")
+async def unpin(runtime: CurrentRuntime, principal: Writer, name: str, number: Number) -> Response:
+    """The version may leave the device again, when others need its room."""
+
+    def remove(session: TenantSession) -> None:
+        wishes.remove_wish(session, name, number, WishKind.PIN)
+
+    await runtime.control_plane.write(principal.tenant_id, remove)
+    runtime.reconciliation.hasten()
+    return json_response(await _readiness(runtime, principal, name, number), status_code=202)
+
+
+@router.post("/prefetch")
+async def prefetch(
+    runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
+) -> Response:
+    """Bring the version to the device before anybody asks for it."""
+    await _wish(runtime, principal, name, number, WishKind.PREFETCH, body.ttl_seconds)
+    return json_response(await _readiness(runtime, principal, name, number), status_code=202)
+
+
+async def _wish(
+    runtime: Runtime,
+    principal: Principal,
+    name: str,
+    number: int,
+    kind: WishKind,
+    ttl_seconds: float | None,
+) -> None:
+    def write(session: TenantSession) -> None:
+        wishes.set_wish(
+            session,
+            name,
+            number,
+            kind,
+            ttl_seconds=ttl_seconds,
+            created_by=principal.key_id,
+            max_pins=runtime.settings.max_pins,
+        )
+
+    await runtime.control_plane.write(principal.tenant_id, write)
+    runtime.reconciliation.hasten()
+    found = await find_version(runtime, principal, name, number)
+    if found.version.base_id == runtime.engine.info.base_id:
+        runtime.engine.prefetch(found.key, stay_seconds=ttl_seconds or 0.0)
+
+
+async def _readiness(
+    runtime: Runtime, principal: Principal, name: str, number: int
+) -> ReadinessView:
+    found = await find_version(runtime, principal, name, number)
+    standing = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: wishes.list_wishes(session, name)
+    )
+    load = await _explain(runtime, found)
+    full_name = f"{principal.tenant_slug}/{name}@{number}"
+    judged = judge(
+        full_name,
+        found.version,
+        base_id=runtime.engine.info.base_id,
+        is_engine_ready=runtime.engine.is_ready,
+        is_quarantined=runtime.engine.is_quarantined(found.key),
+        load=load,
+    )
+    own = [wish for wish in standing if wish.version_id == found.version.id]
+    return readiness_view(full_name, found.adapter, found.version, judged, wishes=own, load=load)
+
+
+async def _explain(runtime: Runtime, found: FoundVersion) -> AdapterExplanation | None:
+    """The engine's word; None from an engine that is not there to ask."""
+    if not runtime.engine.is_ready:
+        return None
+    try:
+        return await runtime.engine.explain_adapter(found.key)
+    except EngineError:
+        return None

@@ -1,0 +1,133 @@
+"""Why a version does not answer at once: the first thing that stands in its way, in words.
+
+What the database knows goes before what the engine knows: a version that may not be used is not
+worth loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...adapters.record import State
+from ...engine.messages import AdapterExplanation
+from ...platform.adapters.models import AdapterVersion
+from ...platform.adapters.states import VersionState
+
+REASONS: Mapping[str, str] = {
+    "resident": "It is on the device: a request waits for nothing but its turn.",
+    "being_checked": "It was pushed, and its effect is still being measured.",
+    "rejected": "It was measured and may not be used; `state` and the version's `reason` say why.",
+    "base_mismatch": "It was pushed for another base model than the one served now.",
+    "engine_unavailable": "The engine is starting, restarting or down.",
+    "quarantined": "The engine stopped, or its numbers broke down, repeatedly under it.",
+    "not_loaded": "Nobody has asked for it: the first request loads it.",
+    "fetching": "It is on its way from the store to this machine's disk.",
+    "reading": "It is read from the disk into host memory, or waits for room there.",
+    "waiting_for_room": "It is in host memory and waits for room on the device.",
+    "copying": "It is being copied to the device.",
+    "load_failed": "The last attempt to load it failed; the next is after a pause.",
+}
+"""What stands in the way, by its code."""
+
+_RETRY_SECONDS = 1.0
+_IN_ENGINE: Mapping[str, str] = {
+    State.RESIDENT: "resident",
+    State.FETCHING: "fetching",
+    State.READING: "reading",
+    State.HOST: "waiting_for_room",
+    State.LOADING: "copying",
+    State.FAILED: "load_failed",
+}
+_UNSERVABLE = frozenset(
+    {"being_checked", "rejected", "base_mismatch", "engine_unavailable", "quarantined"}
+)
+_TRANSIENT = frozenset(
+    {"being_checked", "fetching", "reading", "waiting_for_room", "copying", "engine_unavailable"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReadiness:
+    """What stands in a version's way; `reason` is one of REASONS."""
+
+    reason: str
+    summary: str
+    retry_after_seconds: float | None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.reason == "resident"
+
+    @property
+    def is_servable(self) -> bool:
+        """A request for it is taken, though it may have to wait for the weights."""
+        return self.reason not in _UNSERVABLE
+
+
+def judge(
+    name: str,
+    version: AdapterVersion,
+    *,
+    base_id: str,
+    is_engine_ready: bool,
+    is_quarantined: bool,
+    load: AdapterExplanation | None,
+) -> VersionReadiness:
+    """What stands in the way of the version that is called `name`."""
+    reason = _in_catalog(version, base_id)
+    if reason is None:
+        reason = _in_engine(load, is_ready=is_engine_ready, is_quarantined=is_quarantined)
+    return VersionReadiness(
+        reason, f"{name}: {_words(reason, version, load)}", _retry_seconds(reason, load)
+    )
+
+
+def _in_catalog(version: AdapterVersion, base_id: str) -> str | None:
+    if version.state is VersionState.REJECTED:
+        return "rejected"
+    if version.state is not VersionState.READY:
+        return "being_checked"
+    return "base_mismatch" if version.base_id != base_id else None
+
+
+def _in_engine(load: AdapterExplanation | None, *, is_ready: bool, is_quarantined: bool) -> str:
+    if is_quarantined:
+        return "quarantined"
+    if not is_ready:
+        return "engine_unavailable"
+    return "not_loaded" if load is None else _IN_ENGINE.get(load.state, "not_loaded")
+
+
+def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None) -> str:
+    match reason:
+        case "rejected" | "being_checked" if version.reason_code:
+            return f"{REASONS[reason]} ({version.reason_code}: {version.reason_message})"
+        case "waiting_for_room" if load is not None:
+            return f"{REASONS[reason]} {_room(load)}{_queue(load)}"
+        case "reading" | "fetching" | "copying" if load is not None:
+            return f"{REASONS[reason]}{_queue(load)}"
+        case "load_failed" if load is not None and load.reason is not None:
+            return f"{REASONS[reason]} ({load.reason.code}: {load.reason.message})"
+        case _:
+            return REASONS[reason]
+
+
+def _room(load: AdapterExplanation) -> str:
+    return (
+        f"It needs {load.needed_bytes} bytes in one piece; {load.free_bytes} are free, "
+        f"{load.largest_free_bytes} of them in one piece, and {load.leased_bytes} are under "
+        "running requests."
+    )
+
+
+def _queue(load: AdapterExplanation) -> str:
+    if load.order <= 0:
+        return ""
+    return f" {load.order} other load{'s are' if load.order > 1 else ' is'} ahead."
+
+
+def _retry_seconds(reason: str, load: AdapterExplanation | None) -> float | None:
+    if reason == "load_failed":
+        return load.retry_in_seconds if load else None
+    return _RETRY_SECONDS if reason in _TRANSIENT else None

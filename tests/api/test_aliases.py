@@ -1,0 +1,173 @@
+"""Aliases over HTTP: moved, split, rolled back, and what is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.envelopes import check_envelope
+from support.server import Caller
+
+PROD = "/v1/adapters/bot/aliases/prod"
+
+
+@pytest.fixture
+def owner(caller: Caller, adapters: list[Path]) -> Caller:
+    """A tenant whose `bot` has three ready versions and no alias."""
+    for folder in adapters:
+        caller.push(folder, "bot")
+    return caller
+
+
+def ask(caller: Caller, model: str = "bot", request_id: str | None = None) -> Any:
+    """The raw answer of the official client."""
+    headers = {} if request_id is None else {"X-Request-Id": request_id}
+    return caller.openai.completions.with_raw_response.create(
+        model=model, prompt="x", max_tokens=1, extra_headers=headers
+    )
+
+
+def answering_version(caller: Caller, request_id: str) -> int:
+    return int(ask(caller, request_id=request_id).headers["x-loraplex-adapter-version"])
+
+
+def canary(version: int, percent: float) -> dict[str, Any]:
+    return {"version": version, "percent": percent}
+
+
+def split(caller: Caller, percent: float) -> dict[str, Any]:
+    body = {"version": 1, "canary": canary(2, percent)}
+    answer = caller.http.put(PROD, json=body)
+    assert answer.status_code == 200, answer.text
+    view: dict[str, Any] = answer.json()
+    return view
+
+
+def test_a_split_alias_shows_its_canary_everywhere(owner: Caller) -> None:
+    view = split(owner, 12.5)
+    assert view["version"] == 1
+    assert view["canary"] == {"version": 2, "percent": 12.5}
+    assert owner.http.get("/v1/adapters/bot/aliases").json()["data"] == [view]
+    shown = owner.http.get("/v1/adapters/bot").json()
+    assert shown["aliases"] == {"prod": 1}
+    assert shown["canaries"] == {"prod": {"version": 2, "percent": 12.5}}
+
+
+def test_the_same_request_id_meets_the_same_version_and_both_are_met(owner: Caller) -> None:
+    split(owner, 50)
+    first = {f"conversation-{n}": answering_version(owner, f"conversation-{n}") for n in range(24)}
+    again = {request_id: answering_version(owner, request_id) for request_id in first}
+    assert first == again
+    assert set(Counter(first.values())) == {1, 2}
+
+
+def test_a_grown_canary_keeps_whom_it_had(owner: Caller) -> None:
+    ids = [f"conversation-{n}" for n in range(16)]
+    split(owner, 30)
+    before = {request_id for request_id in ids if answering_version(owner, request_id) == 2}
+    split(owner, 70)
+    after = {request_id for request_id in ids if answering_version(owner, request_id) == 2}
+    assert before < after
+
+
+@pytest.mark.parametrize("unusable", ["", "a b", "ä", "x" * 129, "a/b"])
+def test_an_id_of_another_form_is_as_good_as_none(owner: Caller, unusable: str) -> None:
+    split(owner, 50)
+    versions = set()
+    for _ in range(40):
+        answer = owner.http.post(
+            "/v1/completions",
+            json={"model": "bot", "prompt": "x", "max_tokens": 1},
+            headers=[(b"x-request-id", unusable.encode())],
+        )
+        versions.add(answer.headers["x-loraplex-adapter-version"])
+        if len(versions) == 2:
+            return
+    raise AssertionError(f"40 requests under {unusable!r} all met {versions}")
+
+
+def test_the_official_client_reads_which_version_answered_and_how(owner: Caller) -> None:
+    split(owner, 99)
+    raw = ask(owner, request_id="mine")
+    version = raw.headers["x-loraplex-adapter-version"]
+    assert raw.parse().model == raw.headers["x-loraplex-adapter"] == f"{owner.slug}/bot@{version}"
+    listed = owner.http.get("/v1/adapters/bot/versions").json()["data"]
+    digests = {str(entry["version"]): entry["digest"] for entry in listed}
+    assert raw.headers["x-loraplex-digest"] == digests[version]
+    assert raw.headers["x-loraplex-alias"] == "prod"
+    assert raw.headers["x-loraplex-canary"] == str(version == "2").lower()
+    assert raw.headers["x-loraplex-tier"] in {"device", "host", "disk", "store"}
+    assert int(raw.headers["x-loraplex-load-ms"]) >= 0
+    assert int(raw.headers["x-loraplex-wait-ms"]) >= 0
+    assert raw.headers["x-request-id"] != "mine"
+
+
+def test_a_resident_adapter_was_loaded_in_no_time(owner: Caller) -> None:
+    ask(owner, "bot@3")
+    headers = ask(owner, "bot@3").headers
+    assert headers["x-loraplex-tier"] == "device"
+    assert headers["x-loraplex-load-ms"] == "0"
+    assert "x-loraplex-alias" not in headers
+    assert "x-loraplex-canary" not in headers
+    assert "x-loraplex-adapter-version" not in ask(owner, "tiny").headers
+
+
+def test_rollback_restores_the_whole_target_and_goes_further_back(owner: Caller) -> None:
+    owner.http.put(PROD, json={"version": 1})
+    split(owner, 10)
+    owner.http.put(PROD, json={"version": 3})
+
+    first = owner.http.post(f"{PROD}/rollback").json()
+    assert (first["version"], first["canary"]) == (1, {"version": 2, "percent": 10})
+    second = owner.http.post(f"{PROD}/rollback").json()
+    assert (second["version"], second["canary"]) == (1, None)
+    check_envelope(owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
+
+    changes = owner.http.get(f"{PROD}/history").json()["data"]
+    assert [change["action"] for change in changes] == [
+        "rollback",
+        "rollback",
+        "set",
+        "canary",
+        "set",
+    ]
+    assert [change["version"] for change in changes] == [1, 1, 3, 1, 1]
+    assert changes[0]["changed_by"] == owner.key.split("_")[2][: len(changes[0]["changed_by"])]
+    assert len(owner.http.get(f"{PROD}/history", params={"limit": 2}).json()["data"]) == 2
+
+
+def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:
+    check_envelope(owner.http.post(f"{PROD}/rollback"), "alias_not_found")
+    owner.http.put(PROD, json={"version": 1})
+    owner.http.put(PROD, json={"version": 2})
+    assert owner.http.delete("/v1/adapters/bot/versions/1").status_code == 200
+    check_envelope(owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
+    assert owner.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"version": 1, "canary": canary(2, 0)}, "invalid_parameter", "canary.percent"),
+        ({"version": 1, "canary": canary(2, 100)}, "invalid_parameter", "canary.percent"),
+        ({"version": 1, "canary": {"version": 2}}, "invalid_parameter", "canary.percent"),
+        ({"version": 1, "canary": canary(1, 5)}, "invalid_parameter", "canary.version"),
+        ({"version": 1, "canary": canary(9, 5)}, "version_not_found", None),
+        ({"version": 9}, "version_not_found", None),
+        ({"version": 0}, "invalid_parameter", "version"),
+        ({"version": 1, "weight": 5}, "unsupported_parameter", "weight"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(
+    owner: Caller, body: dict[str, Any], code: str, param: str | None
+) -> None:
+    check_envelope(owner.http.put(PROD, json=body), code, param)
+    assert owner.http.get("/v1/adapters/bot").json()["aliases"] == {}
+
+
+def test_a_version_that_is_the_canary_is_kept(owner: Caller) -> None:
+    split(owner, 5)
+    check_envelope(owner.http.delete("/v1/adapters/bot/versions/2"), "version_aliased")
