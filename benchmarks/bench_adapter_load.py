@@ -165,13 +165,12 @@ def measure(model: Path, plan: Plan, directory: Path) -> tuple[int, list[Run], l
     size_bytes = _prepare_large(engine, plan, directory)
     rng = Random(3)
     streams = _Streams(engine, plan, small, rng)
-    streams.run(lambda elapsed: elapsed > plan.tail_seconds)  # warm
+    streams.run_for(plan.tail_seconds)  # warm
     loading, quiet = [], []
     for _ in range(plan.num_pairs):
         loading.append(streams.run_load())
         engine.drop_large()
-        seconds = loading[-1].seconds
-        quiet.append(streams.run(lambda elapsed, seconds=seconds: elapsed > seconds))
+        quiet.append(streams.run_for(loading[-1].seconds))
     engine.close()
     return size_bytes, loading, quiet
 
@@ -186,6 +185,10 @@ class _Streams:
         self._plan = plan
         self._adapters = adapters
         self._rng = rng
+
+    def run_for(self, seconds: float) -> Run:
+        """Nothing else happens."""
+        return self.run(lambda elapsed: elapsed > seconds)
 
     def run_load(self) -> Run:
         """From the prefetch until a little after the adapter is resident."""

@@ -27,6 +27,7 @@ from loraplex.api.bench.models import BaseShape, make_adapter
 from loraplex.platform.adapters import registry, service
 from loraplex.platform.adapters.service import NewVersion
 from loraplex.platform.database import Database
+from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants import service as tenants
 
 BASE_ID = "bench"
@@ -171,8 +172,8 @@ def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]
     """Milliseconds of one call with so many adapters registered; medians."""
     database = Database(f"sqlite:///{directory / f'catalog-{size}.db'}")
     database.upgrade()
-    with database.platform_transaction() as session:
-        tenant_id = tenants.create_tenant(session, "bench").id
+    with database.platform_transaction() as everything:
+        tenant_id = tenants.create_tenant(everything, "bench").id
     with database.transaction(tenant_id) as session:
         for number in range(size):
             _register(session, f"adapter-{number}")
@@ -185,7 +186,7 @@ def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]
 
     def list_page() -> None:
         with database.transaction(tenant_id, read_only=True) as session:
-            service.list_adapters(session)
+            service.list_adapters(session, after=f"adapter-{size // 2}", limit=50)
 
     def register() -> None:
         with database.transaction(tenant_id) as session:
@@ -222,7 +223,7 @@ def _time(call: Callable[[], None], times: int) -> list[float]:
     return seconds
 
 
-def _register(session: service.TenantSession, name: str) -> None:
+def _register(session: TenantSession, name: str) -> None:
     version, _ = service.create_version(
         session,
         NewVersion(

@@ -133,7 +133,7 @@ class Trial:
             self.ledger.lost.append(f"{self.point}: it answers {answer.status_code}")
 
     def _check_deleted(self, caller: Caller) -> None:
-        """What was being deleted is gone: a deletion that was begun ends, if need be asked again."""
+        """A deletion that was begun has ended, by itself or asked for again."""
 
         def is_settled() -> bool:
             states = _version_states(self.data_dir)
@@ -211,7 +211,5 @@ def _unfinished_uploads(data_dir: Path) -> set[str]:
 
 
 def _explain(ledger: Ledger) -> None:
-    for line in ledger.lost:
-        print(f"lost: {line}", file=sys.stderr)
-    for line in ledger.orphans:
-        print(f"orphan: {line}", file=sys.stderr)
+    for line in (*ledger.lost, *ledger.orphans):
+        sys.stderr.write(f"{line}\n")

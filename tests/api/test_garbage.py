@@ -1,0 +1,203 @@
+"""What nothing names is collected; what a version, an upload or a running push needs is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.store import object_key
+from loraplex.adapters.store.local import LocalStore
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services.garbage import Collected, Garbage
+from loraplex.api.services.staging import Staging
+from loraplex.platform.adapters import service, uploads
+from loraplex.platform.adapters.states import UploadState
+from loraplex.platform.adapters.uploads import NewUpload
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.keys.service import ApiKeyService
+from support.catalog import make_digest, make_new_version, make_tenant
+from support.databases import copy_of_migrated_sqlite
+
+OLD_SECONDS = 30 * 24 * 3600
+
+
+@dataclass
+class Installation:
+    """A catalog, a store and staged uploads, without a server."""
+
+    home: Path
+    database: Database
+    store: LocalStore
+    staging: Staging
+    tenant_id: str
+
+    def collect(self, *, dry_run: bool = False) -> Collected:
+        garbage = Garbage(
+            store=self.store,
+            staging=self.staging,
+            control_plane=ControlPlane(self.database, ApiKeyService(b"pepper" * 8)),
+        )
+
+        async def run() -> Collected:
+            try:
+                return await garbage.collect(dry_run=dry_run)
+            finally:
+                await garbage.close()
+
+        return asyncio.run(run())
+
+    def put_object(self, content: str, *, is_old: bool = True, tenant_id: str = "") -> str:
+        """An object of this content, under its key, as a push leaves it."""
+        key = object_key(AdapterKey(tenant_id or self.tenant_id, make_digest(content)))
+        source = self.home / "object"
+        source.write_text(content)
+        self.store.put_file(key, source, sha256="")
+        if is_old:
+            self.make_old(self.home / "store" / key)
+        return key
+
+    def add_version(self, name: str, content: str) -> None:
+        with self.database.transaction(self.tenant_id) as session:
+            service.create_version(session, make_new_version(name, content))
+
+    def open_upload(self, name: str) -> str:
+        declared = NewUpload(adapter_name=name, config_json="{}", size_bytes=9, sha256="0" * 64)
+        with self.database.transaction(self.tenant_id) as session:
+            return uploads.open_upload(session, declared).id
+
+    def stage(self, upload_id: str, *, is_old: bool = True) -> Path:
+        path = self.staging.weights_path(upload_id)
+        path.write_bytes(b"part")
+        if is_old:
+            self.make_old(path)
+        return path
+
+    def make_old(self, path: Path) -> None:
+        then = time.time() - OLD_SECONDS
+        os.utime(path, (then, then))
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    tenant = make_tenant(database, "acme")
+    store, staging = LocalStore(tmp_path / "store"), Staging(tmp_path / "uploads")
+    yield Installation(tmp_path, database, store, staging, tenant.id)
+    staging.close()
+    database.close()
+
+
+def test_objects_that_no_version_names_are_removed_and_the_named_ones_stay(
+    installation: Installation,
+) -> None:
+    installation.add_version("bot", "wanted")
+    wanted, stray = installation.put_object("wanted"), installation.put_object("stray")
+
+    collected = installation.collect()
+
+    assert collected.num_objects == 2
+    assert collected.removed_objects == [stray]
+    assert collected.removed_bytes == len("stray")
+    assert installation.store.exists(wanted)
+    assert not installation.store.exists(stray)
+    assert installation.collect().removed_objects == []
+
+
+def test_equal_bytes_of_another_tenant_do_not_keep_an_object(installation: Installation) -> None:
+    other = make_tenant(installation.database, "globex")
+    installation.add_version("bot", "shared")
+    mine = installation.put_object("shared")
+    theirs = installation.put_object("shared", tenant_id=other.id)
+
+    assert installation.collect().removed_objects == [theirs]
+    assert installation.store.exists(mine)
+
+
+def test_young_objects_and_files_may_belong_to_a_push_under_way(
+    installation: Installation,
+) -> None:
+    key = installation.put_object("young", is_old=False)
+    path = installation.stage("no-row", is_old=False)
+
+    collected = installation.collect()
+
+    assert collected.removed_objects == collected.removed_files == []
+    assert installation.store.exists(key)
+    assert path.exists()
+
+
+def test_what_is_not_an_adapters_block_is_left_alone(installation: Installation) -> None:
+    strange = installation.home / "store" / "t" / "acme" / "notes.txt"
+    strange.parent.mkdir(parents=True)
+    strange.write_text("the operator's")
+    installation.make_old(strange)
+
+    assert installation.collect().removed_objects == []
+    assert strange.exists()
+
+
+def test_a_version_that_came_after_the_rows_were_read_keeps_its_object(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = installation.put_object("late")
+    named = "list_stored_contents_of_all_tenants"
+    monkeypatch.setattr(f"loraplex.platform.adapters.repository.{named}", lambda session: set())
+    installation.add_version("bot", "late")
+
+    assert installation.collect().removed_objects == []
+    assert installation.store.exists(key)
+
+
+def test_files_without_an_unfinished_upload_go(installation: Installation) -> None:
+    waiting = installation.stage(installation.open_upload("bot"))
+    stray = installation.stage("unknown")
+
+    collected = installation.collect()
+
+    assert collected.removed_files == ["unknown"]
+    assert waiting.exists()
+    assert not stray.exists()
+
+
+def test_uploads_that_were_given_up_are_abandoned_and_their_files_go(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload_id = installation.open_upload("bot")
+    path = installation.stage(upload_id)
+    later = utc_now() + timedelta(seconds=OLD_SECONDS)
+    monkeypatch.setattr("loraplex.api.services.garbage.utc_now", lambda: later)
+
+    collected = installation.collect()
+
+    assert collected.abandoned_uploads == [upload_id]
+    assert not path.exists()
+    with installation.database.transaction(installation.tenant_id) as session:
+        assert uploads.get_upload(session, upload_id).state is UploadState.ABANDONED
+
+
+def test_a_dry_run_finds_the_same_and_removes_nothing(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = installation.put_object("stray")
+    path = installation.stage("unknown")
+    upload_id = installation.open_upload("bot")
+    later = utc_now() + timedelta(seconds=OLD_SECONDS)
+    monkeypatch.setattr("loraplex.api.services.garbage.utc_now", lambda: later)
+
+    planned = installation.collect(dry_run=True)
+
+    assert installation.store.exists(key)
+    assert path.exists()
+    done = installation.collect()
+    assert planned.removed_objects == done.removed_objects == [key]
+    assert planned.removed_files == done.removed_files == ["unknown"]
+    assert planned.abandoned_uploads == done.abandoned_uploads == [upload_id]
