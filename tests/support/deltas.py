@@ -1,4 +1,4 @@
-"""What an adapter's block does to the base, read from its file."""
+"""What an adapter does to the base: by its block's file, and by PEFT."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
 from loraplex.adapters.layout import BaseLayout
@@ -27,3 +30,13 @@ def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, npt.NDArray[np.
         b = payload[b_offset : b_offset + rank * part.out_features].reshape(rank, -1)
         deltas[part.name] = header.scales[index] * (b.T @ a)
     return deltas
+
+
+def deltas_of_peft(base: Path, adapter: Path) -> dict[str, npt.NDArray[np.float64]]:
+    """The change that PEFT itself would merge `[out, in]`, by module."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    return {
+        name: module.get_delta_weight("default").detach().double().numpy()
+        for name, module in model.base_model.model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
