@@ -48,6 +48,10 @@ class Settings(BaseSettings):
     """After so long without its adapter a request is answered `adapter_loading`."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
     """Disk for local copies of stored adapters."""
+    reference_base: str | None = None
+    """Folder or hub id of the base before quantization: every new version is compared with it."""
+    max_reference_kl: float | None = Field(default=None, gt=0)
+    """A version under which the served base strays further from it is rejected; None: none is."""
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
 

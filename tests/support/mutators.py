@@ -238,7 +238,7 @@ def duplicate_entry_field(files: AdapterFiles, draw: random.Random) -> AdapterFi
 
 @_mutator
 def very_many_tensors(files: AdapterFiles, _draw: random.Random) -> AdapterFiles:
-    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    entry: dict[str, Any] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     return files.with_header({f"t{number}": entry for number in range(20_001)}, b"")
 
 
@@ -264,7 +264,7 @@ def odd_metadata(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
 
 @_mutator
 def entry_that_is_none(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
-    entry = draw.choice([None, [], 1, "F32", {}, {"dtype": "F32"}, {"shape": [1]}])
+    entry: dict[str, Any] = draw.choice([None, [], 1, "F32", {}, {"dtype": "F32"}, {"shape": [1]}])
     return _with_entry(files, draw, lambda _: entry)
 
 
@@ -297,7 +297,7 @@ def dtype_of_another_size(files: AdapterFiles, draw: random.Random) -> AdapterFi
 
 @_mutator
 def odd_shape(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
-    shape = draw.choice(
+    shape: Any = draw.choice(
         [
             *("16", None, {}, [True, 16], [2.0, 8], ["2", "8"], [[2, 8]], [-2, -8], [None], 16),
             *([], [0, 1 << 40], [2, 8, 1], [1] * 100_000, [1 << 32, 1 << 32], [1 << 63, 2], [15]),

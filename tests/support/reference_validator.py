@@ -80,7 +80,8 @@ def _read_tensors(data: bytes) -> dict[str, Tensor]:
     for name, entry in found:
         _require(NAME.fullmatch(name) and entry["dtype"] in DTYPES)
         _require(len(entry["shape"]) <= 2 and all(entry["shape"]))
-    return safetensors.torch.load(data)
+    tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    return tensors
 
 
 def _strict_object(data: bytes) -> dict[str, Any]:
