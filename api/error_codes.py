@@ -75,6 +75,12 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     ),
     "adapter_too_large": ErrorCode(422, "The adapter is larger than the memory for all adapters."),
     "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
+    "quantization_drift": ErrorCode(
+        422,
+        "Under this adapter the quantized base strays further from the unquantized one than the "
+        "operator allows: push it to a server of the unquantized base, lower alpha, or train on "
+        "the quantized base.",
+    ),
     "chat_template_missing": ErrorCode(
         400, "The base model has no chat template; use `/v1/completions`."
     ),

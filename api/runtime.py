@@ -25,6 +25,7 @@ from ..adapters.layout import BaseLayout, layout_to_json
 from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
+from ..engine.messages import EngineInfo
 from ..engine.tokenizer import Tokenizer
 from ..platform.adapters import repository
 from ..platform.database import Database
@@ -43,6 +44,7 @@ from .services.inference import Inference
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.reconciliation import Reconciliation
+from .services.quantization_contract import QuantizationContract, check_reference
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
@@ -99,10 +101,9 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await asyncio.to_thread(_start_fetcher, fetcher)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
-        block_source = _BlockSource(control_plane, fetcher)
+        source = _BlockSource(control_plane, fetcher)
         engine = EngineClient(
-            replace(engine_config, model=str(model_dir)),
-            on_adapter_wanted=block_source.fetch,
+            replace(engine_config, model=str(model_dir)), on_adapter_wanted=source.fetch
         )
         stack.push_async_callback(engine.stop)
         await engine.start()
@@ -119,7 +120,14 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         )
         stack.callback(inference.close)
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
-        attestations = Attestations(engine=engine, control_plane=control_plane, prompts=prompts)
+        attestations = Attestations(
+            engine=engine,
+            control_plane=control_plane,
+            prompts=prompts,
+            contract=await asyncio.to_thread(
+                _open_contract, settings, engine_config, engine.info, prompts, source
+            ),
+        )
         stack.push_async_callback(attestations.close)
         staging = Staging(settings.data_dir / "uploads")
         pushes = Pushes(
@@ -130,6 +138,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             control_plane=control_plane,
             attestations=attestations,
             served_model_name=name,
+            max_full_matrix_bytes=settings.max_full_matrix_bytes,
         )
         stack.push_async_callback(pushes.close)
         garbage = Garbage(store=fetcher.store, staging=staging, control_plane=control_plane)
@@ -140,7 +149,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine=engine, fetcher=fetcher, store=fetcher.store, control_plane=control_plane
         )
         stack.push_async_callback(deletions.close)
-        downloads = Downloads(settings.data_dir / "exports", block_source.fetch)
+        downloads = Downloads(settings.data_dir / "exports", source.fetch)
         stack.callback(downloads.close)
 
         started_at = int(time.time())
@@ -182,6 +191,32 @@ class _BlockSource:
         return await asyncio.wrap_future(
             self._fetcher.fetch(key, sha256=version.object_sha256, size_bytes=version.size_bytes)
         )
+
+
+def _open_contract(
+    settings: Settings,
+    engine_config: EngineConfig,
+    info: EngineInfo,
+    prompts: list[list[int]],
+    source: _BlockSource,
+) -> QuantizationContract | None:
+    """The contract with the reference base, if the operator gave one. Raises InvalidValue."""
+    if settings.reference_base is None:
+        if settings.max_reference_kl is not None:
+            raise InvalidValue(
+                "--max-reference-kl needs --reference-base.", param="max_reference_kl"
+            )
+        return None
+    reference_dir = locate_model(settings.reference_base)
+    check_reference(reference_dir, info.base_id)
+    return QuantizationContract(
+        reference_dir=reference_dir,
+        base_id=info.base_id,
+        prompts=prompts,
+        fetch=source.fetch,
+        limit=settings.max_reference_kl,
+        num_threads=engine_config.num_threads,
+    )
 
 
 def _start_fetcher(fetcher: FetcherClient) -> None:

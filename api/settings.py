@@ -47,10 +47,16 @@ class Settings(BaseSettings):
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
     """After so long without its adapter a request is answered `adapter_loading`."""
+    max_full_matrix_bytes: int = Field(default=0, ge=0)
+    """What one adapter's whole matrices (`modules_to_save`) may take as served; 0 refuses them."""
     max_pins: int = Field(default=16, ge=0)
     """How many versions one tenant may keep on the device."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
     """Disk for local copies of stored adapters."""
+    reference_base: str | None = None
+    """Folder or hub id of the base before quantization: every new version is compared with it."""
+    max_reference_kl: float | None = Field(default=None, gt=0)
+    """A version under which the served base strays further from it is rejected; None: none is."""
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
 

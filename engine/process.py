@@ -67,7 +67,7 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     log_to_stderr()
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
-    _end_with_parent()
+    end_with_parent()
     endpoint, heartbeat_path, config_json = sys.argv[1:]
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.RCVHWM, 0)  # the parent bounds what it submits
@@ -136,7 +136,7 @@ def _as_error_info(exc: Exception) -> ErrorInfo:
     return ErrorInfo(EngineError.code, f"{type(exc).__name__}: {exc}")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """SIGTERM, or the parent's death however it dies, ends this process at once.
 
     The kernel's signal covers a process that is stuck in native code, the watch on standard input

@@ -57,6 +57,7 @@ CORE_TORCH_FREE = (
     "engine.client",
     "engine.heartbeat",
     "engine.quarantine",
+    "engine.reference_base",
     "api.cli",
     "api.app",
 )

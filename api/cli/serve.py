@@ -105,6 +105,29 @@ def serve(
         float,
         typer.Option(min=0.01, max=1.0, help="Most that one tenant holds while others wait."),
     ] = DEFAULTS.tenant_cap,
+    reference_base: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_REFERENCE_BASE",
+            metavar="DIR",
+            help="The base before quantization: new versions are compared with it.",
+            show_default="not measured",
+        ),
+    ] = None,
+    max_reference_kl: Annotated[
+        float | None,
+        typer.Option(
+            envvar="LORAPLEX_MAX_REFERENCE_KL",
+            help="Reject versions under which the base strays further from it, in nats.",
+            show_default="none is rejected",
+        ),
+    ] = None,
+    max_full_matrix_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="What whole matrices of one adapter may take.", show_default="refused"
+        ),
+    ] = None,
     num_threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
     ] = None,
@@ -133,7 +156,13 @@ def serve(
         tenant_cap=tenant_cap,
     )
     settings = load_settings(
-        data_dir=data_dir, database=database, store=store, served_model_name=served_model_name
+        data_dir=data_dir,
+        database=database,
+        store=store,
+        served_model_name=served_model_name,
+        reference_base=reference_base,
+        max_reference_kl=max_reference_kl,
+        max_full_matrix_bytes=_bytes(max_full_matrix_gib),
     )
     _run(settings, engine_config, host=host, port=port)
 

@@ -25,6 +25,8 @@ from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
 from .push import LocalAdapter, read_adapter
 
+GIB = 1 << 30
+
 
 class Dtype(StrEnum):
     """What the base is served in."""
@@ -40,6 +42,7 @@ class Base(NamedTuple):
 
     layout_json: str
     dtype: str
+    max_full_matrix_bytes: int
     is_identified: bool
     """The layout's `base_id` is that of the checkpoint, and so the digest is the server's."""
 
@@ -56,6 +59,14 @@ def validate(
     dtype: Annotated[
         Dtype, typer.Option(help="In which the base is served.", show_default="the base's own")
     ] = Dtype.AUTO,
+    max_full_matrix_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="What whole matrices may take.",
+            show_default="the server's limit; with --base, refused",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Examine an adapter as a push does, and send nothing."""
@@ -63,6 +74,8 @@ def validate(
     fitted = _ask_server() if base is None else _from_config(base)
     if dtype is not Dtype.AUTO:
         fitted = fitted._replace(dtype=dtype)
+    if max_full_matrix_gib is not None:
+        fitted = fitted._replace(max_full_matrix_bytes=round(max_full_matrix_gib * GIB))
     try:
         report = examine_here(adapter, fitted)
     except AdapterRejected as exc:
@@ -90,6 +103,7 @@ def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
                 output_path=str(directory / "block"),
                 layout_path=str(layout_path),
                 serving_dtype=base.dtype,
+                max_full_matrix_bytes=base.max_full_matrix_bytes,
             )
         )
 
@@ -97,7 +111,8 @@ def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
 def _ask_server() -> Base:
     with open_client() as client:
         served, layout = client.get("/base"), client.get("/base/layout")
-    return Base(json.dumps(layout), served["dtype"], is_identified=True)
+    limit: int = served["max_full_matrix_bytes"]
+    return Base(json.dumps(layout), served["dtype"], limit, is_identified=True)
 
 
 def _from_config(base: Path) -> Base:
@@ -113,7 +128,7 @@ def _from_config(base: Path) -> Base:
         skeleton = read_skeleton(base)
     except EngineError as exc:
         raise CommandFailed(str(exc), ExitCode.USAGE) from exc
-    return Base(skeleton.layout_json, skeleton.dtype, is_identified=False)
+    return Base(skeleton.layout_json, skeleton.dtype, 0, is_identified=False)
 
 
 def _report(report: IntakeReport, base: Base) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _load_view(load: AdapterExplanation) -> LoadView:
     )
 
 
-def base_view(name: str, info: EngineInfo) -> BaseView:
+def base_view(name: str, info: EngineInfo, *, max_full_matrix_bytes: int) -> BaseView:
     return BaseView(
         id=name,
         base_id=info.base_id,
@@ -186,6 +186,7 @@ def base_view(name: str, info: EngineInfo) -> BaseView:
         max_model_len=info.max_model_len,
         num_modules=len(info.layout.slices),
         targets=sorted({part.name.rpartition(".")[2] for part in info.layout.slices}),
+        max_full_matrix_bytes=max_full_matrix_bytes,
         refused=info.layout.refused,
     )
 

@@ -29,7 +29,12 @@ DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 @router.get("/base")
 async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     """What an adapter must fit."""
-    return json_response(base_view(runtime.inference.served_model_name, runtime.engine.info))
+    view = base_view(
+        runtime.inference.served_model_name,
+        runtime.engine.info,
+        max_full_matrix_bytes=runtime.settings.max_full_matrix_bytes,
+    )
+    return json_response(view)
 
 
 @router.get("/base/layout")

@@ -155,6 +155,8 @@ class BaseView(msgspec.Struct, frozen=True):
     num_modules: int
     targets: list[str]
     """Last parts of the names of the modules that LoRA may target."""
+    max_full_matrix_bytes: int
+    """What whole matrices of one adapter (`modules_to_save`) may take together; 0 refuses them."""
     refused: Mapping[str, str]
     """Modules that LoRA may not target here, and why."""
     object: Literal["base_model"] = "base_model"

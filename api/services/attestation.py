@@ -1,14 +1,15 @@
 """Attestation: before a version may be used, probe requests measure what it does to the base.
 
-The probes are ordinary requests of the engine's mixed batch, in a prefix cache of their own. What
-was not attested when the server stopped is attested after the next start.
+The probes are ordinary requests of the engine's mixed batch, in a prefix cache of their own. Where
+the operator gave a reference base, its answers under the same adapter are compared with the served
+ones. What was not attested when the server stopped is attested after the next start.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -28,6 +29,7 @@ from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
 from ..errors import ApiError, as_api_error, from_error_info
 from .probes import Effect, Logits, compare, summarize
+from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, QuantizationContract
 
 log = structlog.get_logger(__name__)
 
@@ -53,17 +55,43 @@ class Verdict(NamedTuple):
     reason: str | None
     """The published code of a rejection; None for a version that is ready."""
     message: str = ""
+    reference: Drift | str = NOT_MEASURED
+    """The served base against the unquantized one, or that it was not measured, and why."""
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """What the version shows; None if the probes failed."""
+        if self.effect is None:
+            return None
+        found = self.reference
+        reference = found.as_report() if isinstance(found, Drift) else found
+        return {**self.effect.as_report(), "reference": reference}
+
+
+class _Probed(NamedTuple):
+    """What the probes of one adapter gave."""
+
+    effect: Effect
+    logits: list[Logits]
+    """Under the adapter, by prompt."""
 
 
 class Attestations:
     """The queue of versions to attest, and the workers that do it; one for the server."""
 
     def __init__(
-        self, *, engine: EngineClient, control_plane: ControlPlane, prompts: list[list[int]]
+        self,
+        *,
+        engine: EngineClient,
+        control_plane: ControlPlane,
+        prompts: list[list[int]],
+        contract: QuantizationContract | None = None,
     ) -> None:
+        """Without a `contract` reports say that the reference was not measured."""
         self._engine = engine
         self._control_plane = control_plane
         self._prompts = prompts
+        self._contract = contract
         self._queue: asyncio.Queue[AdapterVersion] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
 
@@ -124,7 +152,8 @@ class Attestations:
         num_load_failures = 0
         while True:
             try:
-                return _judge(await self._probe(key))
+                probed = await self._probe(key)
+                break
             except (ApiError, EngineError) as exc:
                 error = as_api_error(exc)
             num_load_failures += error.code == LOAD_FAILED
@@ -132,8 +161,29 @@ class Attestations:
                 return Verdict(None, error.code, _MESSAGES.get(error.code, error.message))
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
+        verdict = _judge(probed.effect)
+        if verdict.reason is None and self._contract is not None:
+            return await self._hold_to(self._contract, verdict, key, probed.logits)
+        return verdict
 
-    async def _probe(self, key: AdapterKey) -> Effect:
+    async def _hold_to(
+        self,
+        contract: QuantizationContract,
+        verdict: Verdict,
+        key: AdapterKey,
+        logits: list[Logits],
+    ) -> Verdict:
+        """The verdict with what the reference base says; a drift beyond the limit turns it."""
+        try:
+            drift = await contract.measure(key, logits)
+        except NotMeasured as exc:
+            log.warning("reference_not_measured", adapter_digest=key.digest, error=str(exc))
+            return verdict._replace(reference=f"{NOT_MEASURED}: {exc}")
+        if drift.is_within_limit:
+            return verdict._replace(reference=drift)
+        return Verdict(verdict.effect, DRIFTED, drift.sentence, drift)
+
+    async def _probe(self, key: AdapterKey) -> _Probed:
         """The base alone, then again beside the adapter: other batches round otherwise.
 
         Raises ApiError or EngineError.
@@ -143,7 +193,8 @@ class Attestations:
             self._logits(key.tenant_id, None), self._logits(key.tenant_id, key)
         )
         answers = zip(self._prompts, base, again, adapter, strict=True)
-        return summarize([compare(len(prompt), *logits) for prompt, *logits in answers])
+        effect = summarize([compare(len(prompt), *logits) for prompt, *logits in answers])
+        return _Probed(effect, adapter)
 
     async def _logits(self, tenant_id: str, adapter: AdapterKey | None) -> list[Logits]:
         """The answers to all prompts, asked at once."""
@@ -185,7 +236,7 @@ def _judge(effect: Effect) -> Verdict:
 
 def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> None:
     """Write the verdict down; a version that is ready gets the aliases its pushes asked for."""
-    report = verdict.effect.as_report() if verdict.effect else None
+    report = verdict.report
     if verdict.reason is not None:
         service.mark_rejected(
             session,

@@ -69,7 +69,7 @@ def compare(num_tokens: int, base: Logits, base_again: Logits, adapter: Logits) 
         num_tokens=num_tokens,
         max_logit_delta=_max_delta(base, adapter),
         noise_floor=max(_max_delta(base, base_again), ROUNDING * float(np.abs(base).max())),
-        kl_divergence=_kl_divergence(base, adapter),
+        kl_divergence=kl_divergence(base, adapter),
         changes_top_token=bool(base.argmax() != adapter.argmax()),
     )
 
@@ -89,9 +89,10 @@ def _max_delta(left: Logits, right: Logits) -> float:
     return float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
 
 
-def _kl_divergence(base: Logits, adapter: Logits) -> float:
-    log_base, log_adapter = _log_softmax(base), _log_softmax(adapter)
-    return max(0.0, float((np.exp(log_base) * (log_base - log_adapter)).sum()))
+def kl_divergence(expected: Logits, found: Logits) -> float:
+    """KL(expected ‖ found) of the next token, in nats."""
+    log_expected, log_found = _log_softmax(expected), _log_softmax(found)
+    return max(0.0, float((np.exp(log_expected) * (log_expected - log_found)).sum()))
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

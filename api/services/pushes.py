@@ -63,7 +63,9 @@ class Pushes:
         control_plane: ControlPlane,
         attestations: Attestations,
         served_model_name: str,
+        max_full_matrix_bytes: int = 0,
     ) -> None:
+        """`max_full_matrix_bytes`: what whole matrices of one adapter may take together."""
         self._info = info
         self._layout_path = layout_path
         self._staging = staging
@@ -71,6 +73,7 @@ class Pushes:
         self._control_plane = control_plane
         self._attestations = attestations
         self._served_model_name = served_model_name
+        self._max_full_matrix_bytes = max_full_matrix_bytes
         self._examiners = WorkerThreads("intake", NUM_EXAMINERS)
         self._receiving: set[str] = set()
         self._examinations: dict[str, asyncio.Task[Pushed]] = {}
@@ -239,6 +242,7 @@ class Pushes:
                 output_path=str(self._staging.block_path(upload.id)),
                 layout_path=str(self._layout_path),
                 serving_dtype=self._info.dtype,
+                max_full_matrix_bytes=self._max_full_matrix_bytes,
             )
         )
         check_fits(report, self._info)

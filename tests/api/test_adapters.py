@@ -37,6 +37,9 @@ def test_a_pushed_adapter_has_a_report_and_an_effect(caller: Caller, adapters: l
     assert version["attestation"]["max_logit_delta"] > 0.01
     assert version["attestation"]["noise_floor"] < 1e-4
     assert version["attestation"]["max_kl_divergence"] > 0
+    assert version["attestation"]["reference"] == "not measured"
+    assert version["report"]["delta_norm"] > 0
+    assert version["report"]["largest_deltas"][0]["norm"] > 0
     shown = caller.http.get("/v1/adapters/bot").json()
     assert shown["aliases"] == {"prod": 1, "blue": 1}
     assert [entry["id"] for entry in shown["versions"]] == [version["id"]]

@@ -1,0 +1,53 @@
+"""Whether intake says of each broken adapter what it must."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.intake import IntakeRequest, run_intake
+from loraplex.adapters.layout import layout_to_json
+from support.broken_adapters import BROKEN, CONFIG, SERVED, WEIGHTS, BrokenKind
+from support.deltas import deltas_of_block, deltas_of_peft
+from support.layouts import layout_of
+
+
+def check_broken(base: Path, kind: BrokenKind) -> str:
+    """What is wrong with the server's answer to this kind; empty if it is right."""
+    layout = layout_of(base)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "adapter"
+        kind.make(base, folder)
+        layout_path, block = Path(directory) / "layout", Path(directory) / "block"
+        layout_path.write_text(layout_to_json(layout))
+        request = IntakeRequest(
+            config_path=str(folder / CONFIG),
+            weights_path=str(folder / WEIGHTS),
+            output_path=str(block),
+            layout_path=str(layout_path),
+            serving_dtype=kind.serving_dtype,
+        )
+        try:
+            run_intake(request)
+        except AdapterRejected as exc:
+            is_right = exc.reason == kind.expected and _points(exc, kind.pointer)
+            return "" if is_right else f"{exc.reason} at {exc.pointer}: {exc}"
+        if kind.expected != SERVED:
+            return "accepted"
+        found, expected = deltas_of_block(block, layout), deltas_of_peft(base, folder)
+        is_equal = found.keys() == expected.keys() and all(
+            np.allclose(found[module], expected[module], atol=1e-6) for module in expected
+        )
+        return "" if is_equal else "served with another effect than PEFT's"
+
+
+def run_broken(base: Path) -> dict[str, str]:
+    """Every kind to what is wrong with its answer; empty texts are right."""
+    return {name: check_broken(base, kind) for name, kind in BROKEN.items()}
+
+
+def _points(error: AdapterRejected, start: str) -> bool:
+    return (error.pointer or "").startswith(start)
