@@ -43,8 +43,8 @@ from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
-from .services.reconciliation import Reconciliation
 from .services.quantization_contract import QuantizationContract, check_reference
+from .services.reconciliation import Reconciliation
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
