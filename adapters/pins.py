@@ -26,7 +26,7 @@ class Pins:
         self._sizes: dict[AdapterKey, int] = {}
         self._in_force: dict[AdapterKey, None] = {}
 
-    def __contains__(self, key: AdapterKey) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._in_force
 
     def __iter__(self) -> Iterator[AdapterKey]:

@@ -187,8 +187,9 @@ class Residency(Generic[BlockT]):
             return held
         self.request(key)
         record = self._records.get(key)
-        is_gone = record is None or key in self._retirements
-        if is_gone or record.state is not State.RESIDENT or self._room.is_leaving(record):
+        if record is None or record.state is not State.RESIDENT:
+            return None
+        if key in self._retirements or self._room.is_leaving(record):
             return None
         return self._leases.grant(record, request_id)
 
@@ -429,7 +430,6 @@ class Residency(Generic[BlockT]):
     def _await_room(self, record: Record[BlockT], *, is_step: bool) -> None:
         assert record.block is not None
         self._enter(record, State.HOST, is_step=is_step)
-        record.waiting_since = record.entered_at
         if record.block.num_elements > self._arena.capacity:
             self._fail(record, _failure_of(ArenaTooSmall()))
         else:

@@ -261,7 +261,7 @@ class Room(Generic[BlockT]):
         first = min(asked, key=_order, default=None)
         if first is None or first.block is None:
             return
-        if self._clock() - first.waiting_since < PATIENCE_SECONDS:
+        if self._clock() - first.entered_at < PATIENCE_SECONDS:
             return
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
         window = choose_window(

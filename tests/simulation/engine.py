@@ -24,7 +24,7 @@ from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import Contents
 from .device import FakeDevice
-from .scenario import ARENA_CELLS, Scenario
+from .scenario import Scenario
 
 RUNTIME_ID = "runtime"
 VOCABULARY = 40
@@ -59,7 +59,7 @@ class SimulatedEngine:
         on_end: Callable[[Request, str], None],
     ) -> None:
         self.device = FakeDevice(scenario.groups, scenario.limits.block_size)
-        self.arena = FakeArena(ARENA_CELLS)
+        self.arena = FakeArena(scenario.arena_cells)
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
         self.residency: Residency[FakeBlock] = Residency(

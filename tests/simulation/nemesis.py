@@ -36,7 +36,7 @@ class Nemesis:
             (0.15, self._abort_preempted),
             (0.006, self._abort_unknown),
             (0.008, self._disconnect),
-            (0.008, self._delete_adapter),
+            (0.014, self._delete_adapter),
             (0.006, self._begin_outage),
             (0.004, self._jump_clock),
             (0.005, self._burst),
@@ -135,7 +135,7 @@ class Nemesis:
 
     def _delete_adapter(self) -> None:
         keys = [order.request.lease.key for order in self._live() if order.request.lease]
-        is_leased = bool(keys) and self._rng.random() < 0.7
+        is_leased = bool(keys) and self._rng.random() < 0.8
         if not is_leased:
             keys = list(self._scenario.adapter_sizes)
         if not keys:
@@ -154,8 +154,8 @@ class Nemesis:
         self._gone = [entry for entry in self._gone if entry[1] in self._world.store.deleted]
 
     def _prefetch(self) -> None:
-        if self._scenario.adapter_sizes:
-            key = self._rng.choice(list(self._scenario.adapter_sizes))
+        keys = list(self._scenario.adapter_sizes)
+        for key in self._rng.sample(keys, min(len(keys), self._rng.randint(1, 3))):
             self._world.engine.residency.prefetch(key, self._rng.choice((0.0, 0.5, 20.0)))
             self._count("prefetches")
 

@@ -20,7 +20,7 @@ from .engine import Faults, SimulatedEngine
 from .invariants import Checks
 from .ledger import LOAD_ERROR_CODES, Ledger
 from .nemesis import Nemesis
-from .scenario import ARENA_CELLS, Scenario
+from .scenario import Scenario
 from .store import FakeStore
 from .violation import Invariant, Violation, require
 
@@ -177,7 +177,7 @@ class World:
         if request.deadline is not None:
             order.allowed.add("deadline_exceeded")
         adapter = submitted.adapter
-        if adapter and self.scenario.adapter_sizes[adapter] > ARENA_CELLS:
+        if adapter and self.scenario.adapter_sizes[adapter] > self.scenario.arena_cells:
             order.allowed.add("adapter_too_large")
         self.coverage["requests"] += 1
         self.coverage["groups"] += submitted.group_id is not None
