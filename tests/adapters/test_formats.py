@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.formats import REFUSED, SERVED, RefusedFeature, format_reference
+from loraplex.adapters.formats import (
+    REFUSED,
+    SERVED,
+    RefusedFeature,
+    ServedFeature,
+    format_reference,
+)
 from loraplex.adapters.rejections import REJECTIONS
 from support.feature_files import FeatureFiles
 
@@ -43,10 +49,11 @@ def test_page_is_current() -> None:
 
 
 def test_rows_have_names_of_their_own_and_published_codes() -> None:
-    names = [feature.name for feature in (*SERVED, *REFUSED)]
+    rows: list[ServedFeature | RefusedFeature] = [*SERVED, *REFUSED]
+    names = [feature.name for feature in rows]
     assert len(set(names)) == len(names)
     assert {feature.code for feature in REFUSED} <= REJECTIONS.keys()
-    for feature in (*SERVED, *REFUSED):
+    for feature in rows:
         assert all(feature), feature.name
         assert not any("|" in cell or "\n" in cell for cell in feature), feature.name
 
