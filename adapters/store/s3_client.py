@@ -68,7 +68,7 @@ def connect(settings: S3Settings) -> Any:
         signature_version="s3v4",
         connect_timeout=settings.connect_timeout_seconds,
         read_timeout=settings.read_timeout_seconds,
-        retries={"mode": "standard", "max_attempts": settings.max_attempts},
+        retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
         max_pool_connections=MAX_CONNECTIONS,
         tcp_keepalive=True,
         s3={"addressing_style": settings.addressing_style},

@@ -1,7 +1,7 @@
 """An HTTP proxy in front of an S3 server that damages the answers it is told to damage.
 
 It runs in a thread of its own. Every connection carries one request. Faults are planned per path
-and used up in order by the GETs of that path; what is not planned passes unharmed.
+and used up in order by the reads of that object; what is not planned passes unharmed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,14 @@ class Fault(StrEnum):
 class Request(NamedTuple):
     method: str
     path: str
+    query: str
     head: bytes
     body: bytes
+
+    @property
+    def reads_object(self) -> bool:
+        """Whether it is no listing and no write."""
+        return self.method == "GET" and not self.query
 
 
 class Answer(NamedTuple):
@@ -141,7 +147,7 @@ class FaultProxy:
         """By method and path."""
         self.num_faults: Counter[Fault] = Counter()
         self.num_open = 0
-        """GETs of planned or held paths that are not answered yet."""
+        """Reads of objects that are not answered yet."""
         self.most_open = 0
         self.url = ""
 
@@ -160,7 +166,7 @@ class FaultProxy:
         self._thread.join(30)
 
     def plan(self, path: str, faults: Iterable[Fault]) -> None:
-        """The next GETs of `path` meet these faults, one each, in place of what was planned."""
+        """The next reads of `path` meet these faults, one each, in place of what was planned."""
         self._plans[path] = deque(faults)
 
     def clear(self) -> None:
@@ -168,7 +174,7 @@ class FaultProxy:
         self._plans.clear()
 
     def answer_together(self, num_requests: int) -> None:
-        """Hold GETs until so many wait at the same time, then answer them; 0: do not hold."""
+        """Hold reads until so many wait at the same time, then answer them; 0: do not hold."""
         asyncio.run_coroutine_threadsafe(self._set_together(num_requests), self._loop).result(30)
 
     # --- in the thread ----------------------------------------------------------------------------
@@ -182,7 +188,7 @@ class FaultProxy:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_HEAD_BYTES)
-        self.url = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stopped.wait()
         server.close()
@@ -213,7 +219,7 @@ class FaultProxy:
             return
         request = await read_request(reader, writer)
         self.num_requests[request.method, request.path] += 1
-        if request.method != "GET":
+        if not request.reads_object:
             writer.write((await self._forward(request)).encode())
             await writer.drain()
             return
@@ -315,9 +321,10 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         await writer.drain()
     body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
     kept = [line for line in lines if not line.lower().startswith((b"expect:", b"connection:"))]
-    method, path, _ = first.decode().split(" ")
+    method, target, _ = first.decode().split(" ")
+    path, _, query = target.partition("?")
     rest = b"\r\n".join([first, *kept, b"Connection: close"])
-    return Request(method, path.partition("?")[0], rest, body)
+    return Request(method, path, query, rest, body)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
@@ -330,5 +337,3 @@ def reset(writer: asyncio.StreamWriter) -> None:
 async def until_reader_leaves(reader: asyncio.StreamReader) -> None:
     async with asyncio.timeout(MAX_SECONDS):
         await reader.read()
-
-
