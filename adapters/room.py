@@ -386,15 +386,17 @@ class Room(Generic[BlockT]):
         now = self._clock()
         if not self._may_go(record):
             return None
+        is_kept = now < record.kept_until
+        if is_kept and not newcomer.is_requested:
+            return None
         if record.key in surplus.keys:
             return Cost(_SURPLUS, record.last_used)
-        if now < record.kept_until:
-            return Cost(_KEPT, record.last_used) if newcomer.is_requested else None
         is_in_work = now - record.last_used < WORKING_SET_SECONDS
         is_foreign = record.key.tenant_id != newcomer.key.tenant_id
-        if surplus.is_newcomer_beyond and is_foreign and is_in_work:
-            return None if newcomer.key not in self._pins else Cost(_ORDINARY, record.last_used)
-        return Cost(_ORDINARY, record.last_used)
+        is_modest = newcomer.key in self._pins or not surplus.is_newcomer_beyond
+        if is_foreign and is_in_work and not is_modest:
+            return None
+        return Cost(_KEPT if is_kept else _ORDINARY, record.last_used)
 
     def _cost_to_drain(self, record: Record[BlockT], surplus: Surplus) -> Cost | None:
         """All but what moves can be waited for; pinned adapters only if nothing else will do."""

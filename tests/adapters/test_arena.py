@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.arena import INITIAL_ROWS, Arena
+from loraplex.adapters.block import Extra, ExtraKind, PlacedExtra
 from loraplex.adapters.extents import Extent, Placement
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
@@ -31,6 +32,12 @@ def load(arena: Arena, stored: StoredBlock) -> Placement:
     arena.copy_into(placement, block)
     arena.publish(placement)
     return placement
+
+
+def remove(arena: Arena, placement: Placement) -> None:
+    arena.retire(placement)
+    arena.erase(placement)
+    arena.free(placement)
 
 
 def matrices(arena: Arena, row: int, index: int) -> tuple[Tensor, Tensor]:
@@ -59,9 +66,8 @@ def test_a_published_row_leads_to_the_adapters_matrices(tmp_path: Path) -> None:
 
 def test_host_rows_equal_device_rows(tmp_path: Path) -> None:
     arena = make_arena()
-    for name in "abc":
-        load(arena, write_block(tmp_path / name, make_key(name)))
-    arena.remove(1)
+    placements = [load(arena, write_block(tmp_path / name, make_key(name))) for name in "abc"]
+    remove(arena, placements[1])
     assert [list(map(list, row)) for row in arena.row_tables] == arena.table.tolist()
 
 
@@ -74,7 +80,7 @@ def test_a_row_is_invisible_until_it_is_published(tmp_path: Path) -> None:
     assert not arena.table.any()
     arena.publish(placement)
     assert arena.identity(placement.row) == (stored.key, placement.generation)
-    arena.remove(placement.row)
+    remove(arena, placement)
     assert arena.identity(placement.row) is None
 
 
@@ -90,7 +96,7 @@ def test_a_row_is_reused_under_a_new_generation(tmp_path: Path) -> None:
     for _ in range(3):
         placement = load(arena, stored)
         seen.add((placement.row, placement.generation))
-        arena.remove(placement.row)
+        remove(arena, placement)
     assert seen == {(0, 1), (0, 2), (0, 3)}
 
 
@@ -98,7 +104,7 @@ def test_a_placement_of_an_earlier_generation_cannot_be_published(tmp_path: Path
     arena = make_arena()
     stored = write_block(tmp_path / "block", make_key("a"))
     stale = load(arena, stored)
-    arena.remove(stale.row)
+    remove(arena, stale)
     load(arena, stored)
     with pytest.raises(AssertionError):
         arena.publish(stale)
@@ -110,7 +116,7 @@ def test_removal_zeroes_the_bytes_and_the_row_and_nothing_else(tmp_path: Path) -
     staying = load(arena, write_block(tmp_path / "b", make_key("b"), seed=1))
     before = arena.flat[staying.extent.offset : staying.extent.end].clone()
     assert arena.flat[going.extent.offset : going.extent.end].any()
-    arena.remove(going.row)
+    remove(arena, going)
     assert not arena.flat[going.extent.offset : going.extent.end].any()
     assert not arena.table[going.row].any()
     assert torch.equal(arena.flat[staying.extent.offset : staying.extent.end], before)
@@ -121,10 +127,73 @@ def test_who_keeps_copies_hears_of_every_row_that_goes(tmp_path: Path) -> None:
     arena = make_arena()
     gone: list[int] = []
     arena.on_remove = gone.append
-    for name in "ab":
-        load(arena, write_block(tmp_path / name, make_key(name)))
-    arena.remove(1)
+    placements = [load(arena, write_block(tmp_path / name, make_key(name))) for name in "ab"]
+    remove(arena, placements[1])
     assert gone == [1]
+
+
+def test_a_retired_row_stands_for_nothing_and_its_room_is_not_free_until_it_is_zeroed(
+    tmp_path: Path,
+) -> None:
+    stored = write_block(tmp_path / "a", make_key("a"))
+    size = stored.plan.num_elements
+    arena = make_arena(size)
+    placement = load(arena, stored)
+    arena.retire(placement)
+    assert arena.identity(placement.row) is None
+    assert not arena.table.any()
+    assert arena.place(stored.key, size, stored.plan.table) is None
+    arena.erase(placement)
+    assert arena.place(stored.key, size, stored.plan.table) is None
+    arena.free(placement)
+    again = arena.place(stored.key, size, stored.plan.table)
+    assert again is not None
+    assert (again.row, again.generation) == (placement.row, placement.generation + 1)
+
+
+def test_a_moved_adapter_is_found_at_its_new_place_under_a_new_row(tmp_path: Path) -> None:
+    arena = make_arena()
+    remains = load(arena, write_block(tmp_path / "first", make_key("first"), seed=1))
+    stored = write_block(tmp_path / "second", make_key("second"), seed=2)
+    extra = PlacedExtra(Extra(2, ExtraKind.BIAS, (6,), ()), 64)
+    host = HostCache(make_layout(), 1 << 20, arena.flat.dtype)
+    block = host.read(stored.key, stored.path)
+    assert block is not None
+    source = arena.place(stored.key, block.num_elements, block.table, (extra,))
+    assert source is not None
+    arena.copy_into(source, block)
+    arena.publish(source)
+
+    target = arena.place_again(source.row, avoid=[Extent(0, source.extent.end + 64)])
+    assert target is not None
+    assert target.extent.offset >= source.extent.end + 64
+    arena.copy_between(source, target)
+    assert arena.identity(source.row) == (stored.key, source.generation)
+    assert arena.identity(target.row) is None
+    arena.publish(target)
+    remove(arena, source)
+
+    assert arena.identity(source.row) is None
+    assert arena.identity(target.row) == (stored.key, target.generation)
+    assert arena.row_extras[target.row][2][0].offset == target.extent.offset + 64
+    for index in stored.plan.ranks:
+        a, b = matrices(arena, target.row, index)
+        expected_a, expected_b = stored.matrices(index)
+        torch.testing.assert_close(a, expected_a)
+        torch.testing.assert_close(b, expected_b * stored.scales[index])
+    assert not arena.flat[source.extent.offset : source.extent.end].any()
+    assert arena.flat[remains.extent.offset : remains.extent.end].any()
+    for index in range(len(make_layout().slices)):
+        if index not in stored.plan.ranks:
+            assert arena.table[target.row, index].tolist() == [0, 0, 0]
+
+
+def test_there_may_be_no_room_to_move_to(tmp_path: Path) -> None:
+    stored = write_block(tmp_path / "a", make_key("a"))
+    arena = make_arena(2 * stored.plan.num_elements - 1)
+    placement = load(arena, stored)
+    assert arena.place_again(placement.row) is None
+    assert arena.used_bytes == 4 * placement.extent.size
 
 
 def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
@@ -135,10 +204,10 @@ def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     first = arena.place(stored.key, size, stored.plan.table)
     assert first is not None
     assert arena.used_bytes == 2 * size
-    assert arena.place(make_key("b"), size, stored.plan.table, avoid=Extent(size, 64)) is None
+    assert arena.place(make_key("b"), size, stored.plan.table, avoid=[Extent(size, 64)]) is None
     assert arena.place(make_key("b"), size, stored.plan.table) is not None
     assert arena.place(make_key("c"), size, stored.plan.table) is None
-    arena.remove(first.row)
+    remove(arena, first)
     assert arena.used_bytes == 2 * size
 
 
@@ -179,7 +248,7 @@ def test_copies_run_beside_reads_of_resident_adapters(tmp_path: Path) -> None:
         arena.publish(coming)
         a, _ = matrices(arena, coming.row, 0)
         torch.testing.assert_close(a, stored.matrices(0)[0])
-        arena.remove(coming.row)
+        remove(arena, coming)
 
 
 @pytest.mark.cuda
@@ -205,7 +274,7 @@ def test_cuda_copies_are_ordered_after_the_zeroing_of_their_extent(tmp_path: Pat
             assert arena.table[placement.row].tolist() == [
                 list(entry) for entry in arena.row_tables[placement.row]
             ]
-            arena.remove(placement.row)
+            remove(arena, placement)
     assert not arena.flat.any()
     assert not arena.table.any()
 
@@ -216,5 +285,5 @@ def test_two_tenants_with_equal_content_have_rows_of_their_own(tmp_path: Path) -
     placements = [load(arena, write_block(tmp_path / key.tenant_id, key)) for key in keys]
     assert placements[0].row != placements[1].row
     assert not placements[0].extent.overlaps(placements[1].extent)
-    arena.remove(placements[0].row)
+    remove(arena, placements[0])
     assert arena.identity(placements[1].row) == (keys[1], placements[1].generation)

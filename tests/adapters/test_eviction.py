@@ -8,14 +8,15 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.adapters.eviction import Cost, Occupant, choose_window
+from loraplex.adapters.eviction import FREE, Cost, Occupant, choose_window
 from loraplex.adapters.extents import Extent
 from support.blocks import make_key
 
 CAPACITY = 20
 
 
-def occupant(offset: int, size: int, cost: Cost | None) -> Occupant:
+def occupant(offset: int, size: int, last_used: float | None) -> Occupant:
+    cost = None if last_used is None else Cost(1, last_used)
     return Occupant(Extent(offset, size), make_key(f"at {offset}"), cost)
 
 
@@ -47,7 +48,26 @@ def test_a_window_costs_as_much_as_its_most_recently_used_victim() -> None:
 def test_never_displaces_what_may_not_move_nor_touches_what_is_to_be_avoided() -> None:
     occupants = [occupant(0, 10, 1.0), occupant(10, 10, None)]
     assert choose_window(11, capacity=CAPACITY, occupants=occupants) is None
-    assert choose_window(5, capacity=CAPACITY, occupants=occupants, avoid=Extent(0, 10)) is None
+    assert choose_window(5, capacity=CAPACITY, occupants=occupants, avoid=[Extent(0, 10)]) is None
+
+
+def test_a_cheaper_rank_goes_first_whenever_it_was_used() -> None:
+    surplus = Occupant(Extent(0, 4), make_key("surplus"), Cost(0, 9.0))
+    ordinary = Occupant(Extent(10, 4), make_key("ordinary"), Cost(1, 1.0))
+    window = choose_window(8, capacity=CAPACITY, occupants=[surplus, ordinary])
+    assert window is not None
+    assert window.victims == (surplus.key,)
+
+
+def test_what_is_being_zeroed_costs_nothing_and_is_no_victim() -> None:
+    vanishing = Occupant(Extent(4, 6), None, FREE)
+    occupants = [occupant(0, 4, 1.0), vanishing, occupant(10, 10, 0.5)]
+    window = choose_window(6, capacity=CAPACITY, occupants=occupants)
+    assert window is not None
+    assert (window.extent, window.victims) == (Extent(4, 6), ())
+    window = choose_window(10, capacity=CAPACITY, occupants=[*occupants[:2], occupant(10, 10, 2.0)])
+    assert window is not None
+    assert (window.extent, window.victims) == (Extent(0, 10), (make_key("at 0"),))
 
 
 @st.composite
@@ -83,9 +103,7 @@ def test_agrees_with_trying_every_set_of_victims(occupants: list[Occupant], size
 
 
 def _dearest(victims: Sequence[Occupant]) -> Cost:
-    return max(
-        (victim.cost for victim in victims if victim.cost is not None), default=float("-inf")
-    )
+    return max((victim.cost for victim in victims if victim.cost is not None), default=FREE)
 
 
 def _largest_hole(occupants: Sequence[Occupant]) -> int:

@@ -46,7 +46,7 @@ def test_none_when_free_space_is_enough_but_scattered() -> None:
 )
 def test_stays_out_of_the_avoided_range(size: int, expected: Extent | None) -> None:
     allocator = ExtentAllocator(30)
-    assert allocator.allocate(size, avoid=Extent(8, 12)) == expected
+    assert allocator.allocate(size, avoid=[Extent(8, 12)]) == expected
     allocator.check()
 
 
@@ -66,19 +66,20 @@ def test_only_what_was_allocated_can_be_freed(extent: Extent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hole", "left"),
+    ("holes", "left"),
     [
-        (None, [Extent(10, 10)]),
-        (Extent(0, 10), [Extent(10, 10)]),
-        (Extent(20, 5), [Extent(10, 10)]),
-        (Extent(10, 3), [Extent(13, 7)]),
-        (Extent(17, 3), [Extent(10, 7)]),
-        (Extent(12, 3), [Extent(10, 2), Extent(15, 5)]),
-        (Extent(5, 30), []),
+        ([], [Extent(10, 10)]),
+        ([Extent(0, 10)], [Extent(10, 10)]),
+        ([Extent(20, 5)], [Extent(10, 10)]),
+        ([Extent(10, 3)], [Extent(13, 7)]),
+        ([Extent(17, 3)], [Extent(10, 7)]),
+        ([Extent(12, 3)], [Extent(10, 2), Extent(15, 5)]),
+        ([Extent(16, 2), Extent(12, 3)], [Extent(10, 2), Extent(15, 1), Extent(18, 2)]),
+        ([Extent(5, 30)], []),
     ],
 )
-def test_parts_of_an_extent_around_another(hole: Extent | None, left: list[Extent]) -> None:
-    assert Extent(10, 10).without(hole) == left
+def test_parts_of_an_extent_around_others(holes: list[Extent], left: list[Extent]) -> None:
+    assert Extent(10, 10).without(*holes) == left
 
 
 class ExtentMachine(RuleBasedStateMachine):
@@ -90,9 +91,9 @@ class ExtentMachine(RuleBasedStateMachine):
         self.owners: list[Extent | None] = [None] * CAPACITY
         self.extents: list[Extent] = []
 
-    def free_runs(self, avoid: Extent | None) -> list[int]:
+    def free_runs(self, avoid: list[Extent]) -> list[int]:
         taken = [
-            owner is not None or (avoid is not None and avoid.offset <= index < avoid.end)
+            owner is not None or any(other.offset <= index < other.end for other in avoid)
             for index, owner in enumerate(self.owners)
         ]
         text = "".join("x" if is_taken else "." for is_taken in taken)
@@ -100,14 +101,16 @@ class ExtentMachine(RuleBasedStateMachine):
 
     @rule(
         size=st.integers(1, CAPACITY),
-        avoid=st.none()
-        | st.builds(
-            lambda start, size: Extent(start * ALIGNMENT, size * ALIGNMENT),
-            st.integers(0, CAPACITY // ALIGNMENT - 1),
-            st.integers(1, 4),
+        avoid=st.lists(
+            st.builds(
+                lambda start, size: Extent(start * ALIGNMENT, size * ALIGNMENT),
+                st.integers(0, CAPACITY // ALIGNMENT - 1),
+                st.integers(1, 4),
+            ),
+            max_size=3,
         ),
     )
-    def allocate(self, size: int, avoid: Extent | None) -> None:
+    def allocate(self, size: int, avoid: list[Extent]) -> None:
         rounded = -(-size // ALIGNMENT) * ALIGNMENT
         fits = [run for run in self.free_runs(avoid) if run >= rounded]
         extent = self.allocator.allocate(size, avoid=avoid)
@@ -115,7 +118,7 @@ class ExtentMachine(RuleBasedStateMachine):
         if extent is None:
             return
         assert extent.size == rounded
-        assert avoid is None or not extent.overlaps(avoid)
+        assert not any(extent.overlaps(other) for other in avoid)
         assert all(owner is None for owner in self.owners[extent.offset : extent.end])
         self.owners[extent.offset : extent.end] = [extent] * extent.size
         self.extents.append(extent)
@@ -132,7 +135,7 @@ class ExtentMachine(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         self.allocator.check()
         assert self.allocator.used == sum(owner is not None for owner in self.owners)
-        assert self.allocator.largest_free == max(self.free_runs(None), default=0)
+        assert self.allocator.largest_free == max(self.free_runs([]), default=0)
 
 
 TestExtentMachine = ExtentMachine.TestCase

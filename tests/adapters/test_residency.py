@@ -7,7 +7,13 @@ import pytest
 from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.record import MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS
-from loraplex.adapters.residency import MAX_BACKOFF_SECONDS, AdapterStatus, Failure, Tier
+from loraplex.adapters.residency import (
+    MAX_BACKOFF_SECONDS,
+    AdapterStatus,
+    Evicted,
+    Failure,
+    Tier,
+)
 from loraplex.adapters.room import PATIENCE_SECONDS
 from support.blocks import make_key
 from support.residency import ResidencyWorld
@@ -120,6 +126,8 @@ def test_tells_whether_polling_may_yield_something() -> None:
     assert not residency.has_pending_work
     residency.evict(B)
     assert residency.has_pending_work
+    world.settle()
+    assert residency.has_pending_work, "somebody should hear of it"
     residency.take_evicted()
     assert not residency.has_pending_work
 
@@ -382,7 +390,7 @@ def test_deleting_the_adapter_that_room_is_made_for_ends_the_reservation() -> No
     world.load(B, 4)
     world.now += PATIENCE_SECONDS
     world.settle()
-    assert world.residency.evict(B)
+    world.residency.evict(B)
     assert world.residency.acquire(A, "s") is not None
 
 
@@ -501,6 +509,7 @@ def test_a_failed_copy_gives_back_its_extent_and_its_use_of_host_memory() -> Non
     world.loaders.run(error=RuntimeError("device lost"))
     world.residency.poll()
     assert world.residency.failure(A) is not None
+    world.settle()
     assert world.arena.used == 0
     assert not world.host.in_use
     world.load(B, 4)
@@ -545,12 +554,17 @@ def test_long_past_failures_are_forgotten() -> None:
 # --- deletion -------------------------------------------------------------------------------------
 
 
-def test_deleting_an_idle_adapter_clears_every_tier_at_once() -> None:
+def test_deleting_an_idle_adapter_clears_every_tier_and_then_says_so() -> None:
     world = ResidencyWorld()
     world.load(A, 4)
-    assert world.residency.evict(A)
-    assert world.residency.take_evicted() == [A]
-    assert world.residency.take_evicted() == []
+    world.residency.evict(A)
+    assert world.residency.acquire(A, "r") is None
+    while len(world.loaders):
+        assert world.evicted() == []
+        world.loaders.run()
+        world.residency.poll()
+    assert world.residency.take_evicted() == [Evicted(A, device_bytes=8, host_bytes=8)]
+    assert world.evicted() == []
     assert not any(world.arena.cells)
     assert world.arena.used == world.host.used == 0
     assert world.residency.tier(A) is Tier.STORE
@@ -562,9 +576,10 @@ def test_deleting_an_adapter_that_is_nowhere_or_only_in_host_memory_is_answered(
     world.use(A, 4)
     world.now += 1
     world.load(B, 4)
-    assert world.residency.evict(A)
-    assert world.residency.evict(C)
-    assert world.residency.take_evicted() == [A, C]
+    world.residency.evict(A)
+    world.residency.evict(C)
+    world.settle()
+    assert sorted(world.evicted()) == [A, C]
     assert set(world.host.blocks) == {B}
 
 
@@ -574,17 +589,18 @@ def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones
     world.load(A, 4)
     lease = residency.acquire(A, "r")
     assert lease is not None
-    assert not residency.evict(A)
-    assert not residency.evict(A)
+    residency.evict(A)
+    residency.evict(A)
     assert residency.acquire(A, "s") is None
     failure = residency.failure(A)
     assert failure is not None
     assert failure.code == "adapter_deleted"
     world.settle()
     assert world.arena.identity(lease.row) == (A, lease.generation)
-    assert residency.take_evicted() == []
+    assert world.evicted() == []
     residency.release("r")
-    assert residency.take_evicted() == [A]
+    world.settle()
+    assert world.evicted() == [A]
     assert not any(world.arena.cells)
     assert residency.failure(A) is None
 
@@ -601,12 +617,12 @@ def test_deleting_during_a_read_or_copy_waits_for_its_end(
     for _ in range(num_jobs_before):
         world.loaders.run()
         world.residency.poll()
-    assert not world.residency.evict(A)
+    world.residency.evict(A)
     world.residency.poll()
-    assert world.residency.take_evicted() == []
+    assert world.evicted() == []
     world.loaders.run(error=error)
     world.settle()
-    assert world.residency.take_evicted() == [A]
+    assert world.evicted() == [A]
     assert world.arena.used == world.host.used == 0
     assert not world.residency.has_pending_work
 
@@ -618,16 +634,16 @@ def test_deleting_during_a_read_that_is_refused_ends() -> None:
     world.residency.request(C)
     world.fetch(C, 4)
     world.residency.poll()
-    assert not world.residency.evict(C)
+    world.residency.evict(C)
     world.loaders.run()  # host memory is full of B
     world.residency.poll()
-    assert world.residency.take_evicted() == [C]
+    assert world.evicted() == [C]
 
 
 def test_a_late_answer_of_the_fetcher_to_a_deleted_adapter_is_ignored() -> None:
     world = ResidencyWorld()
     world.residency.request(A)
-    assert world.residency.evict(A)
+    world.residency.evict(A)
     world.fetch(A, 4)
     world.residency.fetch_failed(A, "store_unavailable", "no answer")
     world.settle()
@@ -639,6 +655,9 @@ def test_an_adapter_that_was_pushed_again_after_its_deletion_is_loaded_again() -
     world = ResidencyWorld()
     world.load(A, 4)
     world.residency.evict(A)
+    world.load(A, 4)
+    assert not world.host.holds(A), "not before the deletion has been answered"
+    assert world.evicted() == [A]
     world.load(A, 4)
     assert world.residency.acquire(A, "r") is not None
 

@@ -33,6 +33,26 @@ class ResidencyMachine(RuleBasedStateMachine):
     def request(self, key: AdapterKey) -> None:
         self.world.residency.request(key)
 
+    @rule(key=keys, stay=st.sampled_from([0.0, 1.0, 100.0]))
+    def prefetch(self, key: AdapterKey, stay: float) -> None:
+        self.world.residency.prefetch(key, stay)
+
+    @rule(pinned=st.lists(keys, max_size=3))
+    def pin(self, pinned: list[AdapterKey]) -> None:
+        self.world.residency.set_pinned(pinned)
+
+    @rule()
+    def reap(self) -> None:
+        assert self.world.residency.reap(self.leases) == []
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """A request goes without a release: the reaper finds its lease."""
+        request_id = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[request_id]
+        assert self.world.residency.reap(self.leases) == [request_id]
+
     @rule(key=keys)
     def acquire(self, key: AdapterKey) -> None:
         request_id = f"r{self.num_requests}"
@@ -90,12 +110,11 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def evict(self, key: AdapterKey) -> None:
         self.deleting.add(key)
-        is_gone = self.world.residency.evict(key)
+        self.world.residency.evict(key)
         self.take_evicted()
-        assert is_gone == (key not in self.deleting)
 
     def take_evicted(self) -> None:
-        for key in self.world.residency.take_evicted():
+        for key in self.world.evicted():
             self.deleting.remove(key)  # each deletion is answered once
             assert key not in self.world.arena.cells
             assert not self.world.host.holds(key)
@@ -120,8 +139,12 @@ class ResidencyMachine(RuleBasedStateMachine):
         held = [lease.key for lease in self.leases.values()]
         for key, status in snapshot.items():
             assert status.num_leases == held.count(key)
+        room = self.world.residency._room
+        leaving = sum(erasure.placement.extent.size for erasure in room._erasures)
+        coming = sum(move.target.extent.size for move in room._moves)
         device_bytes = sum(status.device_bytes for status in snapshot.values())
-        assert device_bytes == self.world.arena.used * self.world.arena.element_bytes
+        used = self.world.arena.used - leaving - coming
+        assert device_bytes == used * self.world.arena.element_bytes
         assert self.world.host.used <= HOST
 
     def teardown(self) -> None:
@@ -130,15 +153,21 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.world.settle()
         self.take_evicted()
         assert not self.deleting
+        self.world.residency.set_pinned([])
         self.world.now += MAX_BACKOFF_SECONDS
         self.everyone_who_fits_is_served()
         self.release_all()
         self.world.now += MAX_BACKOFF_SECONDS
         self.world.settle()
+        assert self.world.arena.used == sum(
+            status.device_bytes // 2 for status in self.world.residency.snapshot()
+        )
         for key in SIZES:
             self.deleting.add(key)
-            assert self.world.residency.evict(key)
+            self.world.residency.evict(key)
+        self.world.settle()
         self.take_evicted()
+        assert not self.deleting
         assert self.world.residency.snapshot() == []
         assert self.world.arena.used == self.world.host.used == 0
         assert not self.world.host.in_use

@@ -24,7 +24,7 @@ from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import Contents
 from .device import FakeDevice
-from .scenario import ARENA_CELLS, Scenario
+from .scenario import Scenario
 
 RUNTIME_ID = "runtime"
 VOCABULARY = 40
@@ -59,7 +59,7 @@ class SimulatedEngine:
         on_end: Callable[[Request, str], None],
     ) -> None:
         self.device = FakeDevice(scenario.groups, scenario.limits.block_size)
-        self.arena = FakeArena(ARENA_CELLS)
+        self.arena = FakeArena(scenario.arena_cells)
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
         self.residency: Residency[FakeBlock] = Residency(
@@ -88,6 +88,7 @@ class SimulatedEngine:
         self.schedule = Schedule(None, [], [])
         """What the last step decided."""
         self._next_reap_time = clock() + REAP_INTERVAL_SECONDS
+        self.num_reaps = 0
         self._scenario = scenario
         self._on_batch = on_batch
         self._clock = clock
@@ -208,6 +209,7 @@ class SimulatedEngine:
         if self._clock() < self._next_reap_time:
             return
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
+        self.num_reaps += 1
         self.residency.reap(
             request.request_id for request in self.scheduler.requests() if request.lease
         )

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
 from loraplex.engine.batch import ScheduledBatch
-from loraplex.engine.errors import EngineError, NotNow, PromptTooLong
+from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 
 from .contents import values_of_block
+from .displacements import DisplacementChecks
 from .ledger import Order
 from .service import ServiceChecks
 from .violation import Invariant, Violation, require
@@ -57,6 +58,7 @@ class Checks:
         self._ran: set[Request] = set()
         """Who ran when the last step ended."""
         self._num_left: dict[str, int] = {}
+        self.displacements = DisplacementChecks(world.engine.residency, lambda: world.now)
         self.num_window_frees = 0
 
     # --- admission ------------------------------------------------------------------------------
@@ -73,6 +75,11 @@ class Checks:
             f"{submitted.request_id} may grow to {_length(submitted)} tokens",
         )
         require(
+            submitted.adapter not in self._world.deleting,
+            Invariant.DRAINS,
+            f"{submitted.request_id} begins though {submitted.adapter} is being deleted",
+        )
+        require(
             before.num_waiting < limits.max_queued
             and before.num_of_tenant < limits.max_queued_per_tenant,
             Invariant.CAPS,
@@ -84,7 +91,9 @@ class Checks:
     ) -> None:
         """Nobody is refused without a reason."""
         limits = self._limits
-        if isinstance(refusal, PromptTooLong):
+        if isinstance(refusal, AdapterDeleted):
+            is_right = submitted.adapter in self._world.deleting
+        elif isinstance(refusal, PromptTooLong):
             num_blocks = -(-_length(submitted) // limits.block_size)
             is_right = _length(submitted) > limits.max_model_len or any(
                 num_blocks > self._kv.num_usable(group) for group in range(self._num_groups)
@@ -198,6 +207,7 @@ class Checks:
         )
         self._check_blocks(live)
         self._check_leases(live)
+        self._check_drains()
         self._check_progress(batch)
         self.service.check()
         self._count_window_frees(live)
@@ -220,15 +230,44 @@ class Checks:
             require(request.deadline <= self._world.now, Invariant.PROGRESS, "ended too early")
 
     def after_eviction(self, key: AdapterKey) -> None:
-        """The engine says that an adapter is gone: no tier has it."""
+        """The engine says that an adapter is gone: no tier has it, nor anything computed by it."""
         require(key not in self._engine.arena.cells, Invariant.QUIESCENT, f"{key} on the device")
         require(not self._engine.host.holds(key), Invariant.QUIESCENT, f"{key} in host memory")
+        left = [o for o in self._world.ledger.live.values() if o.submitted.adapter == key]
+        require(not left, Invariant.DRAINS, f"{key} is gone and {len(left)} requests are not")
+        self._check_uncached(key)
 
-    def after_deletion(self, key: AdapterKey) -> None:
-        """From the moment of the deletion nothing that was computed under it can be found."""
+    def during_deletion(self, key: AdapterKey) -> None:
+        """From the moment of the deletion only those go on that run."""
+        left = [o.request for o in self._world.ledger.live.values() if o.submitted.adapter == key]
+        for request in left:
+            require(request.lease, Invariant.DRAINS, f"{request.request_id} waits for {key}")
+        if not left:
+            self._check_uncached(key)
+
+    def _check_uncached(self, key: AdapterKey) -> None:
+        """Nothing that was computed under this adapter can be found."""
         for group in self._kv._groups:
             for prefix in group.cached._prefixes.values():
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
+
+    def _check_drains(self) -> None:
+        for order in self._world.ledger.live.values():
+            adapter = order.submitted.adapter
+            deadline = self._world.deadlines.get(adapter) if adapter else None
+            require(
+                deadline is None or deadline > self._world.now,
+                Invariant.DRAINS,
+                f"{order.submitted.request_id} runs on though {adapter} is deleted",
+            )
+
+    def are_pins_settled(self) -> bool:
+        """Whether every pin in force is on the device, but for those that never fit."""
+        residency, sizes = self._engine.residency, self._world.scenario.adapter_sizes
+        return all(
+            residency.tier(key) is Tier.DEVICE or sizes[key] > residency._arena.capacity
+            for key in residency._pins
+        )
 
     def _check_blocks(self, live: list[Request]) -> None:
         for group in range(self._num_groups):
@@ -251,6 +290,8 @@ class Checks:
         mine = {request.request_id for request in live if request.lease}
         held = self._engine.residency._leases.keys()
         require(mine == held, Invariant.LEASES_LIVE, f"{sorted(mine ^ held)}")
+        num_reaped = self._engine.residency.num_leases_reaped
+        require(not num_reaped, Invariant.LEASES_LIVE, f"{num_reaped} leases had to be reaped")
 
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
         if batch or self._engine.schedule.failed or not self._world.ledger.live:

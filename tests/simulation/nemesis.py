@@ -36,14 +36,15 @@ class Nemesis:
             (0.15, self._abort_preempted),
             (0.006, self._abort_unknown),
             (0.008, self._disconnect),
-            (0.008, self._delete_adapter),
+            (0.014, self._delete_adapter),
             (0.006, self._begin_outage),
             (0.004, self._jump_clock),
             (0.005, self._burst),
             (0.003, self._flood),
             (0.006, self._ask_too_much),
             (0.003, self._restart),
-            (0.01, self._prefetch),
+            (0.04, self._prefetch),
+            (0.006, self._pin),
         )
 
     def strike(self) -> Faults:
@@ -134,13 +135,13 @@ class Nemesis:
 
     def _delete_adapter(self) -> None:
         keys = [order.request.lease.key for order in self._live() if order.request.lease]
-        is_leased = bool(keys) and self._rng.random() < 0.7
+        is_leased = bool(keys) and self._rng.random() < 0.8
         if not is_leased:
             keys = list(self._scenario.adapter_sizes)
         if not keys:
             return
         key = self._rng.choice(keys)
-        self._world.delete(key)
+        self._world.delete(key, self._rng.choice((0.0, 0.0, 0.02, 0.5, 100.0)))
         self._gone.append((self._world.num_steps + PATIENCE_STEPS, key))
         self._count("deletes")
         self._count("deletes_under_lease", is_leased)
@@ -153,10 +154,16 @@ class Nemesis:
         self._gone = [entry for entry in self._gone if entry[1] in self._world.store.deleted]
 
     def _prefetch(self) -> None:
-        if self._scenario.adapter_sizes:
-            key = self._rng.choice(list(self._scenario.adapter_sizes))
-            self._world.engine.residency.request(key)
+        keys = list(self._scenario.adapter_sizes)
+        for key in self._rng.sample(keys, min(len(keys), self._rng.randint(1, 3))):
+            self._world.engine.residency.prefetch(key, self._rng.choice((0.0, 0.5, 20.0)))
             self._count("prefetches")
+
+    def _pin(self) -> None:
+        keys = list(self._scenario.adapter_sizes)
+        if keys:
+            self._world.pin(self._rng.sample(keys, self._rng.randint(0, min(3, len(keys)))))
+            self._count("pins")
 
     def _begin_outage(self) -> None:
         self._world.store.outage_until = self._world.now + self._rng.choice((0.02, 0.3, 3.0))

@@ -11,11 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from loraplex.adapters.byte_shares import Surplus
+from loraplex.adapters.extents import Placement
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.leases import Leases
 from loraplex.adapters.record import Record, State
 from loraplex.adapters.residency import Lease, Residency
+from loraplex.adapters.retirements import Retirements
+from loraplex.adapters.room import Room as DeviceRoom
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.deadlines import Deadlines
+from loraplex.engine.drains import Drains
 from loraplex.engine.fairness import TokenCounters
 from loraplex.engine.groups import Groups
 from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks, _Group
@@ -385,3 +391,125 @@ def keeps_leases(release: Any, self: Residency[Any], request_id: str) -> None:
 def never_ends_a_deletion(finish: Any, self: Residency[Any]) -> bool:
     """It goes when its room is needed."""
     return False
+
+
+@_plant(Retirements, "finish")
+def confirms_deletions_before_the_bytes_are_zero(
+    finish: Any, self: Retirements[Any], is_erasing: Any
+) -> bool:
+    """The job is on its way."""
+    found: bool = finish(self, lambda key: False)
+    return found
+
+
+@_plant(Retirements, "leave_device")
+def leaves_deleted_adapters_in_host_memory(
+    leave: Any, self: Retirements[Any], key: AdapterKey
+) -> None:
+    """Nobody will ask for it, so it will be the first to be dropped."""
+    self._retirements[key].is_off_device = True
+
+
+@_plant(DeviceRoom, "_retire")
+def frees_before_zeroing(
+    retire: Any, self: DeviceRoom[Any], key: AdapterKey, placement: Placement
+) -> None:
+    """Whoever comes next overwrites it."""
+    self._arena.retire(placement)
+    self._arena.free(placement)
+
+
+@_plant(DeviceRoom, "_take_up_erasures")
+def takes_a_failed_erasure_for_done(take: Any, self: DeviceRoom[Any]) -> int:
+    """It has run."""
+    finished = [erasure for erasure in self._erasures if erasure.job.done()]
+    for erasure in finished:
+        self._erasures.remove(erasure)
+        self._arena.free(erasure.placement)
+    return len(finished)
+
+
+@_plant(DeviceRoom, "_take_up_moves")
+def moves_without_a_new_row(take: Any, self: DeviceRoom[Any]) -> int:
+    """The adapter is the same, so its row and generation are."""
+    sources = {move.record.key: move.record.placement for move in self._moves}
+    moved: int = take(self)
+    for key, source in sources.items():
+        record = self._occupants.get(key)
+        if source and record and record.placement and record.placement != source:
+            placed = record.placement
+            record.placement = Placement(source.row, source.generation, placed.extent)
+    return moved
+
+
+@_plant(DeviceRoom, "is_leaving")
+def leases_what_moves(leaving: Any, self: DeviceRoom[Any], record: Record[Any]) -> bool:
+    """It is on the device, whatever is planned for it."""
+    return False
+
+
+@_plant(DeviceRoom, "_may_go")
+def displaces_pinned_adapters(may_go: Any, self: DeviceRoom[Any], record: Record[Any]) -> bool:
+    """They come back by themselves."""
+    pins, self._pins = self._pins, ()
+    found: bool = may_go(self, record)
+    self._pins = pins
+    return found
+
+
+@_plant(DeviceRoom, "_cost_to_evict")
+def forgets_that_somebody_asked_for_a_stay(
+    cost: Any, self: DeviceRoom[Any], record: Record[Any], newcomer: Record[Any], surplus: Surplus
+) -> Any:
+    """What is wanted now comes before what was wanted then."""
+    kept_until, record.kept_until = record.kept_until, 0.0
+    found = cost(self, record, newcomer, surplus)
+    record.kept_until = kept_until
+    return found
+
+
+@_plant(DeviceRoom, "_surplus")
+def lets_a_parade_displace_the_others(
+    find: Any, self: DeviceRoom[Any], newcomer: Record[Any], block: Any, may_go: Any
+) -> Surplus:
+    """Least recently used is fair."""
+    return Surplus(frozenset(), False)
+
+
+@_plant(Residency, "_ask_for_pinned")
+def forgets_pins_that_failed_once(ask: Any, self: Residency[Any]) -> None:
+    """Whoever pinned it will see that it is broken."""
+    for key in self._pins:
+        if key not in self._records:
+            self._ask(key)
+
+
+@_plant(Leases, "strays")
+def reaps_a_lease_that_lives(strays: Any, self: Leases, live: Any) -> list[str]:
+    """Whoever was admitted first must have ended by now."""
+    found: list[str] = strays(self, sorted(live)[1:])
+    return found
+
+
+@_plant(Drains, "_end_hopeless")
+def drains_without_a_deadline(end: Any, self: Drains, key: AdapterKey, drain: Any) -> None:
+    """They end by themselves."""
+    if drain.deadline > drain.begun_at:
+        drain.deadline = float("inf")
+    end(self, key, drain)
+
+
+@_plant(Drains, "__contains__")
+def takes_requests_while_it_drains(contains: Any, self: Drains, key: AdapterKey | None) -> bool:
+    """The adapter is still there."""
+    return False
+
+
+@_plant(Drains, "note_end")
+def keeps_the_cache_of_drained_adapters(
+    note: Any, self: Drains, request: Request, *, is_deleted: bool
+) -> None:
+    """It was dropped when the deletion began."""
+    kv, self._kv = self._kv, mock.Mock()
+    note(self, request, is_deleted=is_deleted)
+    self._kv = kv

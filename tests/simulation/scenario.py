@@ -38,6 +38,7 @@ class Scenario:
     prefix_caching: bool
     tenants: tuple[Tenant, ...]
     adapter_sizes: dict[AdapterKey, int]
+    arena_cells: int
     host_cells: int
     arrivals: float
     """Requests per step, on average."""
@@ -69,7 +70,8 @@ class Scenario:
         )
         groups = _draw_groups(rng, limits)
         limits = replace(limits, kv_block_bytes=(1000,) * len(groups))
-        tenants, sizes = _draw_tenants(rng)
+        arena_cells = rng.choice((ARENA_CELLS, 2 * ARENA_CELLS))
+        tenants, sizes = _draw_tenants(rng, arena_cells)
         return cls(
             seed=seed,
             limits=limits,
@@ -78,7 +80,8 @@ class Scenario:
             prefix_caching=rng.random() < 0.8,
             tenants=tenants,
             adapter_sizes=sizes,
-            host_cells=rng.randint(ARENA_CELLS, 5 * ARENA_CELLS),
+            arena_cells=arena_cells,
+            host_cells=rng.randint(arena_cells, 5 * arena_cells),
             arrivals=rng.choice((0.1, 0.3, 0.6, 1.2)),
             hostility=rng.choice((0.5, 1.0, 2.0)),
             mishaps=rng.choice((0.0, 0.05, 0.2)),
@@ -114,9 +117,12 @@ def _draw_swap_slots(rng: Random, groups: tuple[KvGroup, ...]) -> tuple[int, ...
     return tuple(int(group.num_blocks * part) for group in groups)
 
 
-def _draw_tenants(rng: Random) -> tuple[tuple[Tenant, ...], dict[AdapterKey, int]]:
+def _draw_tenants(
+    rng: Random, arena_cells: int
+) -> tuple[tuple[Tenant, ...], dict[AdapterKey, int]]:
     """Tenants push the same contents: digests are equal across tenants, keys are not."""
-    num_adapters = rng.choice((0, 1, 3, 6))
+    num_adapters = rng.choice((0, 1, 3, 6, 8))
+    largest = rng.choice((4, 6, 9))
     sizes: dict[AdapterKey, int] = {}
     tenants = []
     for index in range(rng.randint(1, 5)):
@@ -124,7 +130,7 @@ def _draw_tenants(rng: Random) -> tuple[tuple[Tenant, ...], dict[AdapterKey, int
         keys = [AdapterKey(name, f"sha256:{number}") for number in range(num_adapters)]
         for number, key in enumerate(keys):
             is_too_large = number == 5 and rng.random() < 0.5
-            sizes[key] = ARENA_CELLS + 1 if is_too_large else 1 + (number * 5) % 9
+            sizes[key] = arena_cells + 1 if is_too_large else 1 + (number * 5) % largest
         base_share = [None] * (1 if keys else 2)
         tenants.append(
             Tenant(

@@ -20,6 +20,9 @@ class Invariant(StrEnum):
     QUIESCENT = "I10 when all requests have ended nothing is held"
     LEAVES_FIRST = "I12 what is cached can be found: what comes before it is cached too"
     SERVICE = "I11 tenants are charged for what they were served, once"
+    PINS = "I13 pinned adapters stay on the device or come back, and kept ones stay"
+    SHARES = "I14 a tenant beyond its share displaces nothing that others work with"
+    DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 
 class Violation(Exception):

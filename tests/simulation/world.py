@@ -9,8 +9,9 @@ from random import Random
 from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import MAX_BACKOFF_SECONDS
 from loraplex.engine.batch import ScheduledBatch
-from loraplex.engine.errors import NotNow, PromptTooLong
+from loraplex.engine.errors import AdapterDeleted, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 
@@ -19,7 +20,7 @@ from .engine import Faults, SimulatedEngine
 from .invariants import Checks
 from .ledger import LOAD_ERROR_CODES, Ledger
 from .nemesis import Nemesis
-from .scenario import ARENA_CELLS, Scenario
+from .scenario import Scenario
 from .store import FakeStore
 from .violation import Invariant, Violation, require
 
@@ -53,6 +54,9 @@ class World:
         self.store = FakeStore(self.rng, scenario.adapter_sizes, lambda: self.now, scenario.mishaps)
         self.deleting: dict[AdapterKey, int] = {}
         """Deletions that the engine has not answered, and the step of each."""
+        self.deadlines: dict[AdapterKey, float] = {}
+        """When the last request of each of them must have ended."""
+        self.pinned: list[AdapterKey] = []
         self._log = log
         self._hash = hashlib.blake2b(digest_size=16)
         self._events: list[object] = []
@@ -114,11 +118,13 @@ class World:
         self.nemesis.rest()
         for request_id in list(self.ledger.live)[MAX_DRAINED_REQUESTS:]:
             self.abort(request_id)  # a long queue would take long and show nothing more
+        self.now += MAX_BACKOFF_SECONDS
         for _ in range(MAX_DRAIN_STEPS):
-            if not self.ledger.live and self.is_still:
+            if not self.ledger.live and self.is_still and self.checks.are_pins_settled():
                 return
             self._step(Faults())
         waiting = [order.submitted.request_id for order in self.ledger.live.values()]
+        require(self.checks.are_pins_settled(), Invariant.PINS, "a pin never comes back")
         require(False, Invariant.PROGRESS, f"{waiting} never end, nothing hinders them")
 
     @property
@@ -159,7 +165,7 @@ class World:
         before = self.checks.before_add(submitted)
         try:
             request = self.engine.submit(submitted)
-        except (PromptTooLong, NotNow) as refusal:
+        except (PromptTooLong, NotNow, AdapterDeleted) as refusal:
             self.checks.after_refusal(submitted, refusal, before)
             self.ledger.refuse(submitted, refusal.code)
             self.coverage["refused"] += 1
@@ -171,7 +177,7 @@ class World:
         if request.deadline is not None:
             order.allowed.add("deadline_exceeded")
         adapter = submitted.adapter
-        if adapter and self.scenario.adapter_sizes[adapter] > ARENA_CELLS:
+        if adapter and self.scenario.adapter_sizes[adapter] > self.scenario.arena_cells:
             order.allowed.add("adapter_too_large")
         self.coverage["requests"] += 1
         self.coverage["groups"] += submitted.group_id is not None
@@ -186,15 +192,26 @@ class World:
         self.note("abort", request_id, was_live)
         return was_live
 
-    def delete(self, key: AdapterKey) -> None:
+    def delete(self, key: AdapterKey, drain_seconds: float) -> None:
         self.store.deleted.add(key)
         self.ledger.troubled.add(key)
         self.deleting.setdefault(key, self.num_steps)
-        self.engine.evict(key)
-        self.checks.after_deletion(key)
+        deadline = self.now + drain_seconds
+        self.deadlines[key] = min(self.deadlines.get(key, deadline), deadline)
+        if key in self.pinned:
+            self.pinned.remove(key)
+        self.engine.evict(key, drain_seconds)
+        self.checks.during_deletion(key)
         left = [order for order in self.ledger.live.values() if order.submitted.adapter == key]
-        require(not left, Invariant.ONE_END, f"{key} is deleted and {len(left)} requests go on")
-        self.note("delete", key)
+        self.coverage["drains"] += bool(left)
+        require(drain_seconds or not left, Invariant.ONE_END, f"{len(left)} of {key} go on")
+        self.note("delete", key, drain_seconds)
+
+    def pin(self, keys: list[AdapterKey]) -> None:
+        """These and no others."""
+        self.pinned = [key for key in keys if key not in self.deleting]
+        self.engine.residency.set_pinned(self.pinned)
+        self.note("pin", self.pinned)
 
     def restart(self) -> None:
         """The process dies: its state is lost, and who had not started is submitted again once."""
@@ -205,8 +222,10 @@ class World:
             self.ledger.end(order.request, "engine_restarted")
         self.store.forget_wishes()
         self.deleting.clear()
+        self.deadlines.clear()
         self.engine = self._start_engine()
         self.checks = Checks(self)
+        self.engine.residency.set_pinned(self.pinned)
         self.note("restart", len(orders))
         self.submit(
             self.demand.again(order.submitted) for order in orders if not order.request.started
@@ -236,11 +255,12 @@ class World:
         self.note("end", request.request_id, reason)
 
     def _take_evicted(self) -> None:
-        for key in self.engine.evicted:
+        for key, receipt in self.engine.evicted:
             require(key in self.deleting, Invariant.QUIESCENT, f"{key} was not deleted")
-            del self.deleting[key]
+            del self.deleting[key], self.deadlines[key]
             self.checks.after_eviction(key)
-            self.note("evicted", key)
+            self.coverage["drained"] += receipt.num_drained
+            self.note("evicted", key, receipt)
 
     def _collect_coverage(self) -> None:
         """Take over what the engine counted before it goes."""
@@ -252,6 +272,11 @@ class World:
         coverage["prefix_evictions"] += engine.kv.num_prefix_evictions
         coverage["evictions"] += engine.residency.num_evictions
         coverage["adapter_loads"] += engine.residency.num_loads
+        for reason, count in engine.residency.figures().evictions.items():
+            coverage[f"departures_{reason}"] += count
+        coverage["moves"] += engine.residency.figures().num_moves
+        coverage["leases_reaped"] += engine.residency.num_leases_reaped
+        coverage["reaps"] += engine.num_reaps
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees

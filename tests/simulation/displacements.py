@@ -1,0 +1,93 @@
+"""Who may be displaced for whom: every decision of the room on the device is judged here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.record import Departure, Record
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.room import ACTIVE_SECONDS, WORKING_SET_SECONDS, Displaced
+from support.residency import FakeBlock
+
+from .violation import Invariant, require
+
+
+class _Before(NamedTuple):
+    """The device before somebody made room for itself."""
+
+    held: dict[str, int]
+    """Cells, by tenant."""
+    active: set[str]
+    last_used: dict[AdapterKey, float]
+    kept: set[AdapterKey]
+    """Whose prefetch asked for a stay that is not over."""
+
+
+class DisplacementChecks:
+    """Listens to who makes room for whom."""
+
+    def __init__(self, residency: Residency[FakeBlock], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._residency = residency
+        self._room = residency._room
+        self._displace = self._room._displace
+        self._displace_victims = self._room._displace_victims
+        vars(self._room)["_displace"] = self._note_displaced
+        vars(self._room)["_displace_victims"] = self._note_victims
+
+    def _note_displaced(
+        self, records: list[Record[FakeBlock]], reason: Departure
+    ) -> list[Displaced[FakeBlock]]:
+        for record in records:
+            require(
+                record.key not in self._residency._pins or reason is Departure.DRAINED,
+                Invariant.PINS,
+                f"{record.key} is displaced: {reason}",
+            )
+        return self._displace(records, reason)
+
+    def _note_victims(
+        self, newcomer: Record[FakeBlock], block: FakeBlock
+    ) -> list[Displaced[FakeBlock]]:
+        before = self._look(newcomer)
+        displaced = self._displace_victims(newcomer, block)
+        tenant_id, share = newcomer.key.tenant_id, self._room._arena.capacity / len(before.active)
+        is_beyond = before.held[tenant_id] + block.num_elements > share
+        for victim, _ in displaced:
+            require(
+                newcomer.is_requested or victim.key not in before.kept,
+                Invariant.PINS,
+                f"{victim.key} was to be kept, and goes for {newcomer.key}",
+            )
+            if not is_beyond or newcomer.key in self._residency._pins:
+                continue
+            owner = victim.key.tenant_id
+            idle_seconds = self._clock() - before.last_used[victim.key]
+            require(
+                owner == tenant_id
+                or before.held[owner] > int(share)
+                or idle_seconds >= WORKING_SET_SECONDS,
+                Invariant.SHARES,
+                f"{victim.key}, used {idle_seconds:.3f} s ago, goes for {newcomer.key}",
+            )
+        return displaced
+
+    def _look(self, newcomer: Record[FakeBlock]) -> _Before:
+        now = self._clock()
+        held: defaultdict[str, int] = defaultdict(int)
+        active = {newcomer.key.tenant_id}
+        occupants = self._room._occupants
+        for key, record in occupants.items():
+            assert record.placement is not None
+            held[key.tenant_id] += record.placement.extent.size
+            if record.leases or now - record.last_used < ACTIVE_SECONDS:
+                active.add(key.tenant_id)
+        return _Before(
+            held,
+            active,
+            {key: record.last_used for key, record in occupants.items()},
+            {key for key, record in occupants.items() if record.kept_until > now},
+        )
