@@ -182,7 +182,7 @@ class FaultProxy:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_HEAD_BYTES)
-        self.url = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stopped.wait()
         server.close()
@@ -330,5 +330,3 @@ def reset(writer: asyncio.StreamWriter) -> None:
 async def until_reader_leaves(reader: asyncio.StreamReader) -> None:
     async with asyncio.timeout(MAX_SECONDS):
         await reader.read()
-
-

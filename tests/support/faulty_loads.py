@@ -94,9 +94,7 @@ def run_faulty_loads(num_loads: int, seed: int) -> FaultyLoads:
         with closing(_client(proxy.url, cache, IMPATIENT)) as client:
             client.start()
             with ThreadPoolExecutor(NUM_WORKERS) as workers:
-                shares = [
-                    range(index, num_loads, NUM_WORKERS) for index in range(len(objects))
-                ]
+                shares = [range(index, num_loads, NUM_WORKERS) for index in range(len(objects))]
                 outcomes = workers.map(
                     lambda stored, share: _load_often(client, proxy, stored, share, seed),
                     objects,
