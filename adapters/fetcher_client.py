@@ -73,8 +73,8 @@ _log = logging.getLogger(__name__)
 class FetcherStats(NamedTuple):
     """What the fetcher processes of this client have done, and what the disk cache holds now."""
 
-    disk: DiskCacheStats
-    num_restarts: int
+    disk: DiskCacheStats = DiskCacheStats()
+    num_restarts: int = 0
 
 
 @dataclass(slots=True)

@@ -17,8 +17,6 @@ _GAUGES = {
     "num_swapped": ("sequences_swapped", "Waiting sequences whose KV is in host memory."),
     "num_free_kv_blocks": ("kv_blocks_free", "KV blocks that no request holds."),
     "kv_usage": ("kv_usage_ratio", "Part of the KV blocks that requests hold."),
-    "arena_used_bytes": ("adapter_arena_used_bytes", "Device bytes held by adapters."),
-    "host_cache_used_bytes": ("adapter_host_cache_used_bytes", "Host bytes held by adapters."),
 }
 _COUNTERS = {
     "num_steps": ("engine_steps", "Forward passes."),
@@ -31,7 +29,6 @@ _COUNTERS = {
     ),
     "num_cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
-    "num_adapter_evictions": ("adapter_evictions", "Adapters dropped from the device."),
 }
 _UTILIZATION_GAUGES = {
     "memory": (

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
 from ..engine.tenant_service import TenantLabels
 from .engine_metrics import EngineCollector
+from .tier_metrics import TierCollector
 
 # From a GPU that answers at once to a CPU with a long prompt.
 _LATENCY_BUCKETS = (
@@ -24,9 +26,14 @@ _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 class Metrics:
     """The server's counters, in a registry of their own."""
 
-    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats | None],
+        fetcher_stats: Callable[[], FetcherStats] = FetcherStats,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(stats))
+        self._registry.register(TierCollector(stats, fetcher_stats))
         self._tenants = TenantLabels()
         self._requests = self._counter(
             "http_requests", "Requests answered.", ("method", "route", "status", "code")

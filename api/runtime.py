@@ -109,7 +109,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await engine.start()
 
         name = settings.served_model_name or _public_name(engine_config.model, model_dir)
-        metrics = Metrics(lambda: engine.stats)
+        metrics = Metrics(lambda: engine.stats, fetcher.stats)
         inference = Inference(
             engine=engine,
             tokenizer=tokenizer,

@@ -59,10 +59,11 @@ def gc(
 
 async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -> Collected:
     pepper = derive_key(settings.load_secret(), API_KEY_PEPPER)
+    staging = Staging(settings.data_dir / "uploads")
     with open_current_database(settings) as database:
         garbage = Garbage(
             store=open_store(settings.store_url),
-            staging=Staging(settings.data_dir / "uploads"),
+            staging=staging,
             control_plane=ControlPlane(database, ApiKeyService(pepper)),
             grace_seconds=grace_seconds,
         )
@@ -70,6 +71,7 @@ async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -
             return await garbage.collect(dry_run=dry_run)
         finally:
             await garbage.close()
+            staging.close()
 
 
 def _print(collected: Collected) -> None:

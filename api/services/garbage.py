@@ -90,14 +90,6 @@ class Garbage:
             collected.abandoned_transfers = await self._threads.run(
                 self._store.remove_abandoned, older_than_seconds=self._grace.total_seconds()
             )
-        log.info(
-            "garbage_collected",
-            dry_run=dry_run,
-            objects=len(collected.removed_objects),
-            bytes=collected.removed_bytes,
-            uploads=len(collected.abandoned_uploads),
-            files=len(collected.removed_files),
-        )
         return collected
 
     async def _abandon_uploads(self, collected: Collected) -> None:
@@ -168,7 +160,14 @@ class Garbage:
             await asyncio.sleep(pause)
             pause = INTERVAL_SECONDS
             try:
-                await self.collect()
+                collected = await self.collect()
+                log.info(
+                    "garbage_collected",
+                    objects=len(collected.removed_objects),
+                    bytes=collected.removed_bytes,
+                    uploads=len(collected.abandoned_uploads),
+                    files=len(collected.removed_files),
+                )
             except (AdapterError, PlatformError) as exc:
                 pause = FIRST_SECONDS
                 log.warning("garbage_collection_delayed", error=str(exc))

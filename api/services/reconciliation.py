@@ -57,7 +57,9 @@ class Reconciliation:
         wished = await self._control_plane.read_all_tenants(
             lambda session: wishes.list_live_wishes_of_all_tenants(session, now, base_id=base_id)
         )
-        self._engine.set_pinned([wish.key for wish in wished if wish.kind is WishKind.PIN])
+        # The latest first: where not all pins find room, the engine keeps those.
+        pins = [wish.key for wish in reversed(wished) if wish.kind is WishKind.PIN]
+        self._engine.set_pinned(pins)
         self._prefetch([wish for wish in wished if wish.kind is WishKind.PREFETCH])
 
     def _prefetch(self, wished: list[WishedContent]) -> None:

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.adapters.disk_cache import DiskCacheStats
+from loraplex.adapters.fetcher_client import FetcherStats
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
 from loraplex.api.metrics import Metrics
 from loraplex.api.services.sequence_times import ABORTED, SequenceTimes
 from loraplex.engine.messages import (
     AdapterResidency,
+    AdapterTierStats,
     EngineStats,
     RequestStarted,
+    SecondsHistogram,
     UtilizationStats,
 )
 from loraplex.engine.tenant_service import MAX_TENANTS, OTHER_TENANTS
@@ -44,7 +48,20 @@ STATS = EngineStats(
     num_step_sequences=14,
     utilization=UtilizationStats(15.0, 16.0, 17.0, 0.5, 0.25, 18.0, 19.0),
     tenant_service=[("acme", 20), (OTHER_TENANTS, 21)],
+    adapter_tiers=AdapterTierStats(
+        bytes_by_tier={Tier.HOST: 22, Tier.DEVICE: 23},
+        num_leases=24,
+        leased_bytes=25,
+        pinned_bytes=26,
+        fragmentation=0.125,
+        evictions={"displaced": 27, "deleted": 28},
+        num_leases_reaped=29,
+        num_moves=30,
+        moved_bytes=31,
+        load_seconds={"fetch": SecondsHistogram([0.5, 1.0], [3, 2, 1], 4.5)},
+    ),
 )
+FETCHER_STATS = FetcherStats(DiskCacheStats(32, 33, 34, 35, 36, 37), 38)
 
 
 class Clock:
@@ -59,7 +76,7 @@ class Recorded:
     """Metrics and what they render as."""
 
     def __init__(self, stats: EngineStats | None = STATS) -> None:
-        self.metrics = Metrics(lambda: stats)
+        self.metrics = Metrics(lambda: stats, lambda: FETCHER_STATS)
         self.clock = Clock()
 
     def sequence(self) -> SequenceTimes:
@@ -169,3 +186,28 @@ def test_only_so_many_tenants_have_a_label_of_their_own() -> None:
     kept = re.findall(r'tokens_total{kind="prompt",tenant="t\d+"} 2.0', recorded.text())
     assert len(kept) == MAX_TENANTS
     assert recorded.value(f'tokens_total{{kind="prompt",tenant="{OTHER_TENANTS}"}}') == 2 * 5
+
+
+def test_bytes_by_tier_come_from_the_engine_and_the_fetcher(recorded: Recorded) -> None:
+    held = {
+        tier: recorded.value(f'adapter_tier_bytes{{tier="{tier}"}}')
+        for tier in Tier
+        if tier != Tier.STORE
+    }
+    assert held == {Tier.DISK: 32, Tier.HOST: 22, Tier.DEVICE: 23}
+
+
+def test_a_stage_of_loads_is_a_cumulative_histogram(recorded: Recorded) -> None:
+    def count(bound: str) -> float:
+        return recorded.value(f'adapter_load_seconds_bucket{{le="{bound}",stage="fetch"}}')
+
+    assert [count("0.5"), count("1.0"), count("+Inf")] == [3, 5, 6]
+    assert recorded.value('adapter_load_seconds_count{stage="fetch"}') == 6
+    assert recorded.value('adapter_load_seconds_sum{stage="fetch"}') == 4.5
+
+
+def test_the_disk_and_the_fetcher_are_seen_while_the_engine_is_down() -> None:
+    recorded = Recorded(stats=None)
+    assert recorded.value('adapter_tier_bytes{tier="disk"}') == 32
+    assert recorded.value("fetcher_restarts_total") == 38
+    assert "loraplex_adapter_leases " not in recorded.text()

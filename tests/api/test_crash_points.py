@@ -1,0 +1,32 @@
+"""A server killed between two effects: what was acknowledged is kept, what was not leaves nothing.
+
+Every failpoint is passed by `make adapter-evidence`; here are those where most could be lost.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.failpoints import FAILPOINTS
+from support.crash_points import run_crash_points
+
+ROOT = Path(__file__).parents[2]
+TELLING = ("uploads.written", "pushes.stored", "deletions.removed", "garbage.removed")
+
+
+@pytest.mark.parametrize("point", TELLING)
+def test_a_kill_loses_nothing_acknowledged_and_leaves_no_orphan(point: str, tmp_path: Path) -> None:
+    assert run_crash_points(points=[point], directory=tmp_path) == {
+        "tried": 1,
+        "lost": 0,
+        "orphans": 0,
+    }
+
+
+def test_every_failpoint_stands_in_exactly_one_place() -> None:
+    sources = [path.read_text() for path in (ROOT / "api").rglob("*.py")]
+    placed = [name for text in sources for name in re.findall(r'failpoint\("([a-z.]+)"\)', text)]
+    assert sorted(placed) == sorted(FAILPOINTS)
