@@ -62,6 +62,11 @@ class BaseLayout:
     projections: tuple[Projection, ...]
     refused: dict[str, str] = field(default_factory=dict)
     """Modules that exist but cannot carry LoRA here, with the reason: `{"lm_head": "..."}`."""
+    ties_embeddings: bool = False
+    """The output head uses the input embedding's matrix."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Module name of an embedding or head to the hex SHA-256 of its weight as the checkpoint holds
+    it, widened to float32, in row order: tells an adapter's copy of it from a trained matrix."""
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
@@ -72,6 +77,49 @@ class BaseLayout:
     def slice_index(self) -> dict[str, int]:
         return {part.name: index for index, part in enumerate(self.slices)}
 
+    @cached_property
+    def embedding(self) -> int | None:
+        """Slice index of the input embedding, if adapters can change it."""
+        is_first = bool(self.slices) and self.slices[0].kind is SliceKind.EMBEDDING
+        return 0 if is_first else None
+
+    @cached_property
+    def output_head(self) -> int | None:
+        """Slice index of the output head, if adapters can change it: the last one, as wide as the
+        vocabulary."""
+        if self.embedding is None or len(self.slices) < 2:
+            return None
+        last, vocabulary = self.slices[-1], self.slices[self.embedding].in_features
+        is_head = last.kind is SliceKind.LINEAR and last.out_features == vocabulary
+        return len(self.slices) - 1 if is_head else None
+
+    @cached_property
+    def expert_modules(self) -> dict[str, tuple[int, ...]]:
+        """Module that holds stacked experts to the slice indices of its parameters."""
+        modules: dict[str, tuple[int, ...]] = {}
+        for index, part in enumerate(self.slices):
+            if part.kind is SliceKind.EXPERTS:
+                module = part.name.rpartition(".")[0]
+                modules[module] = (*modules.get(module, ()), index)
+        return modules
+
+    @cached_property
+    def routers(self) -> frozenset[int]:
+        """Slice indices of the linear layers beside stacked experts that score each of them."""
+        num_experts = {
+            module.rpartition(".")[0]: self.slices[indices[0]].num_experts
+            for module, indices in self.expert_modules.items()
+        }
+        return frozenset(
+            index
+            for index, part in enumerate(self.slices)
+            if part.kind is SliceKind.LINEAR
+            and any(
+                part.out_features == count and _is_router_name(part.name, block)
+                for block, count in num_experts.items()
+            )
+        )
+
     def projection_ranges(self) -> Iterator[tuple[Projection, range]]:
         """Each projection with the range of its slice indices."""
         start = 0
@@ -80,12 +128,23 @@ class BaseLayout:
             start += len(projection.slices)
 
 
+def _is_router_name(name: str, block: str) -> bool:
+    inside = name.removeprefix(f"{block}.")
+    return inside != name and ("gate" in inside or "router" in inside)
+
+
 def layout_to_json(layout: BaseLayout) -> str:
     """Encode a layout for another process."""
     projections = [
         [list(astuple(part)) for part in projection.slices] for projection in layout.projections
     ]
-    fields = {"base_id": layout.base_id, "projections": projections, "refused": layout.refused}
+    fields = {
+        "base_id": layout.base_id,
+        "projections": projections,
+        "refused": layout.refused,
+        "ties_embeddings": layout.ties_embeddings,
+        "digests": layout.digests,
+    }
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -96,7 +155,13 @@ def layout_from_json(text: str) -> BaseLayout:
         Projection(tuple(_slice_from_json(part) for part in projection))
         for projection in fields["projections"]
     )
-    return BaseLayout(fields["base_id"], projections, fields["refused"])
+    return BaseLayout(
+        fields["base_id"],
+        projections,
+        fields["refused"],
+        ties_embeddings=fields["ties_embeddings"],
+        digests=fields["digests"],
+    )
 
 
 def _slice_from_json(part: list[str | int]) -> Slice:
