@@ -1,8 +1,10 @@
 """What the intake child gives up before it reads a tenant's first byte.
 
 Guaranteed on every Unix: the limits on address space, processor time, file size, open files and
-core dumps. Best effort, where the kernel lets an unprivileged process do it (Linux with user
-namespaces): an own network namespace, in which there is no way out, not even to this host.
+core dumps. Best effort, where the kernel lets an unprivileged process do it: an own network
+namespace, in which there is no way out, not even to this host (Linux with user namespaces); no
+file changed outside the output's folder, and no TCP (Linux with Landlock). Where neither can be
+had, the process runs with the server's own rights to the network and to files.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import ctypes
 import resource
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+from .landlock import allow_new_files_only_in
 
 MAX_OPEN_FILES = 32
 _CLONE_NEWUSER = 0x10000000
@@ -28,9 +33,13 @@ class ProcessLimits:
     """The longest file it may write."""
 
 
-def confine(limits: ProcessLimits) -> None:
-    """Give up resources and, where possible, the network; cannot be undone."""
+def confine(limits: ProcessLimits, *, output_directory: Path) -> None:
+    """Give up resources and, where possible, the network and other files; cannot be undone.
+
+    `output_directory` is the only place where files may still be made.
+    """
     _leave_network()
+    allow_new_files_only_in(output_directory)
     _lower(resource.RLIMIT_AS, limits.memory_bytes)
     _lower(resource.RLIMIT_CPU, limits.cpu_seconds, grace=1)  # SIGXCPU first, SIGKILL at the grace
     _lower(resource.RLIMIT_FSIZE, limits.file_bytes)

@@ -29,6 +29,9 @@ from .measuring import ModuleDelta
 
 MAX_ANSWER_BYTES = 1 << 20
 MAX_LOG_BYTES = 4096
+# -P: the working directory is no place to import from; -S: nothing that the environment would run
+# at every start, only what is imported.
+_PYTHON = (sys.executable, "-P", "-S")
 _MEMORY_FACTOR = 4
 """At worst one matrix is the whole file, and is held as stored, widened and transposed."""
 _OUTPUT_FACTOR = 4
@@ -94,7 +97,7 @@ def _run_child(request: IntakeRequest) -> bytes:
         question.write(json.dumps(asdict(request)).encode())
         question.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [*_PYTHON, "-m", __name__],
             stdin=question,
             stdout=answer,
             stderr=log,
@@ -176,7 +179,7 @@ def main() -> None:
     """Answer the request on standard input; ends abnormally only on a fault of our own."""
     fields = json.load(sys.stdin)
     request = IntakeRequest(**{**fields, "limits": IntakeLimits(**fields["limits"])})
-    confine(_process_limits(request))
+    confine(_process_limits(request), output_directory=Path(request.output_path).parent)
     json.dump(_answer(request), sys.stdout)
 
 

@@ -18,6 +18,7 @@ from loraplex.adapters.confinement import MAX_OPEN_FILES
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import examine
 from loraplex.adapters.intake import IntakeLimits, IntakeRequest, run_intake
+from loraplex.adapters.landlock import landlock_version
 from loraplex.adapters.layout import (
     BaseLayout,
     Projection,
@@ -158,31 +159,62 @@ def test_answer_that_is_none_is_a_rejection(
     assert refusal(make_request(tmp_path)).reason == "intake_failed"
 
 
+LANDLOCK_WITH_TCP = 4
+
 CONFINED = """
 import json, os, resource, socket, sys
+from pathlib import Path
 from loraplex.adapters.confinement import ProcessLimits, confine
 before = os.readlink("/proc/self/ns/net")
-confine(ProcessLimits(memory_bytes=1 << 30, cpu_seconds=7, file_bytes=1 << 20))
+output, other = Path("output").absolute(), Path("other").absolute()
+limits = ProcessLimits(memory_bytes=1 << 30, cpu_seconds=7, file_bytes=1 << 20)
+confine(limits, output_directory=output)
+
+def works(change):
+    try:
+        change()
+    except OSError:
+        return False
+    return True
+
 kinds = ["AS", "CPU", "FSIZE", "NOFILE", "CORE"]
 connection = socket.socket()
 print(json.dumps({
     "limits": [resource.getrlimit(getattr(resource, "RLIMIT_" + kind)) for kind in kinds],
     "has_own_network": os.readlink("/proc/self/ns/net") != before,
     "connected": connection.connect_ex(("127.0.0.1", int(sys.argv[1]))) == 0,
+    "made_its_output": works(lambda: (output / "block").write_bytes(b"x")),
+    "wrote_beyond_the_limit": works(lambda: (output / "big").write_bytes(bytes((1 << 20) + 1))),
+    "changed_others": [
+        works(lambda: (other / "new").write_bytes(b"x")),
+        works(lambda: (other / "old").write_bytes(b"x")),
+        works(lambda: (other / "old").open("r+").close()),
+        works((other / "old").unlink),
+        works((other / "folder").mkdir),
+        works(lambda: (other / "link").symlink_to("/etc")),
+        works(lambda: (other / "old").rename(output / "old")),
+        works((output / "folder").mkdir),
+    ],
+    "read_others": (other / "old").read_text(),
     "environment": sorted(os.environ),
     "open_files": sorted(os.listdir("/proc/self/fd")),
 }))
 """
 
 
-def test_confined_process_has_limits_and_no_network_where_the_kernel_allows_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_confined_process_has_limits_and_no_network_or_other_files_where_the_kernel_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for folder in ("output", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "other" / "old").write_text("precious")
     monkeypatch.setenv("LORAPLEX_SECRET", "do not inherit")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         output = subprocess.check_output(
-            [sys.executable, "-P", "-c", CONFINED, str(port)], env=intake._environment()
+            [*intake._PYTHON, "-c", CONFINED, str(port)],
+            env=intake._environment(),
+            cwd=tmp_path,
         )
     found = json.loads(output)
     assert found["limits"] == [
@@ -192,15 +224,78 @@ def test_confined_process_has_limits_and_no_network_where_the_kernel_allows_it(
         [MAX_OPEN_FILES, MAX_OPEN_FILES],
         [0, 0],
     ]
-    assert found["connected"] is not found["has_own_network"]
+    is_cut_off = found["has_own_network"] or landlock_version() >= LANDLOCK_WITH_TCP
+    assert found["connected"] is not is_cut_off
+    assert found["made_its_output"]
+    assert not found["wrote_beyond_the_limit"]
+    if landlock_version():
+        assert not any(found["changed_others"])
+        assert found["read_others"] == "precious"
     assert "LORAPLEX_SECRET" not in found["environment"]
 
 
-@pytest.mark.parametrize("module", ["intake", "fetcher"])
-def test_starts_without_heavy_libraries(module: str) -> None:
+ADAPTERS_OF_INTAKE = {
+    *("binding", "block", "canonical", "confinement", "errors", "examination", "export", "formats"),
+    *("identity", "intake", "landlock", "layout", "peft_config", "peft_fields", "rejections"),
+    *("safetensors_header", "strict_json", "weights"),
+}
+"""All that may parse a tenant's bytes; what is not among it does not run there."""
+
+
+def modules_loaded_by(module: str) -> set[str]:
     script = f"import loraplex.adapters.{module}, sys; print(*sys.modules)"
-    loaded = subprocess.check_output(
-        [sys.executable, "-P", "-c", script], env=intake._environment(), text=True
-    ).split()
-    assert f"loraplex.adapters.{module}" in loaded
-    assert not {"torch", "boto3", "pydantic", "safetensors", "transformers"}.intersection(loaded)
+    output = subprocess.check_output(
+        [*intake._PYTHON, "-c", script], env=intake._environment(), text=True
+    )
+    return set(output.split())
+
+
+def test_child_loads_numpy_and_the_modules_of_intake_and_nothing_else() -> None:
+    loaded = modules_loaded_by("intake")
+    foreign = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    assert foreign - {"__main__", "numpy"} == {"loraplex"}
+    assert "numpy.random" not in loaded
+    version = {"loraplex.platform", "loraplex.platform.version"}
+    ours = {name for name in loaded if name.startswith("loraplex.")} - version
+    assert "loraplex.adapters.intake" in ours
+    allowed = {f"loraplex.adapters.{name}" for name in ADAPTERS_OF_INTAKE}
+    assert ours <= allowed | {"loraplex.adapters"}
+
+
+def test_child_runs_nothing_that_the_environment_starts_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit(9)")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "loraplex.adapters.intake" in modules_loaded_by("intake")
+
+
+def test_fetcher_starts_without_heavy_libraries() -> None:
+    loaded = modules_loaded_by("fetcher")
+    assert "loraplex.adapters.fetcher" in loaded
+    assert not {"torch", "boto3", "pydantic", "safetensors", "transformers"} & loaded
+
+
+def test_examination_leaves_its_output_and_nothing_else(tmp_path: Path) -> None:
+    request = make_request(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    run_intake(request)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert after.keys() - before.keys() == {Path(request.output_path)}
+    assert before.items() <= after.items()
+
+
+def test_block_beyond_the_limit_on_files_is_a_rejection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    script = "import sys; from loraplex.adapters import intake; intake._OUTPUT_RESERVE_BYTES = 0; "
+    script += "intake._OUTPUT_FACTOR = 1; intake.main()"
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda command, **options: start([*intake._PYTHON, "-c", script], **options),
+    )
+    error = refusal(make_request(tmp_path))  # the header and its padding make it the larger one
+    assert error.reason == "intake_limit"
+    assert "size limit" in str(error)
