@@ -100,7 +100,10 @@ def test_a_familys_adapter_is_judged_from_the_configuration_as_by_the_loaded_mod
     command: Command, tmp_path: Path, family: str, target: str
 ) -> None:
     base = save_family(tmp_path / "base", *FAMILIES[family])
-    lora = {"target_modules": [target], "fan_in_fan_out": "conv1d" in family}
+    lora: dict[str, Any] = {
+        "target_modules": [target],
+        "fan_in_fan_out": "conv1d" in family,
+    }
     folder = make_adapter(base, tmp_path / "adapter", seed=1, **lora)
     assert judge_offline(command, folder, base) == judge_loaded(folder, base, tmp_path)
     assert judge_offline(command, folder, base)["accepted"] is True
