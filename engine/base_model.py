@@ -33,6 +33,7 @@ from .kv_cache import KvFormat, choose_kv_format
 from .kv_groups import LayerKvShape
 from .linear import FusedProjection, ProjectionSlice
 from .model_ends import ModelEnds, adapt_ends
+from .weight_digests import end_digests
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same tensor when they stand side by side in a module."""
@@ -129,6 +130,8 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         base_id=compute_base_id(model_dir),
         projections=tuple(module.projection for module in modules),
         refused={**dict(_refused_modules(model)), **ends.refused},
+        ties_embeddings=ends.are_tied,
+        digests=end_digests(model, model_dir),
     )
     return BaseModel(
         model=model,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.families import SERVED, VOCAB_SIZE, save_family
+from support.feature_blocks import write_peft_block
 from support.paged import paged_logits
-from support.peft_blocks import write_peft_block
 
 TOLERANCE = 1e-4
 MIB = 1 << 20
@@ -76,14 +76,13 @@ BIASES: dict[str, Feature] = {
     "dora and bias": {"target_modules": LINEAR, "use_dora": True, "bias": "lora_only"},
     "lora bias": {"target_modules": ["q_proj", "k_proj"], "lora_bias": True},
     "both biases": {"target_modules": ["k_proj"], "lora_bias": True, "bias": "lora_only"},
+    "all biases": {"target_modules": ["k_proj"], "bias": "all"},
 }
+_CONV1D: Feature = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
 CONV1D: dict[str, Feature] = {
-    name: {"fan_in_fan_out": True, **feature}
-    for name, feature in {
-        "dora": {"target_modules": ["c_attn", "c_proj", "c_fc"], "use_dora": True},
-        "lora bias": {"target_modules": ["c_attn", "c_fc"], "lora_bias": True},
-        "bias": {"target_modules": ["c_attn", "c_fc"], "bias": "lora_only"},
-    }.items()
+    "dora": {**_CONV1D, "use_dora": True},
+    "lora bias": {**_CONV1D, "lora_bias": True},
+    "bias": {**_CONV1D, "bias": "lora_only"},
 }
 HEAD_WITH_BIAS: dict[str, Feature] = {
     "lora": {"target_modules": ["lm_head"]},
@@ -108,7 +107,7 @@ FAMILIES: dict[str, dict[str, Feature]] = {
     "gpt2-conv1d": CONV1D,
     "phi": HEAD_WITH_BIAS,
     "phi3-fused": FUSED,
-    "granitemoe": ENDS,
+    "granite": ENDS,
     "exaone4-window": ENDS,
 }
 
@@ -142,6 +141,7 @@ class World:
 
 def make_world(tmp_path: Path, family: str, features: Sequence[Feature]) -> World:
     model = save_family(tmp_path / "base", *SERVED[family])
+    draw_biases(model)
     plain = load_plain(model)
     tuned = [
         tune(model, tmp_path / str(index), feature, seed=index)
@@ -150,6 +150,17 @@ def make_world(tmp_path: Path, family: str, features: Sequence[Feature]) -> Worl
     base = load_base_model(EngineConfig(str(model), device="cpu"))
     arena, rows = place(base, plain, tuned, tmp_path)
     return World(base, plain, tuned, arena, rows)
+
+
+def draw_biases(model: Path) -> None:
+    """Transformers begins with biases of zero, with which a mistake about them changes nothing."""
+    loaded = load_plain(model)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in loaded.named_parameters():
+            if name.endswith("bias"):
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
+    loaded.save_pretrained(model)
 
 
 def load_plain(model: Path) -> PreTrainedModel:
@@ -161,6 +172,12 @@ def load_plain(model: Path) -> PreTrainedModel:
 
 def tune(model: Path, path: Path, feature: Feature, *, seed: int) -> PeftModel:
     """An adapter of random values, saved and loaded by PEFT."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # its remarks on tied and saved embeddings
+        return _tune(model, path, feature, seed=seed)
+
+
+def _tune(model: Path, path: Path, feature: Feature, *, seed: int) -> PeftModel:
     config = LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **feature})
     fresh = get_peft_model(load_plain(model), config)
     generator = torch.Generator().manual_seed(seed)

@@ -14,7 +14,6 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
 from loraplex.adapters.identity import AdapterKey
@@ -24,6 +23,10 @@ NAME = "default"
 PREFIX = "base_model.model."
 
 
+Extras = dict[ExtraKind, tuple[Tensor, tuple[int, ...]]]
+"""Values, and the token ids of TOKEN_ROWS."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What an adapter holds for one slice: A, B (none if both are None) and extras."""
@@ -31,7 +34,7 @@ class Part:
     a: Tensor | None
     b: Tensor | None
     scale: float
-    extras: dict[ExtraKind, tuple[Tensor, tuple[int, ...]]]
+    extras: Extras
 
 
 def write_peft_block(
@@ -76,24 +79,30 @@ def adapted_parts(model: PeftModel, base: nn.Module) -> Iterator[tuple[str, Part
         name = path.removeprefix(PREFIX)
         if isinstance(module, ModulesToSaveWrapper) and NAME in module.modules_to_save:
             saved = module.modules_to_save[NAME]
-            extras = {ExtraKind.MATRIX: (saved.weight.detach(), ())}
+            extras: Extras = {ExtraKind.MATRIX: (saved.weight.detach(), ())}
             if getattr(saved, "bias", None) is not None:
                 extras[ExtraKind.BIAS] = (saved.bias.detach(), ())
             yield name, Part(None, None, 1.0, extras)
         elif isinstance(module, TrainableTokensWrapper):
-            tokens = module.token_adapter
-            order = sorted(
-                range(len(tokens.token_indices[NAME])), key=tokens.token_indices[NAME].__getitem__
-            )
-            rows = tokens.trainable_tokens_delta[NAME].detach()[order]
-            ids = tuple(tokens.token_indices[NAME][i] for i in order)
-            yield name, Part(None, None, 1.0, {ExtraKind.TOKEN_ROWS: (rows, ids)})
+            yield name, _token_rows(module)
         elif isinstance(module, LoraLayer):
             yield name, _lora_part(module, original[name])
+        elif isinstance(module, nn.Linear) and (
+            extras := _trained_bias(module, original.get(name))
+        ):
+            yield name, Part(None, None, 1.0, extras)
+
+
+def _token_rows(module: TrainableTokensWrapper) -> Part:
+    token_ids = module.token_adapter.token_indices[NAME]
+    order = sorted(range(len(token_ids)), key=token_ids.__getitem__)
+    rows = module.token_adapter.trainable_tokens_delta[NAME].detach()[order]
+    ids = tuple(token_ids[position] for position in order)
+    return Part(None, None, 1.0, {ExtraKind.TOKEN_ROWS: (rows, ids)})
 
 
 def _lora_part(module: LoraLayer, original: nn.Module) -> Part:
-    extras: dict[ExtraKind, tuple[Tensor, tuple[int, ...]]] = {}
+    extras: Extras = {}
     if NAME in module.lora_magnitude_vector:
         extras[ExtraKind.MAGNITUDE] = (module.lora_magnitude_vector[NAME].weight.detach(), ())
     if NAME in module.lora_embedding_A:
@@ -102,8 +111,13 @@ def _lora_part(module: LoraLayer, original: nn.Module) -> Part:
     a, b = module.lora_A[NAME], module.lora_B[NAME]
     if b.bias is not None:
         extras[ExtraKind.LORA_BIAS] = (b.bias.detach(), ())
-    assert isinstance(original, nn.Linear | Conv1D)
-    bias = module.get_base_layer().bias
-    if bias is not None and not torch.equal(bias, original.bias):
-        extras[ExtraKind.BIAS] = (bias.detach(), ())
+    extras.update(_trained_bias(module.get_base_layer(), original))
     return Part(a.weight.detach(), b.weight.detach(), module.scaling[NAME], extras)
+
+
+def _trained_bias(module: nn.Module, original: nn.Module | None) -> Extras:
+    """The bias, if training has changed it. `original`: the base's module, if it is one of it."""
+    bias, before = getattr(module, "bias", None), getattr(original, "bias", None)
+    if bias is None or before is None or torch.equal(bias, before):
+        return {}
+    return {ExtraKind.BIAS: (bias.detach(), ())}
