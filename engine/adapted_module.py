@@ -38,12 +38,8 @@ class BaseWeights(Protocol):
 class AdaptedModule(Protocol):
     """One projection of the layout, in the model."""
 
-    projection: Projection
-
     @property
-    def base_weights(self) -> BaseWeights | None:
-        """None where adapters hold nothing but A and B."""
-        ...
+    def projection(self) -> Projection: ...
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         """From now on, rows of the step's adapters are changed by what this arena holds."""
@@ -56,3 +52,10 @@ class AdaptedModule(Protocol):
     def forget_step(self) -> None:
         """Drop what a step that failed midway may have left."""
         ...
+
+
+class ExtendedModule(AdaptedModule, Protocol):
+    """One for which adapters may hold more than A and B."""
+
+    @property
+    def base_weights(self) -> BaseWeights: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ..adapters.arena import Arena
 from ..adapters.layout import BaseLayout, Projection, Slice
 from ..kernels.linear import pack_linear
-from .adapted_module import AdaptedModule
+from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
     check_config,
     check_parity,
@@ -49,8 +49,6 @@ class BaseModel:
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
     ends: ModelEnds
-    modules: tuple[AdaptedModule, ...]
-    """What adapters can change, in the layout's order."""
     kv_shapes: list[LayerKvShape]
     kv_format: KvFormat
     eos_token_ids: frozenset[int]
@@ -87,17 +85,26 @@ class BaseModel:
     def attach_arena(self, arena: Arena) -> None:
         """Let every part of the model add what this arena's adapters change."""
         arena.on_remove = self._forget_adapter
-        ranges = self.layout.projection_ranges()
-        for module, (_, slice_range) in zip(self.modules, ranges, strict=True):
-            module.attach(arena, slice_range)
+        adapted = {module.projection: module for module in self._adapted}
+        for projection, slice_range in self.layout.projection_ranges():
+            adapted[projection].attach(arena, slice_range)
+
+    @property
+    def extended(self) -> Iterator[ExtendedModule]:
+        """What of the model adapters may hold more for than A and B."""
+        return _ends_around(self.ends, self.projections)
+
+    @property
+    def _adapted(self) -> Iterator[AdaptedModule]:
+        return _ends_around(self.ends, self.projections)
 
     def _forget_adapter(self, row: int) -> None:
-        for module in self.modules:
+        for module in self._adapted:
             module.forget_adapter(row)
 
     def forget_step(self) -> None:
         """Drop intermediate tensors of a step that failed midway."""
-        for module in self.modules:
+        for module in self._adapted:
             module.forget_step()
 
 
@@ -122,13 +129,12 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
     ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
-    modules = [module for module in (ends.embedding, *projections, ends.head) if module]
     error = 0.0
     if engine.quantization is Quantization.NONE:
         error = check_parity(model, kv_shapes, cases)
     layout = BaseLayout(
         base_id=compute_base_id(model_dir),
-        projections=tuple(module.projection for module in modules),
+        projections=tuple(module.projection for module in _ends_around(ends, projections)),
         refused={**dict(_refused_modules(model)), **ends.refused},
         ties_embeddings=ends.are_tied,
         digests=end_digests(model, model_dir),
@@ -139,7 +145,6 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         layout=layout,
         projections=tuple(projections),
         ends=ends,
-        modules=tuple(modules),
         kv_shapes=kv_shapes,
         kv_format=kv_format,
         eos_token_ids=_eos_token_ids(model_dir, config),
@@ -248,6 +253,17 @@ def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
             for bias, weight in zip(biases, weights, strict=True)
         ]
     )
+
+
+def _ends_around(
+    ends: ModelEnds, projections: Sequence[FusedProjection]
+) -> Iterator[ExtendedModule]:
+    """The decoder's projections between the two ends of the model, as far as those are adapted."""
+    if ends.embedding:
+        yield ends.embedding
+    yield from projections
+    if ends.head:
+        yield ends.head
 
 
 def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:

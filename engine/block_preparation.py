@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,8 +27,8 @@ from torch import Tensor
 from ..adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind, PlacedExtra
 from ..adapters.errors import AdapterUnavailable, ObjectCorrupt
 from ..adapters.host_cache import PIECE_ELEMENTS
-from ..adapters.layout import Slice, SliceKind
-from .adapted_module import AdaptedModule, BaseWeights
+from ..adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from .adapted_module import BaseWeights, ExtendedModule
 
 _PIECE_RANKS = 16
 """Rows of A that the base multiplies at a time."""
@@ -42,13 +42,21 @@ class BlockPreparation:
     """Prepares blocks for one base; satisfies `host_cache.Prepare`."""
 
     def __init__(
-        self, modules: Sequence[AdaptedModule], *, rest: Callable[[float], None] = time.sleep
+        self,
+        layout: BaseLayout,
+        modules: Iterable[ExtendedModule],
+        *,
+        rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        """modules: in the layout's order. rest: called with the seconds of work just done."""
+        """modules: those for which adapters may hold more than A and B.
+
+        rest: called with the seconds of work just done.
+        """
+        bases = {module.projection: module.base_weights for module in modules}
         self._places = [
-            _Place(part, module.base_weights, columns)
-            for module in modules
-            for part, columns in _columns(module)
+            _Place(part, bases.get(projection), columns)
+            for projection in layout.projections
+            for part, columns in _columns(projection)
         ]
         self._rest = rest
 
@@ -109,9 +117,9 @@ class _Matrices:
         return cls(a.view(rank, part.in_features), b)
 
 
-def _columns(module: AdaptedModule) -> Iterator[tuple[Slice, slice]]:
+def _columns(projection: Projection) -> Iterator[tuple[Slice, slice]]:
     start = 0
-    for part in module.projection.slices:
+    for part in projection.slices:
         yield part, slice(start, start + part.out_features)
         start += part.out_features
 

@@ -116,7 +116,7 @@ class EngineCore:
             config.host_cache_bytes,
             base.dtype,
             page_locked=base.device.type == "cuda",
-            prepare=BlockPreparation(base.modules),
+            prepare=BlockPreparation(base.layout, base.extended),
         )
         self._loaders = ThreadPoolExecutor(NUM_LOADER_THREADS, "adapter-loader")
         self._arena, self._host = arena, host

@@ -197,7 +197,7 @@ def place(
     """Bring adapters to the arena the way the engine does."""
     arena = Arena(base.layout, 8 * MIB, base.dtype, base.device)
     base.attach_arena(arena)
-    prepare = BlockPreparation(base.modules)
+    prepare = BlockPreparation(base.layout, base.extended)
     host = HostCache(base.layout, 8 * MIB, base.dtype, prepare=prepare)
     rows = []
     for index, model in enumerate(tuned):

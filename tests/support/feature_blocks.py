@@ -14,6 +14,7 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
 from loraplex.adapters.identity import AdapterKey
@@ -117,7 +118,9 @@ def _lora_part(module: LoraLayer, original: nn.Module) -> Part:
 
 def _trained_bias(module: nn.Module, original: nn.Module | None) -> Extras:
     """The bias, if training has changed it. `original`: the base's module, if it is one of it."""
-    bias, before = getattr(module, "bias", None), getattr(original, "bias", None)
+    if not isinstance(module, nn.Linear | Conv1D):
+        return {}
+    bias, before = module.bias, getattr(original, "bias", None)
     if bias is None or before is None or torch.equal(bias, before):
         return {}
     return {ExtraKind.BIAS: (bias.detach(), ())}
