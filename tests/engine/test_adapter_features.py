@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from loraplex.adapters.arena import Arena
-from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.block_preparation import BlockPreparation
-from loraplex.engine.config import EngineConfig
 from loraplex.kernels.lora_batch import LoraBatchBuilder
-from support.families import SERVED, VOCAB_SIZE, save_family
+from support.engine import LocalEngine
 from support.feature_blocks import write_peft_block
+from support.features import TOKENS, Feature, World, dense_logits, make_world
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
-MIB = 1 << 20
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-TOKENS = [3, 17, 5, 90, 127]
-
-Feature = dict[str, Any]
-"""Arguments of LoraConfig."""
 
 LLAMA: dict[str, Feature] = {
     "plain": {"target_modules": LINEAR},
@@ -112,113 +96,6 @@ FAMILIES: dict[str, dict[str, Feature]] = {
 }
 
 
-@dataclass
-class World:
-    """A base, adapters of PEFT on it, and the same adapters in an arena."""
-
-    base: BaseModel
-    plain: PreTrainedModel
-    tuned: list[PeftModel]
-    arena: Arena
-    rows: list[tuple[int, int]]
-
-    def serve(
-        self, sequences: Sequence[Sequence[int]], *, with_adapters: bool = True
-    ) -> list[Tensor]:
-        """Logits of a base row, one row of each adapter, and another base row."""
-        builder = LoraBatchBuilder(self.arena, self.base.device) if with_adapters else None
-        adapters = [(-1, 0), *self.rows, (-1, 0)]
-        return paged_logits(self.base, sequences, builder=builder, adapters=adapters)
-
-    def sequences(self) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(3)
-        lengths = [19 + 5 * index % 13 for index in range(len(self.rows) + 2)]
-        return [
-            [*TOKENS, *torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist()]
-            for length in lengths
-        ]
-
-
-def make_world(tmp_path: Path, family: str, features: Sequence[Feature]) -> World:
-    model = save_family(tmp_path / "base", *SERVED[family])
-    draw_biases(model)
-    plain = load_plain(model)
-    tuned = [
-        tune(model, tmp_path / str(index), feature, seed=index)
-        for index, feature in enumerate(features)
-    ]
-    base = load_base_model(EngineConfig(str(model), device="cpu"))
-    arena, rows = place(base, plain, tuned, tmp_path)
-    return World(base, plain, tuned, arena, rows)
-
-
-def draw_biases(model: Path) -> None:
-    """Transformers begins with biases of zero, with which a mistake about them changes nothing."""
-    loaded = load_plain(model)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in loaded.named_parameters():
-            if name.endswith("bias"):
-                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
-    loaded.save_pretrained(model)
-
-
-def load_plain(model: Path) -> PreTrainedModel:
-    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, attn_implementation="eager"
-    )
-    return loaded.eval()
-
-
-def tune(model: Path, path: Path, feature: Feature, *, seed: int) -> PeftModel:
-    """An adapter of random values, saved and loaded by PEFT."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # its remarks on tied and saved embeddings
-        return _tune(model, path, feature, seed=seed)
-
-
-def _tune(model: Path, path: Path, feature: Feature, *, seed: int) -> PeftModel:
-    config = LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **feature})
-    fresh = get_peft_model(load_plain(model), config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in fresh.named_parameters():
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape, generator=generator) * 0.1
-                is_new = "lora_" in name and "magnitude" not in name
-                parameter.copy_(noise if is_new else parameter + noise)
-    fresh.save_pretrained(path)
-    return PeftModel.from_pretrained(load_plain(model), path).eval()
-
-
-def place(
-    base: BaseModel, plain: PreTrainedModel, tuned: Sequence[PeftModel], blocks: Path
-) -> tuple[Arena, list[tuple[int, int]]]:
-    """Bring adapters to the arena the way the engine does."""
-    arena = Arena(base.layout, 8 * MIB, base.dtype, base.device)
-    base.attach_arena(arena)
-    prepare = BlockPreparation(base.layout, base.extended)
-    host = HostCache(base.layout, 8 * MIB, base.dtype, prepare=prepare)
-    rows = []
-    for index, model in enumerate(tuned):
-        key, path = AdapterKey("acme", f"sha256:{index}"), blocks / f"{index}.block"
-        write_peft_block(model, plain, path, key=key, layout=base.layout)
-        block = host.read(key, path)
-        assert block is not None
-        placement = arena.place(key, block.num_elements, block.table, block.extras)
-        assert placement is not None
-        arena.copy_into(placement, block)
-        arena.publish(placement)
-        rows.append((placement.row, placement.generation))
-    return arena, rows
-
-
-def dense_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_equals_peft_in_one_mixed_batch(family: str, tmp_path: Path) -> None:
     features = FAMILIES[family]
@@ -236,3 +113,125 @@ def test_every_feature_equals_peft_in_one_mixed_batch(family: str, tmp_path: Pat
     unadapted = world.serve(sequences, with_adapters=False)
     for index in (0, -1):
         assert torch.equal(logits[index], unadapted[index]), "base rows are the base's, bit by bit"
+
+
+def test_features_on_an_int8_base_equal_peft_on_the_dequantized_one(tmp_path: Path) -> None:
+    features = {name: BIASES[name] for name in ("plain", "dora and bias", "both biases")}
+    world = make_world(tmp_path, "qwen2", list(features.values()), is_int8=True)
+    sequences = world.sequences()
+    logits = world.serve(sequences)
+    for name, model, tokens, ours in zip(
+        features, world.tuned, sequences[1:-1], logits[1:-1], strict=True
+    ):
+        expected = dense_logits(model, tokens)
+        # An activation that lies between two codes may be rounded to the other one.
+        assert (ours - expected).norm() < 0.01 * expected.norm(), name
+        assert (expected - dense_logits(world.plain, tokens)).norm() > 0.1 * expected.norm()
+
+
+def test_features_in_bfloat16_stay_close_to_peft_in_float32(tmp_path: Path) -> None:
+    features = [LLAMA[name] for name in ("dora", "lora bias", "both ends", "whole ends", "tokens")]
+    world = make_world(tmp_path, "llama", features, dtype="bfloat16")
+    sequences = world.sequences()
+    logits = world.serve(sequences)
+    for model, tokens, ours in zip(world.tuned, sequences[1:-1], logits[1:-1], strict=True):
+        expected = dense_logits(model, tokens)
+        effect = (expected - dense_logits(world.plain, tokens)).norm()
+        assert (ours - expected).norm() < 0.2 * effect
+
+
+ISOLATED = ("dora", "lora bias", "both ends", "whole ends", "tokens", "plain")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_what_one_adapter_overflows_to_stays_in_its_own_rows(value: float, tmp_path: Path) -> None:
+    world = make_world(tmp_path, "llama", [LLAMA[name] for name in ISOLATED])
+    sequences = world.sequences()
+    clean = world.serve(sequences)
+    for broken, (row, _) in enumerate(world.rows):
+        held = world.arena.flat.clone()
+        poison(world, row, value)
+
+        logits = world.serve(sequences)
+
+        for index, (ours, before) in enumerate(zip(logits, clean, strict=True)):
+            if index == broken + 1:
+                assert not (ours - before).abs().max() < 0.1, "the poison must be read"
+            else:
+                # The order of summation depends on who joined the decode window first.
+                assert (ours - before).abs().max() < TOLERANCE / 10, (ISOLATED[broken], index)
+        for index in (0, -1):
+            assert torch.equal(logits[index], clean[index])
+        world.arena.flat.copy_(held)
+        forget_copies(world, row)
+
+
+def poison(world: World, row: int, value: float) -> None:
+    """Overwrite all extras of a row's adapter, and its A matrices if it has none.
+
+    A, because what intake has let through is finite, and of that B keeps adapters apart.
+    """
+    extras = [placed for held in world.arena.row_extras[row].values() for placed in held]
+    for placed in extras:
+        world.arena.flat[placed.offset : placed.offset + placed.extra.num_elements] = value
+    for a_offset, _, rank in () if extras else world.arena.row_tables[row]:
+        world.arena.flat[a_offset : a_offset + rank * 8] = value
+    forget_copies(world, row)
+
+
+def forget_copies(world: World, row: int) -> None:
+    assert world.arena.on_remove
+    world.arena.on_remove(row)
+
+
+def test_a_row_that_passed_to_another_adapter_serves_nothing_of_the_first(tmp_path: Path) -> None:
+    later = {"target_modules": ["v_proj"], "trainable_token_indices": TOKENS[1:3]}
+    world = make_world(tmp_path, "llama", [LLAMA["tokens"], later, LLAMA["head"]])
+    sequences = world.sequences()[:3]
+    world.serve(world.sequences())
+    for row, _ in world.rows:
+        world.arena.remove(row)
+    for index in (1, 2):
+        placed = world.publish(index)
+        assert placed[0] == world.rows[index - 1][0]
+        ours = paged_logits(
+            world.base,
+            sequences,
+            builder=LoraBatchBuilder(world.arena, world.base.device),
+            adapters=[(-1, 0), placed, (-1, 0)],
+        )
+        assert (ours[1] - dense_logits(world.tuned[index], sequences[1])).abs().max() < TOLERANCE
+
+
+def test_only_the_kept_rows_of_a_step_meet_the_output_head(tmp_path: Path) -> None:
+    """The engine keeps one row of each sequence: its adapter's, whatever ran before it."""
+    names = ("head", "whole ends", "tokens", "dora", "plain")
+    world = make_world(tmp_path / "world", "llama", [LLAMA[name] for name in names])
+    engine = LocalEngine(
+        tmp_path / "world" / "base", tmp_path, max_num_seqs=8, max_num_batched_tokens=16
+    )
+    keys = [add_block(engine, world, index) for index in range(len(names))]
+    prompts = [sequence[: 9 + index] for index, sequence in enumerate(world.sequences()[1:-1])]
+    requests = [
+        engine.submit(prompt, key, max_tokens=6, ignore_eos=True, return_logits=True)
+        for prompt, key in zip([*prompts, prompts[0]], [*keys, None], strict=True)
+    ]
+
+    engine.run()
+
+    for request, prompt, model in zip(
+        requests, [*prompts, prompts[0]], [*world.tuned, world.plain], strict=True
+    ):
+        answer = engine.answers[request]
+        assert len(answer.token_ids) == 6
+        expected = dense_logits(model, [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :]
+        assert expected.argmax(dim=-1).tolist() == answer.token_ids
+    engine.close()
+
+
+def add_block(engine: LocalEngine, world: World, index: int) -> AdapterKey:
+    path = engine.blocks / f"feature {index}.block"
+    key = AdapterKey("acme", f"sha256:feature {index}")
+    write_peft_block(world.tuned[index], world.plain, path, key=key, layout=engine.core.info.layout)
+    engine.paths[key] = path
+    return key
