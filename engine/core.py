@@ -22,6 +22,7 @@ from ..adapters.residency import Residency
 from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
+from .block_preparation import BlockPreparation
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .drains import Drains
@@ -123,6 +124,7 @@ class EngineCore:
             base.dtype,
             page_locked=base.device.type == "cuda",
             pace=self._pace,
+            prepare=BlockPreparation(base.layout, base.extended),
         )
         self._loaders = LoaderThreads(config.num_loader_threads)
         self._arena, self._host = arena, host
