@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from .base_identity import compute_base_id
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .errors import UnsupportedModel
+from .experts import MoeLayer, replace_experts
 from .forward import ATTENTION_NAME
 from .kv_cache import KvFormat, choose_kv_format
 from .kv_groups import LayerKvShape
@@ -34,6 +35,19 @@ from .linear import FusedProjection, ProjectionSlice
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same tensor when they stand side by side in a module."""
+
+
+class AdaptedProjection(Protocol):
+    """A part of the model that adds the deltas of a step's adapters."""
+
+    @property
+    def projection(self) -> Projection: ...
+
+    def attach(self, arena: Arena, slice_range: range) -> None: ...
+
+    def forget_adapter(self, row: int) -> None: ...
+
+    def forget_step(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class BaseModel:
     config: Any
     layout: BaseLayout
     projections: tuple[FusedProjection, ...]
+    moe_layers: tuple[MoeLayer, ...]
     kv_shapes: list[LayerKvShape]
     kv_format: KvFormat
     eos_token_ids: frozenset[int]
@@ -74,18 +89,24 @@ class BaseModel:
     def attach_arena(self, arena: Arena) -> None:
         """Let every projection add the deltas of this arena's adapters."""
         arena.on_remove = self._forget_adapter
-        ranges = self.layout.projection_ranges()
-        for fused, (_, slice_range) in zip(self.projections, ranges, strict=True):
-            fused.attach(arena, slice_range)
+        adapted = {part.projection: part for part in self._adapted}
+        for projection, slice_range in self.layout.projection_ranges():
+            adapted[projection].attach(arena, slice_range)
+
+    @property
+    def _adapted(self) -> Iterator[AdaptedProjection]:
+        yield from self.projections
+        for layer in self.moe_layers:
+            yield from layer.projections
 
     def _forget_adapter(self, row: int) -> None:
-        for fused in self.projections:
-            fused.forget_adapter(row)
+        for part in self._adapted:
+            part.forget_adapter(row)
 
     def forget_step(self) -> None:
         """Drop intermediate tensors of a step that failed midway."""
-        for fused in self.projections:
-            fused.forget_step()
+        for part in self._adapted:
+            part.forget_step()
 
 
 def load_base_model(engine: EngineConfig) -> BaseModel:
@@ -101,6 +122,8 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     model = _load_weights(model_dir, config, dtype, device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
+    order = _module_order(model)
+    moe_layers = replace_experts(model)
     model.set_attn_implementation(ATTENTION_NAME)
     kv_shapes = probe_kv_shapes(model, config)
     check_parity(model, kv_shapes, cases)
@@ -113,14 +136,15 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         error = check_parity(model, kv_shapes, cases)
     layout = BaseLayout(
         base_id=compute_base_id(model_dir),
-        projections=tuple(fused.projection for fused in projections),
-        refused=dict(_refused_modules(model)),
+        projections=tuple(_in_order(order, projections, moe_layers)),
+        refused=dict(_refused_modules(model, moe_layers)),
     )
     return BaseModel(
         model=model,
         config=config,
         layout=layout,
         projections=tuple(projections),
+        moe_layers=tuple(moe_layers),
         kv_shapes=kv_shapes,
         kv_format=kv_format,
         eos_token_ids=_eos_token_ids(model_dir, config),
@@ -231,9 +255,29 @@ def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
     )
 
 
-def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _module_order(model: nn.Module) -> dict[str, int]:
+    """Each module's path and its place among all, which is that of its execution or near it."""
+    return {path: place for place, (path, _) in enumerate(model.named_modules())}
+
+
+def _in_order(
+    order: dict[str, int], linears: list[FusedProjection], moe_layers: list[MoeLayer]
+) -> list[Projection]:
+    """All projections by where their modules stand in the model."""
+    placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
+    for layer in moe_layers:
+        placed += [(order[layer.path], part.projection) for part in layer.projections]
+    return [projection for _, projection in sorted(placed, key=lambda part: part[0])]
+
+
+def _refused_modules(
+    model: PreTrainedModel, moe_layers: list[MoeLayer]
+) -> Iterator[tuple[str, str]]:
     """What still holds a matrix of its own: no adapter can change it."""
+    served = frozenset[nn.Module]().union(*(layer.modules for layer in moe_layers))
     for name, module in model.named_modules():
+        if module in served:
+            continue
         if all(parameter.ndim < 2 for parameter in module.parameters(recurse=False)):
             continue
         if module is model.get_output_embeddings():

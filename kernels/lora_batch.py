@@ -85,6 +85,12 @@ class LoraBatch:
     tiles: LoraTiles | None
     """None on devices without Triton."""
 
+    @property
+    def adapter_rows(self) -> frozenset[int]:
+        """The table rows that any token runs under."""
+        decoding = {adapter.row for adapter in self.decode_adapters}
+        return frozenset(decoding.union(segment.row for segment in self.segments))
+
 
 class LoraBatchBuilder:
     """Builds one LoraBatch per step for one device."""
