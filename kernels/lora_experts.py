@@ -133,6 +133,23 @@ def plan_expert_tiles(pair_rows: Tensor, *, max_segments: int) -> Tensor:
     return torch.stack((start, end, row), dim=1).to(torch.int32)
 
 
+def plan_expert_work(
+    weights: AdapterWeights,
+    slice_index: int,
+    pairs: ExpertPairs,
+    batch: LoraBatch,
+    *,
+    in_features: int,
+    out_features: int,
+    max_rank: int,
+) -> tuple[ExpertRows, LoraTiles]:
+    """What the Triton kernels need to serve the pairs as tokens of a dense op."""
+    experts = expert_rows(weights, slice_index, pairs, in_features, out_features)
+    max_segments = (len(batch.adapter_rows) + 1) * pairs.num_experts
+    tiles = plan_expert_tiles(experts.pair_rows, max_segments=max_segments)
+    return experts, LoraTiles(tiles, BLOCK_PAIRS, max_rank)
+
+
 def _add_on_gpu(
     x: Tensor,
     y: Tensor,
@@ -144,11 +161,17 @@ def _add_on_gpu(
     from .lora_triton import add_tiles  # Triton is not installed everywhere
 
     assert batch.tiles is not None
-    experts = expert_rows(weights, slice_index, pairs, x.shape[1], y.shape[1])
-    max_segments = (len(batch.adapter_rows) + 1) * pairs.num_experts
-    tiles = plan_expert_tiles(experts.pair_rows, max_segments=max_segments)
-    work = LoraTiles(tiles, BLOCK_PAIRS, batch.tiles.max_rank)
-    add_tiles(x, y, experts, experts.pair_rows, work, first_slice=0, slice_outs=(y.shape[1],))
+    out_features = y.shape[1]
+    experts, work = plan_expert_work(
+        weights,
+        slice_index,
+        pairs,
+        batch,
+        in_features=x.shape[1],
+        out_features=out_features,
+        max_rank=batch.tiles.max_rank,
+    )
+    add_tiles(x, y, experts, experts.pair_rows, work, first_slice=0, slice_outs=(out_features,))
 
 
 def _expert_matrix(flat: Tensor, offset: int, expert: int, rank: int, width: int) -> Tensor:
