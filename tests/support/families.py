@@ -61,11 +61,20 @@ _YARN = {
 
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
+    "aria_text-transposed": (
+        "aria_text",
+        {**_EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    ),
     "biogpt": ("biogpt", {}),
     "cohere": ("cohere", {}),
     "cohere2-window": ("cohere2", {"sliding_window": 8}),
     "deepseek_v2-mla": ("deepseek_v2", {**_EXPERTS, **_MLA}),
+    "deepseek_v3-mla": ("deepseek_v3", {**_EXPERTS, **_MLA, "n_group": 2}),
     "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {**_EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+    ),
     "exaone4-window": ("exaone4", {"sliding_window": 8}),
     "gemma": ("gemma", {}),
     "gemma2-softcap-window": (
@@ -75,6 +84,10 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-window": ("gemma3_text", {"sliding_window": 8, "query_pre_attn_scalar": 16}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
+    "glm4_moe": (
+        "glm4_moe",
+        {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1},
+    ),
     "gpt2-conv1d": ("gpt2", _GPT2),
     "gpt_bigcode": ("gpt_bigcode", {**_GPT2, "n_inner": 96}),
     "gpt_neox": ("gpt_neox", {}),
@@ -97,6 +110,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": ("phi", {}),
     "phi3-fused": ("phi3", {}),
+    "phimoe": ("phimoe", _EXPERTS),
     "qwen2": ("qwen2", {}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 48}),
     "qwen3": ("qwen3", {}),
