@@ -98,6 +98,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"attention_multiplier": 0.25}),
     "granitemoe": ("granitemoe", {**_EXPERTS, "attention_multiplier": 0.25}),
     "helium": ("helium", {}),
+    "jetmoe": ("jetmoe", _EXPERTS),
     "llama": ("llama", {}),
     "llama3-rope": ("llama", {"rope_parameters": _LLAMA3_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
