@@ -151,22 +151,26 @@ def test_experts_and_routers_of_each_family_equal_peft_in_one_mixed_batch(
     check_against_peft(model, list(adapters.values()), tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss-sinks-window"])
-def test_two_adapters_whose_patterns_name_parameters_have_their_own_ranks(
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_all_linear_doubles_the_rank_of_fused_experts_and_is_served_so(
     family: str, tmp_path: Path
 ) -> None:
-    """PEFT's own setting for fused experts: twice the rank and alpha where two were fused."""
+    """PEFT's "all-linear" takes experts and routers along, since they once were linear layers."""
     model = save_family(tmp_path / "base", *SERVED[family])
-    fused: dict[str, Any] = {
-        "target_modules": ["q_proj", "o_proj"],
-        "target_parameters": EXPERTS,
-        "rank_pattern": {r".*\.gate_up_proj": 6},
-        "alpha_pattern": {r".*\.gate_up_proj": 16},
-    }
-    adapters: list[dict[str, Any]] = [{"r": 3, **fused}, {"r": 2, "use_rslora": True, **fused}]
+    adapters: list[dict[str, Any]] = [
+        {"r": 3, "target_modules": "all-linear"},
+        {"r": 2, "target_modules": "all-linear", "use_rslora": True},
+    ]
     for lora in adapters:
         layers = adapted_layers(make_tuned(load_dense(model), seed=0, **lora))
-        assert {layer.r["default"] for layer in layers.values()} == {lora["r"], 6}
+        block = "model.layers.1.mlp."
+        ranks = {
+            name.removeprefix(block): layer.r["default"]
+            for name, layer in layers.items()
+            if name.startswith(block)
+        }
+        rank = lora["r"]
+        assert ranks == {"gate": rank, "experts.gate_up_proj": 2 * rank, "experts.down_proj": rank}
     check_against_peft(model, adapters, tmp_path)
 
 
