@@ -25,6 +25,8 @@ from .lora_weights import AdapterWeights
 
 BLOCK_PAIRS = 16
 """Pairs per tile: tl.dot's smallest, since an expert sees few tokens of one adapter."""
+FEW_PAIRS = 8
+"""Up to here a half type is multiplied in fp32 on the CPU: setting up oneDNN takes longer."""
 
 
 def add_experts(
@@ -71,8 +73,16 @@ def add_expert_segments(
             continue
         a = _expert_matrix(weights.flat, a_offset, segment.expert, rank, in_features)
         b = _expert_matrix(weights.flat, b_offset, segment.expert, rank, out_features)
-        h = x[segment.start : segment.end] @ a.T  # [pairs, rank]
-        y[segment.start : segment.end].addmm_(h, b)
+        _add_segment(x[segment.start : segment.end], y[segment.start : segment.end], a, b)
+
+
+def _add_segment(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add `x [pairs, in] @ a.T @ b` to `y [pairs, out]`, in place."""
+    if x.dtype == torch.float32 or x.shape[0] > FEW_PAIRS:
+        y.addmm_(x @ a.T, b)
+        return
+    h = (x.float() @ a.float().T).to(x.dtype)  # [pairs, rank]
+    y += h.float() @ b.float()
 
 
 @dataclass(slots=True)
