@@ -32,7 +32,6 @@ EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 ROUTERS = ["gate.weight", "router.weight"]
 """PEFT matches by suffix: a family has one of the two."""
 FAMILIES = [
-    "aria_text-transposed",
     "deepseek_v2-mla",
     "deepseek_v3-mla",
     "ernie4_5_moe",

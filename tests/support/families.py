@@ -61,10 +61,6 @@ _YARN = {
 
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
-    "aria_text-transposed": (
-        "aria_text",
-        {**_EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
-    ),
     "biogpt": ("biogpt", {}),
     "cohere": ("cohere", {}),
     "cohere2-window": ("cohere2", {"sliding_window": 8}),
