@@ -55,6 +55,28 @@ def adapt_ends(model: PreTrainedModel) -> ModelEnds:
     return ModelEnds(embedding, head, refused, are_tied=linear.weight is table.weight)
 
 
+def declare_ends(model: PreTrainedModel) -> ModelEnds:
+    """The ends by their types alone: of a model without weights, which nobody can run."""
+    table, linear = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {module: name for name, module in model.named_modules()}
+    is_table, is_head = isinstance(table, nn.Embedding), type(linear) is nn.Linear
+    refused = {}
+    if not is_table:
+        refused[names[table]] = _type_objection(table)
+    if not is_head:
+        refused[names[linear]] = _type_objection(linear)
+    return ModelEnds(
+        InputEmbedding(names[table], table, scale=1.0) if is_table else None,
+        OutputHead(names[linear], linear) if is_head else None,
+        refused,
+        are_tied=linear.weight is table.weight,
+    )
+
+
+def _type_objection(module: nn.Module) -> str:
+    return f"it is a {type(module).__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     arguments: tuple[Any, ...]
@@ -81,7 +103,7 @@ def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module
 
 def _embedding_objection(module: nn.Module, calls: list[_Call]) -> str | None:
     if not isinstance(module, nn.Embedding):
-        return f"it is a {type(module).__name__}"
+        return _type_objection(module)
     if [tuple(_shape(call)) for call in calls] != [(1, len(_PROBE_TOKENS))]:
         return "the model does not call it exactly once with the step's tokens"
     token_ids, result = calls[0].arguments[0], calls[0].result
@@ -93,7 +115,7 @@ def _embedding_objection(module: nn.Module, calls: list[_Call]) -> str | None:
 
 def _head_objection(module: nn.Module, calls: list[_Call]) -> str | None:
     if type(module) is not nn.Linear:
-        return f"it is a {type(module).__name__}"
+        return _type_objection(module)
     if [tuple(_shape(call)) for call in calls] != [(1, len(_PROBE_KEPT), module.in_features)]:
         return "the model does not call it exactly once with the kept rows"
     return None

@@ -35,6 +35,8 @@ def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
 
 def _digest(weight: Tensor, model_dir: Path) -> str | None:
     """That of the stored tensor that `weight` was loaded from, whatever it is called there."""
+    if weight.is_meta:
+        return None
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - it is no mapping
