@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from threading import Barrier
 from typing import TypeVar
 
@@ -265,6 +266,28 @@ def test_the_limit_of_pins_holds(database: Database, acme: Tenant) -> None:
     assert sum(at_the_same_time(pin)) == 2
     with database.transaction(acme.id, read_only=True) as session:
         assert len(wishes.list_wishes(session, "support-bot")) == 2
+
+
+def test_an_expired_wish_is_removed_or_begins_anew(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        make_version(session)
+    for _ in range(NUM_ROUNDS):
+        now = utc_now()
+        with database.transaction(acme.id) as session:
+            wishes.set_wish(session, "support-bot", 1, WishKind.PIN, ttl_seconds=1, now=now)
+
+        def remove_or_renew(number: int, now: datetime = now) -> None:
+            if number % 2:
+                with database.platform_transaction() as platform:
+                    wishes.remove_expired(platform, now + timedelta(seconds=1))
+            else:
+                with database.transaction(acme.id) as session:
+                    wishes.set_wish(session, "support-bot", 1, WishKind.PIN, now=now)
+
+        at_the_same_time(remove_or_renew)
+        with database.transaction(acme.id, read_only=True) as session:
+            (wish,) = wishes.list_wishes(session, "support-bot")
+            assert wish.expires_at is None
 
 
 def test_a_stale_upload_is_either_abandoned_or_goes_on(database: Database, acme: Tenant) -> None:
