@@ -317,7 +317,7 @@ def test_does_not_go_back_to_before_a_removal(database: Database, acme: Tenant) 
         with pytest.raises(AliasNotFound):
             catalog.rollback_alias(session, NAME, "prod")
         catalog.set_alias(session, NAME, "prod", 2)
-        with pytest.raises(NothingToRollBack):
+        with pytest.raises(NothingToRollBack, match="no earlier target"):
             catalog.rollback_alias(session, NAME, "prod")
 
 
@@ -423,7 +423,9 @@ class AliasMachine(RuleBasedStateMachine):
         stack = self.stacks[alias]
         earlier = stack[-2] if len(stack) >= 2 else None
         if earlier is None or {earlier.version, earlier.canary} & self.deleted:
-            with pytest.raises(NothingToRollBack if stack else AliasNotFound):
+            error = NothingToRollBack if stack else AliasNotFound
+            words = "is gone" if earlier else "had no earlier target" if stack else "no alias"
+            with pytest.raises(error, match=words):
                 catalog.rollback_alias(self.session, NAME, alias)
             return
         assert target_of(catalog.rollback_alias(self.session, NAME, alias)) == earlier
