@@ -281,16 +281,20 @@ def list_receipts(session: TenantSession, adapter_id: str) -> Sequence[DeletionR
 
 
 def find_wish(session: TenantSession, version_id: str, kind: WishKind) -> AdapterWish | None:
-    """The wish of this kind for this version, live or expired."""
-    query = select(AdapterWish).where(
-        AdapterWish.version_id == version_id, AdapterWish.kind == kind
-    )
+    """The wish of this kind for this version, live or expired, locked until the work ends."""
+    query = _locked_wishes(version_id).where(AdapterWish.kind == kind)
     return session.scalars(query).one_or_none()
 
 
 def list_wishes_for_version(session: TenantSession, version_id: str) -> Sequence[AdapterWish]:
-    """Every wish for this version, live or expired."""
-    return session.scalars(select(AdapterWish).where(AdapterWish.version_id == version_id)).all()
+    """Every wish for this version, live or expired, locked until the work ends."""
+    return session.scalars(_locked_wishes(version_id)).all()
+
+
+def _locked_wishes(version_id: str) -> Select[AdapterWish]:
+    # Expired ones may be removed at any moment, without the lock on the catalog.
+    query = select(AdapterWish).where(AdapterWish.version_id == version_id).with_for_update()
+    return query.execution_options(populate_existing=True)
 
 
 def list_live_wishes(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from threading import Barrier
 from typing import TypeVar
 
@@ -27,6 +29,7 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
+from loraplex.platform.sessions import PlatformSession
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.service import Usage
@@ -265,6 +268,38 @@ def test_the_limit_of_pins_holds(database: Database, acme: Tenant) -> None:
     assert sum(at_the_same_time(pin)) == 2
     with database.transaction(acme.id, read_only=True) as session:
         assert len(wishes.list_wishes(session, "support-bot")) == 2
+
+
+def wait_until_one_is_blocked(session: PlatformSession) -> None:
+    """Return when another transaction waits for this one; SQLite's wait before they begin."""
+    if session.get_bind().dialect.name == "sqlite":
+        return
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    deadline = time.monotonic() + 60
+    while session.connection().exec_driver_sql(waiting).scalar_one() == 0:
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.01)
+
+
+def test_a_wish_that_is_removed_as_expired_can_be_renewed(database: Database, acme: Tenant) -> None:
+    now = utc_now()
+    with database.transaction(acme.id) as session:
+        make_version(session)
+        wishes.set_wish(session, "support-bot", 1, WishKind.PIN, ttl_seconds=1, now=now)
+
+    def renew() -> None:
+        with database.transaction(acme.id) as session:
+            wishes.set_wish(session, "support-bot", 1, WishKind.PIN, now=now)
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.platform_transaction() as platform:
+            assert wishes.remove_expired(platform, now + timedelta(seconds=1)) == 1
+            renewal = threads.submit(renew)
+            wait_until_one_is_blocked(platform)
+        renewal.result()
+    with database.transaction(acme.id, read_only=True) as session:
+        (wish,) = wishes.list_wishes(session, "support-bot")
+        assert wish.expires_at is None
 
 
 def test_a_stale_upload_is_either_abandoned_or_goes_on(database: Database, acme: Tenant) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from loraplex.platform.adapters import service as catalog
-from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.adapters import wishes
+from loraplex.platform.adapters.states import VersionState, WishKind
 from loraplex.platform.database import Database
 from loraplex.platform.errors import AdapterNotFound, InvalidTransition, VersionNotFound
 from loraplex.platform.tenants.models import Tenant
@@ -124,3 +129,23 @@ def test_a_deletion_that_is_taken_up_again_began_when_it_began(
             catalog.finish_deletion(session, begun.version_id, receipt={})
         (receipt,) = catalog.list_receipts(session, NAME)
         assert (receipt.requested_at, receipt.receipt) == (requested_at, RECEIPT)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["adapter_alias_changes", "adapter_version_transitions", "adapter_wishes", "deletion_receipts"],
+)
+def test_the_database_refuses_to_give_a_row_to_another_tenant(
+    database: Database, acme: Tenant, bolt: Tenant, table: str
+) -> None:
+    with database.transaction(acme.id) as session:
+        make_version(session, content="gone", state=VersionState.DELETED)
+        make_version(session)
+        catalog.set_alias(session, NAME, "prod", 2)
+        wishes.set_wish(session, NAME, 2, WishKind.PIN)
+    for tenant, is_refused in ((acme, False), (bolt, True)):
+        expected = pytest.raises(IntegrityError) if is_refused else nullcontext()
+        with expected, database.platform_transaction() as platform:
+            statement = text(f"UPDATE {table} SET tenant_id = :tenant_id")
+            updated = platform.connection().execute(statement, {"tenant_id": tenant.id})
+            assert updated.rowcount >= 1
