@@ -58,13 +58,15 @@ def _window_from(
     for occupant in line[start + 1 :]:
         window = Extent(begin, occupant.extent.offset - begin)
         num_moved = sum(mover.extent.size for mover in movers)
+        if num_moved > MAX_MOVED_PER_PLACED * size:
+            return None
         if window.size >= size:
             movers.sort(key=lambda mover: mover.extent.size, reverse=True)
             if not _fit(movers, [hole for hole in holes if not hole.overlaps(window)]):
                 return None
             keys = tuple(mover.key for mover in movers if mover.key is not None)
             return num_moved, Compaction(window, keys)
-        if occupant.cost is None or num_moved > MAX_MOVED_PER_PLACED * size:
+        if occupant.cost is None:
             return None
         if occupant.cost != FREE:
             movers.append(occupant)

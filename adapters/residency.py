@@ -26,7 +26,7 @@ from .pins import Pins
 from .reading import BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
-from .room import DeviceArena, Displaced, Room
+from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
 
 __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
 
@@ -37,6 +37,8 @@ PIN_INTERVAL_SECONDS = 0.25
 DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
 STORED = "stored"
 DELETING = "deleting"
+NO_ROOM = "no_room"
+"""The reason in the history of an adapter that was only prefetched, and found no room."""
 
 logger = logging.getLogger(__name__)
 
@@ -540,6 +542,7 @@ class Residency(Generic[BlockT]):
         waiting = [record for record in self._waiting() if record.key not in self._retirements]
         for displaced in self._room.place_in_order(waiting):
             self._forget_displaced(displaced)
+        self._give_up_wishes(waiting)
         num_copies = len(self._copies)
         for record in waiting:
             if record.placement is not None and record.block is not None:
@@ -551,6 +554,19 @@ class Residency(Generic[BlockT]):
                     record.block,
                 )
         return len(self._copies) > num_copies
+
+    def _give_up_wishes(self, waiting: list[Record[BlockT]]) -> None:
+        """What no request waits for does not hold host memory for ever where there is no room.
+
+        A pinned adapter will be asked for again.
+        """
+        horizon = self._clock() - PATIENCE_SECONDS
+        for record in waiting:
+            has_place = record.placement is not None or self._room.has_claim(record.key)
+            if not (has_place or record.is_requested) and record.entered_at <= horizon:
+                self._vacate(record)
+                self._histories.note(record.key, STORED, self._clock(), NO_ROOM)
+                del self._records[record.key]
 
     def _forget_displaced(self, displaced: Displaced[BlockT]) -> None:
         key, reason = displaced.record.key, displaced.reason

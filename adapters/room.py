@@ -33,7 +33,7 @@ WORKING_SET_SECONDS = 10.0
 """An adapter within its tenant's share that was used so lately is not displaced for a tenant that
 is beyond its own."""
 ACTIVE_SECONDS = 60.0
-"""A tenant that used none of its adapters for so long has no share."""
+"""A tenant that used none of its adapters for so long, and keeps none, has no share."""
 MAX_REFUSALS = 16
 """Adapters for which room is looked for in vain in one round; the others wait for the next."""
 
@@ -157,7 +157,7 @@ class Room(Generic[BlockT]):
                 refused[rights] = size
                 if len(refused) == MAX_REFUSALS:
                     break
-        self._claim_if_overdue([record for record in waiting if record.placement is None])
+        displaced += self._claim_if_overdue([r for r in waiting if r.placement is None])
         return displaced
 
     def vacate(self, record: Record[BlockT]) -> None:
@@ -181,6 +181,10 @@ class Room(Generic[BlockT]):
             return True
         extent = record.placement.extent
         return any(extent.overlaps(window) for window in self._claims.values())
+
+    def has_claim(self, key: AdapterKey) -> bool:
+        """Whether room is being made for this adapter."""
+        return key in self._claims
 
     def is_erasing(self, key: AdapterKey) -> bool:
         """Whether bytes of this adapter are in the arena that nothing refers to any more."""
@@ -216,7 +220,7 @@ class Room(Generic[BlockT]):
         window = self._claims.get(record.key)
         if window is None:
             return []
-        reason = Departure.DRAINED if self._draining == record.key else Departure.ROOM
+        is_drain = self._draining == record.key
         leaving = [
             occupant
             for occupant in self._occupants.values()
@@ -224,7 +228,10 @@ class Room(Generic[BlockT]):
             and occupant.placement is not None
             and occupant.placement.extent.overlaps(window)
         ]
-        return self._displace(leaving, reason)
+        if not is_drain and any(occupant.key in self._pins for occupant in leaving):
+            self._drop_claim(record.key)  # it was to be moved, or was pinned meanwhile
+            return []
+        return self._displace(leaving, Departure.DRAINED if is_drain else Departure.ROOM)
 
     def _displace_victims(self, record: Record[BlockT], block: BlockT) -> list[Displaced[BlockT]]:
         surplus = self._surplus(record, block, self._may_go)
@@ -253,16 +260,16 @@ class Room(Generic[BlockT]):
             self.vacate(record)
         return [Displaced(record, reason) for record in records]
 
-    def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> None:
+    def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
         """Claim a window for the first of those that requests wait for, once it waited too long."""
         if self._draining is not None:
-            return
+            return []
         asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
         first = min(asked, key=_order, default=None)
         if first is None or first.block is None:
-            return
+            return []
         if self._clock() - first.entered_at < PATIENCE_SECONDS:
-            return
+            return []
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
         window = choose_window(
             first.block.num_elements,
@@ -270,9 +277,11 @@ class Room(Generic[BlockT]):
             occupants=self._priced(lambda occupant: self._cost_to_drain(occupant, surplus)),
             avoid=self._claims_of_others(first.key),
         )
-        if window is not None:  # else other claims are in the way, and will be served first
-            self._claims[first.key] = window.extent
-            self._draining = first.key
+        if window is None:
+            return []  # other claims are in the way, and will be served first
+        self._claims[first.key] = window.extent
+        self._draining = first.key
+        return self._displace_leaving(first)
 
     def _drop_claim(self, key: AdapterKey) -> None:
         self._claims.pop(key, None)
@@ -422,7 +431,7 @@ class Room(Generic[BlockT]):
         active = frozenset(
             record.key.tenant_id
             for record in records
-            if record.leases or now - record.last_used < ACTIVE_SECONDS
+            if record.leases or now - record.last_used < ACTIVE_SECONDS or now < record.kept_until
         )
         return find_surplus(
             [

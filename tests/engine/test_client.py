@@ -22,6 +22,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable, InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import (
     ErrorInfo,
+    EvictionReceipt,
     FinishReason,
     RequestStarted,
 )
@@ -217,6 +218,68 @@ def test_an_eviction_is_awaited_and_may_be_asked_for_twice(tmp_path: Path) -> No
             key = AdapterKey("acme", "a")
             await asyncio.gather(client.evict_adapter(key), client.evict_adapter(key))
             await client.evict_adapter(key)
+
+    asyncio.run(scenario())
+
+
+def test_an_eviction_is_answered_with_its_receipt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            receipt = await client.evict_adapter(AdapterKey("acme", "a"), drain_seconds=2.5)
+            assert receipt == EvictionReceipt(device_bytes=100, seconds=2.5)
+
+    asyncio.run(scenario())
+
+
+def test_pins_are_told_to_every_process_and_end_with_the_adapter(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            a, b = (AdapterKey("acme", name) for name in "ab")
+            client.set_pinned([a, b])
+            for _ in range(2):
+                assert (await client.explain_adapter(a)).is_pinned
+                assert (await client.explain_adapter(b)).is_pinned
+                kill(client)
+                await until(lambda: not client.is_ready)
+                await until(lambda: client.is_ready)
+            await client.evict_adapter(a)
+            kill(client)
+            await until(lambda: not client.is_ready)
+            client.set_pinned([b])
+            await until(lambda: client.is_ready)
+            assert not (await client.explain_adapter(a)).is_pinned
+            assert (await client.explain_adapter(b)).is_pinned
+            client.set_pinned([])
+            assert not (await client.explain_adapter(b)).is_pinned
+
+    asyncio.run(scenario())
+
+
+def test_a_prefetched_adapter_is_explained_as_resident(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            key = AdapterKey("acme", "a")
+            assert (await client.explain_adapter(key)).state == "stored"
+            client.prefetch(key, stay_seconds=60.0)
+            while (await client.explain_adapter(key)).state != "resident":
+                await asyncio.sleep(0.005)
+            both = await asyncio.gather(client.explain_adapter(key), client.explain_adapter(key))
+            assert [found.key for found in both] == [key, key]
+
+    asyncio.run(scenario())
+
+
+def test_there_is_no_explanation_without_an_engine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            kill(client)
+            with pytest.raises(EngineUnavailable):
+                await client.explain_adapter(AdapterKey("acme", "a"))
+            assert not client.is_ready
+            with pytest.raises(EngineUnavailable):
+                await client.explain_adapter(AdapterKey("acme", "a"))
+            await until(lambda: client.is_ready)
+            assert (await client.explain_adapter(AdapterKey("acme", "a"))).state == "stored"
 
     asyncio.run(scenario())
 

@@ -83,7 +83,8 @@ class DisplacementChecks:
         for key, record in occupants.items():
             assert record.placement is not None
             held[key.tenant_id] += record.placement.extent.size
-            if record.leases or now - record.last_used < ACTIVE_SECONDS:
+            is_kept = record.kept_until > now
+            if record.leases or is_kept or now - record.last_used < ACTIVE_SECONDS:
                 active.add(key.tenant_id)
         return _Before(
             held,

@@ -43,7 +43,7 @@ class Nemesis:
             (0.003, self._flood),
             (0.006, self._ask_too_much),
             (0.003, self._restart),
-            (0.04, self._prefetch),
+            (0.06, self._prefetch),
             (0.006, self._pin),
         )
 

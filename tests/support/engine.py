@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
 from loraplex.engine.messages import (
     AdapterEvicted,
+    AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
     AdapterWanted,
     ErrorInfo,
+    EvictionReceipt,
     FromEngine,
     GenerationRequest,
     RequestFinished,
@@ -45,7 +48,14 @@ class Answer:
 class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
-    def __init__(self, model: Path, blocks: Path, **config: object) -> None:
+    def __init__(
+        self,
+        model: Path,
+        blocks: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        **config: object,
+    ) -> None:
         settings: dict[str, object] = {
             "device": "cpu",
             "kv_cache_bytes": 4 * MIB,
@@ -53,10 +63,14 @@ class LocalEngine:
             "host_cache_bytes": 8 * MIB,
             **config,
         }
-        self.core = EngineCore(EngineConfig(str(model), **settings))  # type: ignore[arg-type]
+        engine_config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
+        self.core = EngineCore(engine_config, clock=clock)
         self.blocks = Path(tempfile.mkdtemp(dir=blocks))
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.evicted: list[AdapterKey] = []
+        self.receipts: list[EvictionReceipt] = []
+        """Of `evicted`."""
+        self.explanations: list[AdapterExplanation] = []
         self.paths: dict[AdapterKey, Path] = {}
         self.broken: set[AdapterKey] = set()
         """Adapters whose fetch fails."""
@@ -137,8 +151,11 @@ class LocalEngine:
             case AdapterWanted(key):
                 error = ErrorInfo("object_not_found", "no such object")
                 self.core.handle(AdapterFetchFailed(key, error))
-            case AdapterEvicted(key):
+            case AdapterEvicted(key, receipt):
                 self.evicted.append(key)
+                self.receipts.append(receipt)
+            case AdapterExplanation():
+                self.explanations.append(message)
             case StepEvents():
                 self._take_events(message)
 

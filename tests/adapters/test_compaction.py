@@ -1,0 +1,165 @@
+"""Adapters are moved together when that joins enough free room, and not more than it takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.adapters.compaction import MAX_MOVED_PER_PLACED, plan_compaction
+from loraplex.adapters.eviction import FREE, Cost, Occupant
+from loraplex.adapters.extents import Extent, ExtentAllocator
+from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
+from loraplex.adapters.residency import Tier
+from support.blocks import make_key
+from support.residency import ResidencyWorld
+
+CAPACITY = 24
+A, B, C, D = (make_key(name) for name in "abcd")
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> list[Occupant]:
+    bounds = sorted(draw(st.sets(st.integers(0, CAPACITY), max_size=10)))
+    kinds = st.sampled_from(["movable", "movable", "fixed", "vanishing", "hole"])
+    found = []
+    for start, end in pairwise(bounds):
+        extent, key = Extent(start, end - start), make_key(f"at {start}")
+        match draw(kinds):
+            case "movable":
+                found.append(Occupant(extent, key, Cost(1, 0.0)))
+            case "fixed":
+                found.append(Occupant(extent, key, None))
+            case "vanishing":
+                found.append(Occupant(extent, None, FREE))
+    return found
+
+
+@given(occupants=lines(), size=st.integers(1, CAPACITY))
+def test_what_is_planned_can_be_done(occupants: list[Occupant], size: int) -> None:
+    """Replayed on the real allocator: every mover finds a place, and the window comes free."""
+    plan = plan_compaction(size, capacity=CAPACITY, occupants=occupants)
+    if plan is None:
+        return
+    assert plan.window.size >= size
+    inside = [other for other in occupants if other.extent.overlaps(plan.window)]
+    assert all(other.cost is not None for other in inside)
+    assert sorted(plan.movers) == sorted(other.key for other in inside if other.key)
+    by_key = {other.key: other.extent for other in occupants if other.key}
+    sizes = [by_key[key].size for key in plan.movers]
+    assert sum(sizes) <= MAX_MOVED_PER_PLACED * size
+    allocator = ExtentAllocator(CAPACITY)
+    free = [Extent(0, CAPACITY)]
+    for other in occupants:
+        free = [part for run in free for part in run.without(other.extent)]
+    _fill(allocator, free)
+    for key in plan.movers:
+        target = allocator.allocate(by_key[key].size, avoid=[plan.window])
+        assert target is not None
+        assert not target.overlaps(plan.window)
+
+
+def _fill(allocator: ExtentAllocator, free: list[Extent]) -> None:
+    """Allocate all but these runs."""
+    cells = [allocator.allocate(1) for _ in range(CAPACITY)]
+    for cell in cells:
+        assert cell is not None
+        if any(run.overlaps(cell) for run in free):
+            allocator.free(cell)
+
+
+@given(occupants=lines(), size=st.integers(1, CAPACITY))
+def test_there_is_no_plan_where_the_free_room_would_not_do(
+    occupants: list[Occupant], size: int
+) -> None:
+    used = sum(other.extent.size for other in occupants)
+    if CAPACITY - used < size:
+        assert plan_compaction(size, capacity=CAPACITY, occupants=occupants) is None
+
+
+def fragmented() -> ResidencyWorld:
+    """A at 0 to 3, C at 6 to 9, and free runs of 3 and 3 beside them: 12 in all."""
+    world = ResidencyWorld(arena=12)
+    for key in (A, B, C):
+        world.use(key, 3)
+    world.residency.evict(B)
+    world.settle()
+    world.evicted()
+    return world
+
+
+def test_free_runs_are_joined_by_a_move_instead_of_an_eviction() -> None:
+    world = fragmented()
+    assert world.arena.largest_free == 3
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.load(D, 6)
+    assert all(world.residency.tier(key) is Tier.DEVICE for key in (A, C, D))
+    figures = world.residency.figures()
+    assert (world.residency.num_evictions, figures.num_moves, figures.moved_bytes) == (0, 1, 6)
+    for key in (A, C, D):
+        lease = world.residency.acquire(key, key.digest)
+        assert lease is not None
+        assert world.arena.identity(lease.row) == (key, lease.generation)
+
+
+def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> None:
+    world = fragmented()
+    before = {key: world.residency.acquire(key, "look") for key in (C,)}
+    world.residency.release("look")
+    world.residency.request(D)
+    world.fetch(D, 6)
+    world.residency.poll()
+    world.loaders.run()
+    world.residency.poll()
+    moving = [key for key in (A, C) if world.residency.acquire(key, f"r {key.digest}") is None]
+    assert len(moving) == 1
+    world.residency.release(f"r {A.digest}")
+    world.residency.release(f"r {C.digest}")
+    world.settle()
+    lease = world.residency.acquire(moving[0], "again")
+    assert lease is not None
+    if moving == [C]:
+        assert before[C] is not None
+        assert (lease.row, lease.generation) != (before[C].row, before[C].generation)
+
+
+def test_a_leased_adapter_is_not_moved() -> None:
+    world = fragmented()
+    leases = [world.residency.acquire(key, key.digest) for key in (A, C)]
+    world.load(D, 6)
+    assert world.residency.tier(D) is Tier.HOST
+    for lease in leases:
+        assert lease is not None
+        assert world.arena.identity(lease.row) == (lease.key, lease.generation)
+    assert world.residency.figures().num_moves == 0
+
+
+def test_a_move_that_fails_leaves_the_adapter_to_be_displaced() -> None:
+    world = fragmented()
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.residency.request(D)
+    world.fetch(D, 6)
+    world.residency.poll()
+    world.loaders.run()
+    world.residency.poll()
+    world.loaders.run(error=RuntimeError("device lost"))
+    world.settle()
+    assert world.residency.tier(D) is Tier.DEVICE
+    assert world.residency.num_evictions == 1
+    assert world.residency.figures().num_moves == 0
+    assert world.arena.used == 9
+
+
+def test_deleting_an_adapter_that_moves_waits_for_the_move() -> None:
+    world = fragmented()
+    world.residency.request(D)
+    world.fetch(D, 6)
+    world.residency.poll()
+    world.loaders.run()
+    world.residency.poll()
+    world.residency.evict(A)
+    world.residency.evict(C)
+    world.settle()
+    assert sorted(world.evicted()) == [A, C]
+    assert set(world.arena.cells) == {None, D}

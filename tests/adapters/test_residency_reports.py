@@ -1,0 +1,142 @@
+"""Why an adapter is where it is, what was counted, and leases whose requests are gone."""
+
+from __future__ import annotations
+
+from loraplex.adapters.histories import MAX_ADAPTERS, MAX_TRANSITIONS, Histories
+from loraplex.adapters.load_times import BOUNDS, LoadTimes
+from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure, State
+from loraplex.adapters.residency import Failure, Tier
+from support.blocks import make_key
+from support.residency import ResidencyWorld
+
+A, B, C = (make_key(name) for name in "abc")
+
+
+def test_an_explanation_follows_an_adapter_through_its_load() -> None:
+    world = ResidencyWorld(arena=10)
+    residency = world.residency
+    assert residency.explain(A).state == "stored"
+    assert residency.explain(A).since is None
+    residency.request(A)
+    begun_at = world.now
+    world.now += 2
+    found = residency.explain(A)
+    assert (found.state, found.tier, found.since) == ("fetching", Tier.STORE, begun_at)
+    assert found.needed_bytes is None
+    world.fetch(A, 4)
+    world.settle()
+    found = residency.explain(A)
+    assert (found.state, found.tier, found.needed_bytes) == ("resident", Tier.DEVICE, 8)
+    assert (found.free_bytes, found.largest_free_bytes, found.leased_bytes) == (12, 12, 0)
+    states = [transition.state for transition in found.transitions]
+    assert states == ["fetching", "reading", "host", "loading", "resident"]
+    residency.acquire(A, "r")
+    assert residency.explain(A).leased_bytes == 8
+
+
+def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_attempt() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.residency.fetch_failed(A, "object_not_found", "no such object")
+    found = world.residency.explain(A)
+    assert found.state == "failed"
+    assert found.failure == Failure("object_not_found", "no such object")
+    assert found.retry_at == world.now + 0.5
+    assert found.transitions[-1] == ("failed", world.now, "object_not_found")
+
+
+def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() -> None:
+    world = ResidencyWorld(arena=10)
+    world.load(A, 8)
+    world.residency.acquire(A, "r")
+    world.load(B, 6)
+    world.load(C, 4)
+    found = world.residency.explain(C)
+    assert (found.state, found.order, found.needed_bytes) == ("host", 1, 8)
+    assert (found.free_bytes, found.leased_bytes) == (4, 16)
+    assert world.residency.explain(B).order == 0
+    assert world.residency.explain(A).order == 0
+
+
+def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
+    world = ResidencyWorld(arena=4)
+    world.use(A, 4)
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.use(B, 4)
+    found = world.residency.explain(A)
+    assert (found.state, found.tier) == ("stored", Tier.HOST)
+    assert found.transitions[-1].reason == Departure.SHARE
+    world.residency.evict(B)
+    assert world.residency.explain(B).state == "deleting"
+
+
+def test_histories_are_bounded() -> None:
+    histories = Histories()
+    for number in range(3 * MAX_TRANSITIONS):
+        histories.note(A, "failed", float(number))
+    assert [t.at for t in histories.of(A)][-1] == 3 * MAX_TRANSITIONS - 1
+    assert len(histories.of(A)) == MAX_TRANSITIONS
+    for number in range(MAX_ADAPTERS):
+        histories.note(make_key(str(number)), "fetching", 0.0)
+    assert histories.of(A) == ()
+    assert len(histories.of(make_key("0"))) == 1
+
+
+def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
+    world = ResidencyWorld(arena=4)
+    world.residency.request(A)
+    world.now += 2
+    world.fetch(A, 4)
+    world.residency.poll()
+    world.now += 0.2
+    world.loaders.run()
+    world.residency.poll()
+    world.now += 0.02
+    world.loaders.run()
+    world.residency.poll()
+    found = world.residency.figures().load_seconds
+    seconds = {stage: round(histogram.sum, 6) for stage, histogram in found.items()}
+    assert seconds == {"fetch": 2.0, "read": 0.2, "wait": 0.0, "copy": 0.02}
+    assert all(sum(histogram.counts) == 1 for histogram in found.values())
+    assert round(world.residency.load_seconds(A), 6) == 2.22
+
+
+def test_a_failed_stage_is_not_counted_as_passed() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.now += 1
+    world.residency.fetch_failed(A, "store_unavailable", "no answer")
+    world.now += 100
+    world.load(A, 4)
+    found = world.residency.figures().load_seconds
+    assert sum(found["fetch"].counts) == 1
+    assert found["fetch"].sum == 0
+
+
+def test_seconds_fall_into_the_bucket_whose_bound_they_reach() -> None:
+    times = LoadTimes()
+    for seconds in (0.0, BOUNDS[0], BOUNDS[-1], BOUNDS[-1] + 1):
+        times.add(State.HOST, seconds)
+    times.add(State.RESIDENT, 5.0)
+    counts = times.snapshot()["wait"].counts
+    assert (counts[0], counts[len(BOUNDS) - 1], counts[len(BOUNDS)]) == (2, 1, 1)
+    assert sum(counts) == 4
+    assert sum(times.snapshot()["copy"].counts) == 0
+
+
+def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
+    world = ResidencyWorld(arena=4)
+    for request_id in ("alive", "gone", "lost"):
+        world.load(A, 4)
+        assert world.residency.acquire(A, request_id) is not None
+    assert world.residency.reap(["alive", "unrelated"]) == ["gone", "lost"]
+    assert world.residency.num_leases_reaped == 2
+    assert world.residency.explain(A).leased_bytes == 8
+    assert world.residency.reap(["alive"]) == []
+    world.residency.release("gone")
+    assert [status.num_leases for status in world.residency.snapshot()] == [1]
+    world.residency.release("alive")
+    world.load(B, 4)
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.settle()
+    assert world.residency.tier(B) is Tier.DEVICE
