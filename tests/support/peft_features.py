@@ -23,6 +23,7 @@ from transformers import (
     GptOssForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -170,7 +171,7 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
     targets = {"target_modules": ["w1", "w2", "w3"]}
-    old = _ModelOfSeparateExperts(model.config.hidden_size)
+    old = _ModelOfSeparateExperts(model.config)
     _save(old, directory, seed, {**targets, "task_type": None})
     # the stand-in is no class of transformers, as PEFT noted in the configuration
     LoraConfig(**{**_defaults(), **targets}).save_pretrained(directory)
@@ -186,12 +187,15 @@ _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
 class _ModelOfSeparateExperts(nn.Module):
     """Mixtral's modules as they were named before transformers stacked the experts."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
-        expert = nn.ModuleDict({name: nn.Linear(width, width) for name in ("w1", "w2", "w3")})
+        wide, narrow = config.hidden_size, config.intermediate_size
+        widths = {"w1": (wide, narrow), "w2": (narrow, wide), "w3": (wide, narrow)}
+        expert = nn.ModuleDict({name: nn.Linear(*width) for name, width in widths.items()})
         experts = nn.ModuleList(copy.deepcopy(expert) for _ in range(NUM_EXPERTS))
         layer = nn.ModuleDict({"block_sparse_moe": nn.ModuleDict({"experts": experts})})
-        self.model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+        layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(config.num_hidden_layers))
+        self.model = nn.ModuleDict({"layers": layers})
 
 
 def _draw_biases(path: Path) -> None:
