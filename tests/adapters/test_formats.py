@@ -35,7 +35,7 @@ USED_WITH: dict[str, set[str]] = {
     "experts": {"lora"},
     "lora_bias": {"lora"},
     "bias": {"lora"},
-    "dora": {"lora", "output_head"},
+    "dora": {"lora", "output_head", "embedding"},
     "full_matrix": {"lora"},
     "token_rows": {"lora"},
 }

@@ -52,7 +52,10 @@ _SERVED: dict[str, dict[str, Any]] = {
     "experts": {"target_modules": _Q_AND_V, "target_parameters": _EXPERT_PARAMETERS},
     "lora_bias": {"lora_bias": True},
     "bias": {"bias": "all"},
-    "dora": {"use_dora": True, "target_modules": [*_Q_AND_V, "down_proj", "lm_head"]},
+    "dora": {
+        "use_dora": True,
+        "target_modules": [*_Q_AND_V, "down_proj", "lm_head", "embed_tokens"],
+    },
     "full_matrix": {"modules_to_save": ["lm_head", "embed_tokens"]},
     "token_rows": {"trainable_token_indices": TRAINED_TOKENS},
 }
@@ -61,7 +64,6 @@ _REFUSED: dict[str, dict[str, Any]] = {
     "changed_base": {"init_lora_weights": "pissa"},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
     "activated_lora": {"alora_invocation_tokens": [1, 2]},
-    "embedding_dora": {"use_dora": True, "target_modules": ["embed_tokens"]},
     "parameter_of_a_linear_layer": {
         "target_modules": [],
         "target_parameters": ["o_proj.weight"],
