@@ -24,7 +24,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import ObjectStore, object_key, open_store, s3
 from loraplex.adapters.store.local import LocalStore
 from loraplex.adapters.store.s3 import S3Store
-from loraplex.adapters.store.s3_client import S3Settings, reported
+from loraplex.adapters.store.s3_client import S3Settings, connect, reported
 from support.s3 import CREDENTIALS, emulated_s3, make_bucket
 
 KEY = f"t/tenant/a/{'0' * 64}.block"
@@ -301,7 +301,8 @@ class _Response:
 
 def client_error(code: str, status: int) -> Exception:
     response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return ClientError(response, "GetObject")
+    error: Exception = ClientError(response, "GetObject")
+    return error
 
 
 def every_call(
@@ -345,8 +346,6 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Large:
 def sent_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the parts that go over the wire, as they do."""
     sent: list[int] = []
-    connect = s3.connect
-
     def watched(settings: S3Settings) -> Any:
         client = connect(settings)
         client.meta.events.register(
