@@ -3,16 +3,17 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+S3_VENV := .venv-s3
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load
-.PHONY: help install demo demo-weights test lint format simulate soak bench kernels-report gpu-check clean \
+.PHONY: help install demo demo-weights test test-s3 lint format simulate soak bench kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv and install everything into it
 
@@ -33,6 +34,17 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest
+
+# Swift has its own environment: it is a server, and none of its packages is ours.
+$(S3_VENV)/.installed:
+	$(PYTHON) -m venv $(S3_VENV)
+	$(S3_VENV)/bin/python -m pip install --quiet 'swift>=2.35,<3'
+	@touch $@
+
+test-s3: $(INSTALLED) $(S3_VENV)/.installed ## run the store's tests against a real S3 server, OpenStack Swift
+	rm -rf $(S3_VENV)/data
+	$(S3_VENV)/bin/python tests/support/swift_server.py $(S3_VENV)/data \
+		$(BIN)/python -m pytest tests/adapters/test_store.py $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -74,4 +86,4 @@ gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernel
 	PYTHONPATH=.src:tests $(or $(GPU_PYTHON),python3) -m benchmarks.gpu_check
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) .loraplex dist .mypy_cache .ruff_cache .pytest_cache

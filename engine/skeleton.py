@@ -102,5 +102,6 @@ def _find_weight(folder: Path, name: str, shape: torch.Size) -> Tensor | None:
             for key in file.keys():  # noqa: SIM118 - it is no mapping
                 is_it = f".{name}".endswith(f".{key}")
                 if is_it and file.get_slice(key).get_shape() == list(shape):
-                    return file.get_tensor(key)
+                    found: Tensor = file.get_tensor(key)
+                    return found
     return None

@@ -82,7 +82,7 @@ class S3Store:
         return True
 
     def list_keys(self, prefix: str, *, after: str = "") -> Iterator[StoredObject]:
-        start = {"StartAfter": self._name(after)} if after else {}
+        start = {"StartAfter": self._full_prefix(after)} if after else {}
         for page in self._pages("list_objects_v2", Prefix=self._full_prefix(prefix), **start):
             for found in page.get("Contents", ()):
                 key = found["Key"][len(self._full_prefix("")) :]

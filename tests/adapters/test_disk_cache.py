@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.disk_cache import DiskCache
+from loraplex.adapters.disk_cache import DiskCache, DiskCacheStats
 from loraplex.adapters.errors import ObjectNotFound
 from loraplex.adapters.identity import AdapterKey
 
@@ -35,8 +35,14 @@ def clock() -> Clock:
 def make_cache(tmp_path: Path, clock: Clock) -> Callable[..., DiskCache]:
     """Opens the same directory each time, as a restart does."""
 
-    def make(capacity_bytes: int = 3 * SIZE) -> DiskCache:
-        return DiskCache(tmp_path / "cache", capacity_bytes, min_stay_seconds=60.0, clock=clock)
+    def make(capacity_bytes: int = 3 * SIZE, free_bytes: int = 1 << 40) -> DiskCache:
+        return DiskCache(
+            tmp_path / "cache",
+            capacity_bytes,
+            min_stay_seconds=60.0,
+            clock=clock,
+            free_bytes=lambda directory: free_bytes - held_bytes(directory),
+        )
 
     return make
 
@@ -49,21 +55,25 @@ def content(index: int) -> bytes:
     return bytes([index]) * SIZE
 
 
-def add(cache: DiskCache, index: int) -> Path:
-    return cache.add(make_key(index), SIZE, lambda path: write(path, content(index)))
+def held_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def add(cache: DiskCache, index: int, tenant: str = "tenant") -> Path:
+    return cache.add(make_key(index, tenant), SIZE, lambda path: write(path, content(index)))
 
 
 def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def get(cache: DiskCache, index: int) -> Path | None:
+def get(cache: DiskCache, index: int, tenant: str = "tenant") -> Path | None:
     sha256 = hashlib.sha256(content(index)).hexdigest()
-    return cache.get(make_key(index), sha256=sha256, size_bytes=SIZE)
+    return cache.get(make_key(index, tenant), sha256=sha256, size_bytes=SIZE)
 
 
-def present(cache: DiskCache, indices: range) -> list[int]:
-    return [index for index in indices if get(cache, index) is not None]
+def present(cache: DiskCache, indices: range, tenant: str = "tenant") -> list[int]:
+    return [index for index in indices if get(cache, index, tenant) is not None]
 
 
 def test_finds_what_was_added(make_cache: Callable[..., DiskCache]) -> None:
@@ -129,6 +139,120 @@ def test_entry_removed_while_it_is_downloaded_leaves_nothing(
         cache.add(make_key(1), SIZE, download)
     assert cache.used_bytes == 0
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_tenant_does_not_push_out_what_others_use(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=6 * SIZE)
+    for index in range(3):
+        add(cache, index, "modest")
+    for index in range(20):
+        clock.now += 61.0
+        present(cache, range(3), "modest")
+        add(cache, index, "greedy")
+    assert present(cache, range(3), "modest") == [0, 1, 2]
+    assert present(cache, range(20), "greedy") == [17, 18, 19]
+
+
+def test_a_share_that_nobody_used_lately_is_taken(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=6 * SIZE)
+    for index in range(3):
+        add(cache, index, "gone")
+    clock.now = 601.0
+    for index in range(6):
+        add(cache, index, "busy")
+    assert present(cache, range(3), "gone") == []
+    assert present(cache, range(6), "busy") == list(range(6))
+
+
+def test_a_newcomer_gets_its_share_from_those_who_hold_more(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=6 * SIZE)
+    add(cache, 0, "modest")
+    for index in range(5):
+        add(cache, index, "first")
+    for index in range(3):
+        clock.now += 61.0
+        add(cache, index, "second")
+    assert present(cache, range(1), "modest") == [0]
+    assert present(cache, range(5), "first") == [3, 4]
+    assert present(cache, range(3), "second") == [0, 1, 2]
+
+
+def test_shares_are_known_after_a_restart(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    add(make_cache(capacity_bytes=4 * SIZE), 0, "modest")
+    greedy = make_cache(capacity_bytes=4 * SIZE)
+    for index in range(3):
+        add(greedy, index, "greedy")
+    restarted = make_cache(capacity_bytes=4 * SIZE)
+    for tenant in ("modest", "greedy"):
+        present(restarted, range(3), tenant)
+    clock.now = 61.0
+    add(restarted, 3, "greedy")
+    assert present(restarted, range(1), "modest") == [0]
+
+
+def test_on_a_full_disk_old_blocks_make_room_below_the_capacity(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=100 * SIZE, free_bytes=3 * SIZE)
+    for index in range(5):
+        clock.now += 61.0
+        add(cache, index)
+    assert present(cache, range(5)) == [2, 3, 4]
+
+
+def test_a_block_that_the_disk_cannot_take_is_not_begun(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    cache = make_cache(capacity_bytes=100 * SIZE, free_bytes=2 * SIZE)
+    paths = [add(cache, index) for index in range(2)]
+    with pytest.raises(OSError, match="No space left"):
+        cache.add(make_key(2), SIZE, lambda _path: pytest.fail("it was begun"))
+    assert all(path.exists() for path in paths), "they were just handed out"
+    assert cache.used_bytes == 2 * SIZE
+    cache.remove(make_key(0))
+    assert add(cache, 2).exists()
+
+
+def test_downloads_under_way_count_as_room_that_is_taken(
+    make_cache: Callable[..., DiskCache],
+) -> None:
+    cache = make_cache(capacity_bytes=100 * SIZE, free_bytes=SIZE)
+
+    def download(path: Path) -> None:
+        with pytest.raises(OSError, match="No space left"):
+            add(cache, 2)
+        write(path, content(1))
+
+    cache.add(make_key(1), SIZE, download)
+    assert present(cache, range(3)) == [1]
+
+
+def test_counts_hits_misses_evictions_and_damage(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=SIZE)
+    get(cache, 1)
+    path = add(cache, 1)
+    get(cache, 1)
+    clock.now = 61.0
+    add(cache, 2)
+    assert cache.stats == DiskCacheStats(
+        used_bytes=SIZE, capacity_bytes=SIZE, num_hits=1, num_misses=1, num_evictions=1
+    )
+    assert not path.exists()
+    add(cache, 3).write_bytes(b"damaged")
+    restarted = make_cache(capacity_bytes=SIZE)
+    assert get(restarted, 3) is None
+    assert restarted.stats.num_corrupt == 1
+    assert restarted.stats.num_misses == 1
 
 
 def test_same_digest_of_two_tenants_is_two_entries(make_cache: Callable[..., DiskCache]) -> None:

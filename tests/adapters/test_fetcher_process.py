@@ -27,6 +27,7 @@ from loraplex.adapters.fetcher_messages import (
     Fetch,
     Inbox,
     MessageRefused,
+    ToFetcher,
     decode_from_fetcher,
     decode_to_fetcher,
     encode,
@@ -313,8 +314,12 @@ class TestEnvironment:
 
 class TestMessages:
     def test_messages_are_found_however_the_bytes_arrive(self) -> None:
-        messages = [Fetch(1, KEY, SHA256, 5), Delete(2, "t/x"), Delete(3, "t/" + "y" * 70_000)]
-        stream = b"".join(map(encode, messages))
+        messages: list[ToFetcher] = [
+            Fetch(1, KEY, SHA256, 5),
+            Delete(2, "t/x"),
+            Delete(3, "t/" + "y" * 70_000),
+        ]
+        stream = b"".join(encode(message) for message in messages)
         for size in (1, 3, 4096, len(stream)):
             inbox = Inbox()
             pieces = [stream[at : at + size] for at in range(0, len(stream), size)]

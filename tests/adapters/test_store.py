@@ -7,52 +7,59 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from botocore.exceptions import ClientError
 
-from loraplex.adapters.errors import ObjectCorrupt, ObjectNotFound, StoreUnavailable
+from loraplex.adapters.errors import (
+    ObjectCorrupt,
+    ObjectNotFound,
+    StoreDenied,
+    StoreUnavailable,
+)
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import ObjectStore, object_key, open_store, s3
 from loraplex.adapters.store.local import LocalStore
 from loraplex.adapters.store.s3 import S3Store
-from loraplex.adapters.store.s3_client import S3Settings
+from loraplex.adapters.store.s3_client import S3Settings, connect, reported
+from support.s3 import CREDENTIALS, emulated_s3, make_bucket
 
 KEY = f"t/tenant/a/{'0' * 64}.block"
 CONTENT = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PART_BYTES = 5 << 20
+"""The protocol's smallest."""
+YEAR_SECONDS = 365 * 24 * 3600
 
 
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    """A server given by the environment (`make test-s3`), else an emulator."""
+    if given := os.environ.get("LORAPLEX_TEST_S3"):
+        yield given
+        return
+    with emulated_s3() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="module")
-def credentials() -> Iterator[None]:
+def credentials() -> Iterator[Mapping[str, str]]:
+    given = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    used = {**CREDENTIALS, **given} if "LORAPLEX_TEST_S3" in os.environ else CREDENTIALS
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
+        for name in given:
             patch.delenv(name)
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "marked-secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield
+        for name, value in used.items():
+            patch.setenv(name, value)
+        yield used
 
 
 @pytest.fixture(scope="module")
-def bucket(s3_endpoint: str, credentials: None) -> Any:
-    bucket = boto3.resource("s3", endpoint_url=s3_endpoint).Bucket("adapters")
-    bucket.create()
-    return bucket
+def bucket(s3_endpoint: str, credentials: Mapping[str, str]) -> Any:
+    return make_bucket(s3_endpoint, "adapters", credentials)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +74,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
         return
     store = request.getfixturevalue("s3_store")
     yield store
-    store.delete(KEY)
+    for found in list(store.list_keys("t/")):
+        store.delete(found.key)
 
 
 @pytest.fixture
@@ -132,6 +140,45 @@ def test_transfer_past_its_deadline_is_given_up(
     with pytest.raises(StoreUnavailable):
         fetch(store, tmp_path / "copy", deadline=time.monotonic() - 1)
     fetch(store, tmp_path / "copy", deadline=time.monotonic() + 60)
+
+
+def keys(store: ObjectStore, prefix: str, after: str = "") -> list[str]:
+    return [found.key for found in store.list_keys(prefix, after=after)]
+
+
+def test_lists_what_is_under_a_prefix_in_the_order_of_the_keys(
+    store: ObjectStore, source: Path
+) -> None:
+    assert keys(store, "t/") == []
+    names = ["t/a/1", "t/a-b", "t/a.c", "t/ab/x", "t/b/a/2", "t/b/a/1"]
+    for name in names:
+        store.put_file(name, source, sha256=SHA256)
+    assert keys(store, "t/") == sorted(names)
+    assert keys(store, "t/a") == sorted(name for name in names if name.startswith("t/a"))
+    assert keys(store, "t/b/a/") == ["t/b/a/1", "t/b/a/2"]
+    assert keys(store, "t/missing/") == []
+    for after in [*names, "t/a/", "t/b", "s"]:
+        assert keys(store, "t/", after) == sorted(name for name in names if name > after)
+
+
+def test_tells_size_and_age_of_what_it_lists(store: ObjectStore, source: Path) -> None:
+    store.put_file(KEY, source, sha256=SHA256)
+    (found,) = store.list_keys("t/")
+    assert (found.key, found.size_bytes) == (KEY, len(CONTENT))
+    assert abs(found.modified_at - time.time()) < 3600
+
+
+@pytest.mark.parametrize("prefix", ["/", "../", "t/../", "t//", " "])
+def test_refuses_prefixes_that_no_key_begins_with(prefix: str, store: ObjectStore) -> None:
+    with pytest.raises(ValueError, match="not an object key"):
+        list(store.list_keys(prefix))
+
+
+def test_tells_when_everything_is_sent(store: ObjectStore, source: Path) -> None:
+    told: list[int] = []
+    store.put_file(KEY, source, sha256=SHA256, on_progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == len(CONTENT)
 
 
 HOSTILE_KEYS = [
@@ -244,7 +291,100 @@ class InterruptedAnswer(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class _Response:
+    """What the SDK looks at of an answer."""
+
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+        self.headers: dict[str, str] = {}
+
+
+def client_error(code: str, status: int) -> Exception:
+    response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error: Exception = ClientError(response, "GetObject")
+    return error
+
+
+def every_call(
+    store: S3Store, small: Path, large: Path, folder: Path
+) -> list[Callable[[], object]]:
+    return [
+        lambda: store.put_file(KEY, small, sha256=SHA256),
+        lambda: store.put_file(KEY, large, sha256=SHA256),
+        lambda: fetch(store, folder / "copy"),
+        lambda: store.delete(KEY),
+        lambda: store.exists(KEY),
+        lambda: list(store.list_keys("t/")),
+        lambda: store.remove_abandoned(older_than_seconds=0),
+    ]
+
+
+class Large(NamedTuple):
+    """A file of three parts."""
+
+    path: Path
+    content: bytes
+
+    @classmethod
+    def make(cls, path: Path, *, seed: bytes) -> Large:
+        content = hashlib.shake_128(seed).digest(2 * PART_BYTES + 12345)
+        path.write_bytes(content)
+        return cls(path, content)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Large:
+    monkeypatch.setattr(s3, "PART_BYTES", PART_BYTES)
+    return Large.make(tmp_path / "large", seed=b"large")
+
+
+@pytest.fixture
+def sent_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the parts that go over the wire, as they do."""
+    sent: list[int] = []
+    def watched(settings: S3Settings) -> Any:
+        client = connect(settings)
+        client.meta.events.register(
+            "provide-client-params.s3.UploadPart",
+            lambda params, **_: sent.append(params["PartNumber"]),
+        )
+        return client
+
+    monkeypatch.setattr(s3, "connect", watched)
+    return sent
+
+
+class Interrupted(Exception):
+    """As if the process had been killed."""
+
+
+def interrupt(store: ObjectStore, large: Large, *, after_parts: int) -> None:
+    def stop(num_bytes: int) -> None:
+        if num_bytes >= after_parts * PART_BYTES:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        store.put_file(KEY, large.path, sha256=large.sha256, on_progress=stop)
+
+
+def unfinished(bucket: Any) -> list[str]:
+    return [upload.id for upload in bucket.multipart_uploads.all()]
+
+
 class TestS3:
+    @pytest.fixture(autouse=True)
+    def tidy(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        yield
+        if "s3_store" in request.fixturenames or "bucket" in request.fixturenames:
+            bucket = request.getfixturevalue("bucket")
+            bucket.objects.all().delete()
+            for upload in bucket.multipart_uploads.all():
+                upload.abort()
+
     def test_keeps_the_hash_beside_the_object_under_the_prefix(
         self, bucket: Any, s3_store: ObjectStore, source: Path
     ) -> None:
@@ -252,22 +392,156 @@ class TestS3:
         assert bucket.Object(f"a/prefix/{KEY}").metadata == {"sha256": SHA256}
 
     def test_large_files_go_up_in_parts(
-        self, bucket: Any, s3_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, bucket: Any, s3_store: ObjectStore, large: Large, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)  # the protocol's smallest
-        content = os.urandom((5 << 20) + 12345)
-        (tmp_path / "large").write_bytes(content)
-        sha256 = hashlib.sha256(content).hexdigest()
-        s3_store.put_file(KEY, tmp_path / "large", sha256=sha256)
-        assert bucket.Object(f"a/prefix/{KEY}").e_tag.strip('"').endswith("-2")
-        fetch(s3_store, tmp_path / "copy", sha256=sha256, size_bytes=len(content))
-        assert (tmp_path / "copy").read_bytes() == content
+        told: list[int] = []
+        s3_store.put_file(KEY, large.path, sha256=large.sha256, on_progress=told.append)
+        assert told == [PART_BYTES, 2 * PART_BYTES, len(large.content)]
+        stored = bucket.Object(f"a/prefix/{KEY}")
+        assert stored.e_tag.strip('"').endswith("-3")
+        assert stored.metadata == {"sha256": large.sha256}
+        fetch(s3_store, tmp_path / "copy", sha256=large.sha256, size_bytes=len(large.content))
+        assert (tmp_path / "copy").read_bytes() == large.content
+
+    @pytest.mark.parametrize("checksums", ["when_supported", "when_required"])
+    def test_an_interrupted_upload_goes_on_where_it_ended(
+        self,
+        checksums: str,
+        bucket: Any,
+        s3_endpoint: str,
+        large: Large,
+        sent_parts: list[int],
+        tmp_path: Path,
+    ) -> None:
+        store = open_store(
+            f"s3://{bucket.name}/a/prefix?endpoint={s3_endpoint}&addressing_style=path"
+            f"&checksums={checksums}"
+        )
+        interrupt(store, large, after_parts=2)
+        assert sent_parts == [1, 2]
+        assert not store.exists(KEY)
+        store.put_file(KEY, large.path, sha256=large.sha256)
+        assert sent_parts == [1, 2, 3]
+        fetch(store, tmp_path / "copy", sha256=large.sha256, size_bytes=len(large.content))
+        assert (tmp_path / "copy").read_bytes() == large.content
+        assert unfinished(bucket) == []
+
+    def test_parts_of_other_content_are_sent_again(
+        self, bucket: Any, s3_store: ObjectStore, large: Large, tmp_path: Path
+    ) -> None:
+        other = Large.make(tmp_path / "other", seed=b"other")
+        interrupt(s3_store, other, after_parts=2)
+        s3_store.put_file(KEY, large.path, sha256=large.sha256)
+        fetch(s3_store, tmp_path / "copy", sha256=large.sha256, size_bytes=len(large.content))
+        assert bucket.Object(f"a/prefix/{KEY}").metadata == {"sha256": large.sha256}
+        assert unfinished(bucket) == []
+
+    def test_an_upload_that_is_gone_is_begun_anew(
+        self,
+        bucket: Any,
+        s3_store: ObjectStore,
+        large: Large,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        interrupt(s3_store, large, after_parts=1)
+        (stale,) = unfinished(bucket)
+        bucket.Object(f"a/prefix/{KEY}").MultipartUpload(stale).abort()
+        monkeypatch.setattr(S3Store, "_begun_uploads", lambda _store, _key: [stale])
+        s3_store.put_file(KEY, large.path, sha256=large.sha256)
+        fetch(s3_store, tmp_path / "copy", sha256=large.sha256, size_bytes=len(large.content))
+
+    def test_abandoned_uploads_are_dropped_when_they_are_old_enough(
+        self, bucket: Any, s3_store: ObjectStore, large: Large
+    ) -> None:
+        interrupt(s3_store, large, after_parts=1)
+        # The emulator says that every upload began in 2010.
+        assert s3_store.remove_abandoned(older_than_seconds=50 * YEAR_SECONDS) == 0
+        assert len(unfinished(bucket)) == 1
+        assert s3_store.remove_abandoned(older_than_seconds=-3600) == 1
+        assert unfinished(bucket) == []
+
+    def test_a_store_that_keeps_something_else_is_found_out(
+        self, bucket: Any, s3_store: ObjectStore, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bucket.Object(f"a/prefix/{KEY}").put(Body=CONTENT[:-1], Metadata={"sha256": SHA256})
+        monkeypatch.setattr(S3Store, "_put_at_once", lambda *_arguments, **_named: None)
+        with pytest.raises(ObjectCorrupt):
+            s3_store.put_file(KEY, source, sha256=SHA256)
+
+    def test_every_request_names_the_owner_and_new_objects_their_key(
+        self, source: Path, large: Large, credentials: Mapping[str, str], tmp_path: Path
+    ) -> None:
+        settings = S3Settings("b", region="eu-1", kms_key_id="key-1", bucket_owner="123456789012")
+        store = S3Store(settings)
+        seen: list[tuple[str, dict[str, str]]] = []
+
+        def answer(model: Any, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+            seen.append((model.name, params["headers"]))
+            refusal = {"Error": {"Code": "Refused"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+            return _Response(400), refusal
+
+        store._client.meta.events.register("before-call.s3", answer)
+        for call in every_call(store, source, large.path, tmp_path):
+            with pytest.raises(StoreUnavailable, match="Refused"):
+                call()
+        assert {name for name, _ in seen} >= {
+            *("PutObject", "GetObject", "HeadObject", "DeleteObject", "ListObjectsV2"),
+            *("ListMultipartUploads", "CreateMultipartUpload"),
+        }
+        for name, headers in seen:
+            assert headers["x-amz-expected-bucket-owner"] == "123456789012", name
+            is_creation = name in ("PutObject", "CreateMultipartUpload")
+            key = headers.get("x-amz-server-side-encryption-aws-kms-key-id")
+            assert key == ("key-1" if is_creation else None), name
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("AccessDenied", 403),
+            ("InvalidAccessKeyId", 403),
+            ("SignatureDoesNotMatch", 403),
+            ("ExpiredToken", 400),
+            ("403", 403),
+            ("KMS.DisabledException", 403),
+        ],
+    )
+    def test_a_refusal_names_what_the_operator_checks(self, code: str, status: int) -> None:
+        with pytest.raises(StoreDenied, match=f"{code}.*credentials.*policies"), reported():
+            raise client_error(code, status)
+
+    @pytest.mark.skipif(
+        "LORAPLEX_TEST_S3" not in os.environ, reason="the emulator takes any secret"
+    )
+    def test_a_wrong_secret_is_refused_and_not_repeated(
+        self, s3_endpoint: str, bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "marked-secret")
+        settings = S3Settings(bucket.name, endpoint=s3_endpoint, addressing_style="path")
+        with pytest.raises(StoreDenied) as caught:
+            S3Store(settings).put_file(KEY, source, sha256=SHA256)
+        assert "marked-secret" not in str(caught.value)
+
+    def test_a_wrong_clock_is_named(self) -> None:
+        with pytest.raises(StoreDenied, match="clock"), reported():
+            raise client_error("RequestTimeTooSkewed", 403)
+
+    def test_missing_credentials_are_named(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        store = S3Store(S3Settings("bucket", endpoint="http://127.0.0.1:9", region="eu"))
+        with pytest.raises(StoreDenied, match="AWS_ACCESS_KEY_ID"):
+            store.put_file(KEY, source, sha256=SHA256)
 
     @pytest.mark.usefixtures("credentials")
     def test_server_that_is_down_is_unavailable_not_missing(
         self, tmp_path: Path, source: Path
     ) -> None:
-        store = S3Store(S3Settings("bucket", endpoint="http://127.0.0.1:9"))
+        store = S3Store(S3Settings("bucket", endpoint="http://127.0.0.1:9", max_attempts=1))
         with pytest.raises(StoreUnavailable) as caught:
             fetch(store, tmp_path / "copy")
         assert "marked-secret" not in str(caught.value)
@@ -289,7 +563,9 @@ class TestS3:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
             endpoint = f"http://127.0.0.1:{server.server_port}"
-            store = S3Store(S3Settings("bucket", endpoint=endpoint, addressing_style="path"))
+            store = S3Store(
+                S3Settings("bucket", endpoint=endpoint, addressing_style="path", max_attempts=1)
+            )
             try:
                 with pytest.raises(StoreUnavailable):
                     fetch(store, tmp_path / "copy")
@@ -310,11 +586,24 @@ class TestOpenStore:
         monkeypatch.setattr(s3.S3Store, "__init__", lambda self, settings: opened.append(settings))
         open_store(
             "s3://bucket/a/b/?endpoint=https://host:9000&region=eu&addressing_style=path"
-            "&checksums=when_required"
+            "&checksums=when_required&kms=alias/adapters&owner=123456789012"
+            "&connect_timeout=0.5&read_timeout=20&max_attempts=2"
         )
         open_store("s3://bucket")
         assert opened == [
-            S3Settings("bucket", "a/b", "https://host:9000", "eu", "path", "when_required"),
+            S3Settings(
+                "bucket",
+                "a/b",
+                endpoint="https://host:9000",
+                region="eu",
+                addressing_style="path",
+                checksums="when_required",
+                kms_key_id="alias/adapters",
+                bucket_owner="123456789012",
+                connect_timeout_seconds=0.5,
+                read_timeout_seconds=20.0,
+                max_attempts=2,
+            ),
             S3Settings("bucket"),
         ]
 
@@ -328,6 +617,14 @@ class TestOpenStore:
             "s3://key:secret@bucket",
             "s3://bucket?secret_key=x",
             "s3://bucket?endpoint",
+            "s3://bucket?addressing_style=sideways",
+            "s3://bucket?checksums=never",
+            "s3://bucket?read_timeout=nan",
+            "s3://bucket?read_timeout=0",
+            "s3://bucket?connect_timeout=-1",
+            "s3://bucket?max_attempts=0",
+            "s3://bucket?max_attempts=1.5",
+            "s3://bucket?kms=",
         ],
     )
     def test_refuses_what_it_cannot_read(self, url: str) -> None:

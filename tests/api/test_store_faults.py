@@ -1,0 +1,113 @@
+"""A server whose adapters are in a bucket: who holds the credentials, and what if it goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loraplex.api.cli.exit_codes import CommandFailed
+from support.fault_proxy import FaultProxy
+from support.s3 import CREDENTIALS, emulated_s3, make_bucket
+from support.server import Caller, ServerUnderTest, serving
+from support.waiting import wait_for
+
+SECRET = CREDENTIALS["AWS_SECRET_ACCESS_KEY"].encode()
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultProxy]:
+    with emulated_s3() as endpoint, FaultProxy(endpoint) as proxy:
+        make_bucket(endpoint, "adapters")
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def bucket_server(
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, proxy: FaultProxy
+) -> Iterator[ServerUnderTest]:
+    url = f"s3://adapters/p?endpoint={proxy.url}&addressing_style=path&max_attempts=1"
+    folder = tmp_path_factory.mktemp("bucket")
+    with serving(tiny_base, folder, "--store", url, **CREDENTIALS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caller(bucket_server: ServerUnderTest, adapters: list[Path]) -> Caller:
+    caller = bucket_server.make_caller("acme")
+    caller.push(adapters[0], "bot")
+    return caller
+
+
+def complete(caller: Caller, model: str = "bot") -> httpx.Response:
+    body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+    return caller.http.post("/v1/completions", json=body)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines by process id, of all that began in a process."""
+    found: dict[int, str] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().decode()
+            found |= descendants(int(child))
+    return found
+
+
+def fetchers(server: ServerUnderTest) -> list[int]:
+    children = descendants(server.process.pid)
+    return [pid for pid, line in children.items() if "loraplex.adapters.fetcher_process" in line]
+
+
+def fetcher_pid(server: ServerUnderTest) -> int:
+    (pid,) = fetchers(server)
+    return pid
+
+
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_only_the_fetcher_process_has_the_stores_credentials(
+    bucket_server: ServerUnderTest, caller: Caller
+) -> None:
+    assert complete(caller).is_success
+    assert SECRET in environment(fetcher_pid(bucket_server))
+    assert SECRET not in environment(bucket_server.process.pid)
+    engine = environment(bucket_server.engine_pid())
+    assert SECRET not in engine
+    assert b"AWS_" not in engine
+
+
+def test_adapters_in_memory_answer_while_the_store_is_down(
+    caller: Caller, adapters: list[Path], proxy: FaultProxy
+) -> None:
+    before = complete(caller)
+    assert before.is_success
+    proxy.is_down = True
+    try:
+        during = complete(caller)
+        listed = caller.http.get("/v1/models")
+        with pytest.raises(CommandFailed, match="store_unavailable"):
+            caller.push(adapters[1], "second")
+    finally:
+        proxy.is_down = False
+    assert during.json()["choices"] == before.json()["choices"]
+    assert listed.is_success
+    caller.push(adapters[1], "second")
+    assert complete(caller, "second").is_success
+
+
+def test_a_killed_fetcher_is_replaced_and_nobody_notices(
+    bucket_server: ServerUnderTest, caller: Caller
+) -> None:
+    pid = fetcher_pid(bucket_server)
+    os.kill(pid, signal.SIGKILL)
+    assert complete(caller).is_success
+    wait_for(lambda: fetchers(bucket_server) not in ([], [pid]))
+    assert complete(caller).is_success
+    assert SECRET in environment(fetcher_pid(bucket_server))
