@@ -9,7 +9,8 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load
-.PHONY: help install demo demo-weights test test-s3 lint format simulate soak bench kernels-report gpu-check clean \
+.PHONY: help install demo demo-weights test test-s3 lint format simulate soak bench adapter-evidence kernels-report \
+	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -78,6 +79,9 @@ simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; re
 
 soak: $(INSTALLED) ## 50 engines killed under load, servers stopped under load (about half an hour)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
+
+adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; SOAK=1: in larger numbers
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.adapter_evidence $(if $(SOAK),--soak) $(ARGS)
 
 kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80 and sm_90 and print what they use
 	@$(BIN)/python -m loraplex.kernels.report

@@ -246,9 +246,18 @@ def test_confined_process_has_limits_and_no_network_or_other_files_where_the_ker
 
 
 ADAPTERS_OF_INTAKE = {
-    *("binding", "block", "canonical", "confinement", "errors", "examination", "export", "formats"),
-    *("identity", "intake", "landlock", "layout", "peft_config", "peft_fields", "rejections"),
-    *("safetensors_header", "strict_json", "weights"),
+    *("arrangement", "binding", "block", "bound", "canonical", "confinement", "errors"),
+    *("examination", "expert_binding", "extra_binding", "formats", "identity", "intake"),
+    *(
+        "landlock",
+        "layout",
+        "measuring",
+        "peft_config",
+        "peft_fields",
+        "rejections",
+        "safetensors_header",
+    ),
+    *("served_features", "source", "strict_json", "tensor_names", "weights"),
 }
 """All that may parse a tenant's bytes; what is not among it does not run there."""
 
