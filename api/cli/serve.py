@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 GIB = 1 << 30
+MIB = 1 << 20
 DEFAULTS = EngineConfig(model="")
 _OPERATOR_CODES = frozenset({UnsupportedModel.code, InsufficientMemory.code})
 """Of engines that never start as they were asked to."""
@@ -122,10 +123,12 @@ def serve(
             show_default="none is rejected",
         ),
     ] = None,
-    max_full_matrix_gib: Annotated[
+    max_full_matrix_mib: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="What whole matrices of one adapter may take.", show_default="refused"
+            min=0.0,
+            help="What whole matrices (modules_to_save) of one adapter may take.",
+            show_default="refused",
         ),
     ] = None,
     num_threads: Annotated[
@@ -162,7 +165,9 @@ def serve(
         served_model_name=served_model_name,
         reference_base=reference_base,
         max_reference_kl=max_reference_kl,
-        max_full_matrix_bytes=_bytes(max_full_matrix_gib),
+        max_full_matrix_bytes=(
+            None if max_full_matrix_mib is None else round(max_full_matrix_mib * MIB)
+        ),
     )
     _run(settings, engine_config, host=host, port=port)
 

@@ -25,7 +25,7 @@ from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
 from .push import LocalAdapter, read_adapter
 
-GIB = 1 << 30
+MIB = 1 << 20
 
 
 class Dtype(StrEnum):
@@ -35,6 +35,12 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+_ASKED_OF_WEIGHTS = frozenset(
+    {"base_weights_included", "full_matrix_not_allowed", "full_matrix_too_large"}
+)
+"""Refusals that a copy of the base's own matrix does not meet where the base's weights are."""
 
 
 class Base(NamedTuple):
@@ -59,7 +65,7 @@ def validate(
     dtype: Annotated[
         Dtype, typer.Option(help="In which the base is served.", show_default="the base's own")
     ] = Dtype.AUTO,
-    max_full_matrix_gib: Annotated[
+    max_full_matrix_mib: Annotated[
         float | None,
         typer.Option(
             min=0.0,
@@ -74,14 +80,16 @@ def validate(
     fitted = _ask_server() if base is None else _from_config(base)
     if dtype is not Dtype.AUTO:
         fitted = fitted._replace(dtype=dtype)
-    if max_full_matrix_gib is not None:
-        fitted = fitted._replace(max_full_matrix_bytes=round(max_full_matrix_gib * GIB))
+    if max_full_matrix_mib is not None:
+        fitted = fitted._replace(max_full_matrix_bytes=round(max_full_matrix_mib * MIB))
     try:
         report = examine_here(adapter, fitted)
     except AdapterRejected as exc:
         if as_json:
             print_json(_rejection(exc))
             raise typer.Exit(ExitCode.INVALID_ADAPTER) from exc
+        if not fitted.is_identified and exc.reason in _ASKED_OF_WEIGHTS:
+            note("A copy of the base's own matrix is only known as one where its weights are.")
         raise _refused(folder, exc) from exc
     if as_json:
         print_json({"accepted": True, "report": _report(report, fitted)})

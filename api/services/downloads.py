@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
@@ -59,20 +58,19 @@ class Downloads:
         self._threads = WorkerThreads("exports", NUM_EXPORTERS)
 
     async def export(self, key: AdapterKey, name: str) -> ExportedFile:
-        """The file `name` of this content. Raises AdapterUnavailable or StoreUnavailable."""
+        """The file `name` of this content. Raises AdapterUnavailable, or as the store does."""
         for _ in range(MAX_ATTEMPTS):
-            with suppress(FileNotFoundError):
-                return await self._threads.run(self._export, await self._fetch(key), name)
-        raise AdapterUnavailable("This machine's disk cannot hold the adapter for long enough.")
+            try:
+                block = await self._fetch_block(key)
+                return await self._threads.run(self._export, block.path, name)
+            except FileNotFoundError:
+                continue
+            except (ObjectNotFound, ObjectCorrupt, OSError) as exc:
+                raise AdapterUnavailable("The adapter's files could not be made again.") from exc
+        raise AdapterUnavailable("This machine's disk does not hold the adapter for long enough.")
 
     def close(self) -> None:
         self._threads.close()
-
-    async def _fetch(self, key: AdapterKey) -> Path:
-        try:
-            return (await self._fetch_block(key)).path
-        except (ObjectNotFound, ObjectCorrupt) as exc:
-            raise AdapterUnavailable from exc
 
     def _export(self, block: Path, name: str) -> ExportedFile:
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
