@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT_ELEMENTS, PlacedExtra
+from .byte_budget import ByteBudget
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
@@ -72,9 +73,14 @@ class Arena:
         device: torch.device,
         *,
         pace: Pace = UNPACED,
+        copy_bytes: int = 1 << 62,
     ) -> None:
-        """`pace`: how much of a core copying and zeroing may have beside the owner's steps."""
+        """`pace`: how much of a core copying and zeroing may have beside the owner's steps.
+
+        `copy_bytes`: what the kernels may hold of copies of the adapters' matrices.
+        """
         self._pace = pace
+        self.copy_budget = ByteBudget(copy_bytes)
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )

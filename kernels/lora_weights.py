@@ -8,6 +8,15 @@ from typing import Protocol
 from torch import Tensor
 
 
+class CopyBudget(Protocol):
+    """Bytes for copies of the adapters' matrices, of all projections together."""
+
+    def take(self, num_bytes: int) -> bool:
+        """Spend so much, or nothing and False if it is not left."""
+
+    def give_back(self, num_bytes: int) -> None: ...
+
+
 class AdapterWeights(Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
@@ -26,3 +35,7 @@ class AdapterWeights(Protocol):
     @property
     def row_tables(self) -> Sequence[Sequence[Sequence[int]]]:
         """The same in host memory, for the paths that find matrices in Python."""
+
+    @property
+    def copy_budget(self) -> CopyBudget:
+        """What the kernels may hold of copies of all this."""
