@@ -163,15 +163,26 @@ class LoraWindow:
             start += out_features
 
     def forget(self, row: int) -> None:
-        """Zero what the window holds of this table row's adapter, if anything."""
+        """Give up what the window holds of this table row's adapter, if anything.
+
+        Its values are zeroed at once, or handed to the budget, which has them zeroed beside the
+        steps; until then they are dead rows, which no token reaches.
+        """
+        for values in self._drop(row):
+            if self._budget is None:
+                values.zero_()
+            else:
+                self._budget.discard(values)
+
+    def _drop(self, row: int) -> Sequence[Tensor]:
+        """Make a member's rows dead; return their values."""
         member = self._members.pop(row, None)
         if member is None:
-            return
-        self._a.rows[member.a_rows] = 0
-        self._owners.rows[member.a_rows] = NO_OWNER
-        for b, rows in zip(self._b, member.b_rows, strict=True):
-            b.rows[rows] = 0
+            return ()
         self._active = None
+        self._owners.rows[member.a_rows] = NO_OWNER
+        parts = zip((self._a, *self._b), (member.a_rows, *member.b_rows), strict=True)
+        return [rows.bury(part) for rows, part in parts]
 
     def _add_alone(
         self, x: Tensor, y: Tensor, weights: AdapterWeights, token_rows: Tensor, row: int
@@ -200,7 +211,8 @@ class LoraWindow:
         for adapter in adapters:
             member = self._members.get(adapter.row)
             if member is None or member.generation != adapter.generation:
-                self.forget(adapter.row)
+                for values in self._drop(adapter.row):
+                    values.zero_()
                 if self._make_room(self._ranks(weights, adapter.row)):
                     self._members[adapter.row] = self._append(adapter, weights)
                 else:
@@ -273,6 +285,7 @@ class _GrowingRows:
         self._row_shape = row_shape
         self._dtype = dtype
         self._buffer = self._allocate(0)
+        self._dead: list[slice] = []
         self.num_rows = 0
 
     @property
@@ -301,9 +314,15 @@ class _GrowingRows:
         self.num_rows = added.stop
         return added
 
+    def bury(self, part: slice) -> Tensor:
+        """These rows are dead; whoever gets them zeroes them."""
+        self._dead.append(part)
+        return self._buffer[part]
+
     def clear(self) -> None:
         """Zero all rows and give their memory back."""
         self.rows.zero_()
+        self._dead.clear()
         self._buffer = self._allocate(0)
         self.num_rows = 0
 
@@ -313,6 +332,8 @@ class _GrowingRows:
             return
         grown = self._allocate(capacity)
         grown[: self.num_rows] = self.rows
+        for part in self._dead:
+            grown[part] = 0  # it may not have been zeroed yet, and nobody will come for this copy
         self.rows.zero_()
         self._buffer = grown
 

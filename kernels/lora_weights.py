@@ -16,6 +16,9 @@ class CopyBudget(Protocol):
 
     def give_back(self, num_bytes: int) -> None: ...
 
+    def discard(self, values: Tensor) -> None:
+        """What an adapter that is being removed leaves: it is zeroed before long."""
+
 
 class AdapterWeights(Protocol):
     """Every resident adapter's matrices. A table row is one adapter.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.adapters.byte_budget import ByteBudget
+from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.kernels.lora_batch import ActiveAdapter, Segment
 from loraplex.kernels.lora_cpu import MAX_MEMBER_ROWS, LoraWindow, add_segments
 from loraplex.kernels.lora_reference import add_lora_reference
@@ -219,7 +219,7 @@ def test_window_keeps_overflow_in_the_rows_of_its_adapter(fault: str, dtype: tor
 
 
 def test_windows_keep_to_their_common_budget_and_compute_the_rest_from_the_arena() -> None:
-    weights, budget = make_weights(), ByteBudget(60_000)
+    weights, budget = make_weights(), CopyBudget(60_000)
     windows = [
         LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
         for _ in range(2)
@@ -240,7 +240,7 @@ def test_an_adapter_without_room_joins_once_idle_ones_have_cost_their_place() ->
     x, y = draw(2)
     measure = make_window()
     run_window(measure, weights, x, y, [4, 4])
-    budget = ByteBudget(measure.num_bytes)
+    budget = CopyBudget(measure.num_bytes)
     window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
     run_window(window, weights, x, y, [3, 3])
     assert window.num_rows == 48
@@ -278,7 +278,7 @@ def test_overflow_outside_of_the_window_stays_in_its_own_rows() -> None:
 
 
 def test_forgetting_gives_no_memory_back_but_clearing_does() -> None:
-    weights, budget = make_weights(), ByteBudget(1 << 30)
+    weights, budget = make_weights(), CopyBudget(1 << 30)
     window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
     x, y = draw(2)
     run_window(window, weights, x, y, [3, 4])
@@ -288,3 +288,24 @@ def test_forgetting_gives_no_memory_back_but_clearing_does() -> None:
     for _ in range(10):
         run_window(window, weights, x, y, [0, 0])
     assert budget.used_bytes == window.num_bytes < before
+
+
+def test_what_a_forgotten_adapter_leaves_is_handed_over_and_never_read_again() -> None:
+    """Dead rows are dirty until the budget's owner zeroes them; growing must not copy them."""
+    weights, budget = make_weights(), CopyBudget(1 << 30)
+    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+    for index in (1, 2, 3):
+        for matrix in weights.matrices(3, index):
+            matrix.fill_(3e30)
+    x, y = draw(2)
+    run_window(window, weights, x, y, [3, 0])
+    window.forget(3)
+    discarded = budget.take_discarded()
+    assert len(discarded) == 1 + len(OUTS)
+    assert all((values == 3e30).all() for values in discarded)
+    rows = [0, 0]
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    rows = [4, 1]  # makes the window grow
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    assert not (held_values(window) == 3e30).any()
+    assert budget.take_discarded() == []
