@@ -56,6 +56,7 @@ from .fetcher_messages import (
     encode,
     read_path,
 )
+from .logs import log_to_stderr
 from .store import ObjectStore, open_store
 
 NUM_STORE_THREADS = 8
@@ -184,7 +185,7 @@ class FetcherService:
         try:
             self._store.remove_abandoned(older_than_seconds=ABANDONED_AFTER_SECONDS)
         except (AdapterError, OSError) as exc:
-            _log.info("abandoned_uploads_not_removed: %s", exc)
+            _log.info("abandoned_uploads_not_removed", extra={"error": str(exc)})
 
 
 class _Progress:
@@ -208,6 +209,8 @@ def _as_fetched(call_id: int, block: FetchedBlock) -> Fetched:
 def main() -> Never:
     """Serve the socket on standard input."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log_to_stderr()
     _end_with_parent()
     os.nice(NICENESS)
     connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))
