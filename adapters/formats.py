@@ -101,7 +101,7 @@ SERVED: tuple[ServedFeature, ...] = (
     ),
     ServedFeature(
         "dora",
-        "`use_dora=True` on linear layers and the output head",
+        "`use_dora=True`, on any linear layer, the output head and `embed_tokens`",
         "The factor of each output, magnitude ÷ norm of the changed weight, is computed once "
         "when the adapter is loaded.",
     ),
@@ -145,6 +145,13 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "unsupported_feature",
         "The initialization changed the base's weights, which others share.",
         f"{_CONVERT}; of LoftQ: merge it into its own base model.",
+    ),
+    RefusedFeature(
+        "pattern_expression",
+        "keys of `rank_pattern` and `alpha_pattern` that are more than a name",
+        "pattern_not_literal",
+        "A regular expression can take hours on a single name.",
+        "Name the modules, such as `q_proj` or `layers.3.mlp.down_proj`.",
     ),
     RefusedFeature(
         "layer_replication",
@@ -210,13 +217,6 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "Remove the field: nothing that an adapter brings is executed.",
     ),
     RefusedFeature(
-        "embedding_dora",
-        "`use_dora=True` on `embed_tokens`",
-        "unsupported_feature",
-        "Its norms run over the whole vocabulary.",
-        "Leave the embedding out of `target_modules`.",
-    ),
-    RefusedFeature(
         "parameter_of_a_linear_layer",
         "`target_parameters` of an ordinary linear layer, such as `q_proj.weight`",
         "unsupported_feature",
@@ -229,6 +229,13 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "unsupported_feature",
         "The experts of this base are stacked in one parameter.",
         "Load it with a current PEFT, which stacks them, and save it again.",
+    ),
+    RefusedFeature(
+        "experts_of_one_shape",
+        "`target_parameters` of several stacked parameters of one shape and one rank",
+        "ambiguous_experts",
+        "PEFT names their matrices by depth, not by parameter.",
+        "Give them different ranks in `rank_pattern`, or name only one of them.",
     ),
     RefusedFeature(
         "router_extras",

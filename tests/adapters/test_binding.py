@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loraplex.adapters.binding import bind
 from loraplex.adapters.block import Extra, ExtraKind
@@ -12,7 +14,9 @@ from loraplex.adapters.bound import Binding
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.peft_config import MAX_RANK, PeftConfig
+from loraplex.adapters.rejections import REJECTIONS
 from loraplex.adapters.safetensors_header import TensorEntry
+from loraplex.adapters.tensor_names import TensorRole
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 Q, V, DOWN = "layers.0.attn.q_proj", "layers.0.attn.v_proj", "layers.0.mlp.down_proj"
@@ -319,8 +323,10 @@ def test_refuses_experts_that_do_not_fit(shapes: Shapes, config: PeftConfig, rea
 
 def test_magnitudes_and_biases_bind_beside_their_matrices() -> None:
     dora = pair(Q, 8, 8) | {f"base_model.model.{Q}.lora_magnitude_vector": (8,)}
+    dora |= embedding_pair() | {f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (8,)}
     assert extras_of(bind_shapes(dora, make_config(uses_dora=True))) == [
-        Extra(1, ExtraKind.MAGNITUDE, (8,))
+        Extra(0, ExtraKind.MAGNITUDE, (8,)),
+        Extra(1, ExtraKind.MAGNITUDE, (8,)),
     ]
     biased = pair(V, 8, 4) | {f"base_model.model.{V}.lora_B.bias": (4,)}
     (lora_bias,) = bind_shapes(biased, make_config(uses_lora_bias=True)).extras
@@ -420,15 +426,20 @@ WRONG_EXTRAS: dict[str, tuple[Shapes, PeftConfig, str]] = {
         make_config(uses_dora=True),
         "wrong_base",
     ),
-    "embedding's magnitude": (
-        {**embedding_pair(), f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (8,)},
+    "embedding's magnitude, by token": (
+        {**embedding_pair(), f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (99,)},
         make_config(uses_dora=True),
-        "unsupported_feature",
+        "shape_mismatch",
     ),
     "embedding without magnitude": (
         embedding_pair(),
         make_config(uses_dora=True),
-        "unsupported_feature",
+        "config_contradiction",
+    ),
+    "embedding's bias": (
+        {**embedding_pair(), f"base_model.model.{EMBEDDING}.bias": (8,)},
+        make_config(bias="all"),
+        "unbound_tensor",
     ),
     "lora bias missing": (pair(Q, 8, 8), make_config(uses_lora_bias=True), "config_contradiction"),
     "norm's bias": (
@@ -504,3 +515,67 @@ def test_rows_of_a_tied_embedding_need_a_head_that_carries_adapters() -> None:
     with pytest.raises(AdapterRejected) as caught:
         bind_shapes(rows_of(EMBEDDING, 1), make_config(trained_tokens=(("", (5,)),)), headless)
     assert caught.value.reason == "unsupported_module"
+
+
+MODULES = st.sampled_from([EMBEDDING, HEAD, Q, V, ROUTER, EXPERTS, "wpe", "layers.9.norm", ""])
+ENDS = st.sampled_from([*TensorRole, "lora_A.default.weight", "original_module.weight", ""])
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 10, 24, 30, 99])
+CONFIGS = st.builds(
+    make_config,
+    uses_dora=st.booleans(),
+    uses_lora_bias=st.booleans(),
+    bias=st.sampled_from(["none", "all"]),
+    modules_to_save=st.sampled_from([(), ("lm_head",), ("embed_tokens", "lm_head")]),
+    target_parameters=st.sampled_from(
+        [(), ("down_proj",), ("down_proj", "gate_up_proj", "weight")]
+    ),
+    trained_tokens=st.sampled_from([(), (("", (3, 1)),), (("lm_head", (98, 0, 5)),)]),
+    ensures_weight_tying=st.booleans(),
+)
+
+
+GOOD: list[Shapes] = [
+    pair(Q, 8, 8) | pair(HEAD, 8, 99),
+    pair(V, 8, 4) | {f"base_model.model.{V}.lora_B.bias": (4,)},
+    pair(Q, 8, 8) | embedding_pair(),
+    pair(ROUTER, 8, 3) | experts_pair(8, 10, depth=1) | experts_pair(5, 8),
+    {f"base_model.model.{HEAD}.weight": (99, 8), f"base_model.model.{EMBEDDING}.weight": (99, 8)},
+    pair(Q, 8, 8) | rows_of(EMBEDDING, 2),
+]
+STRANGE = st.dictionaries(
+    st.builds(
+        lambda module, depth, end: f"base_model.model.{module}{'.base_layer' * depth}.{end}",
+        MODULES,
+        st.integers(0, 2),
+        ENDS,
+    ),
+    st.lists(SIZES, max_size=2).map(tuple),
+    max_size=3,
+)
+
+
+def outcome_of(
+    tensors: Shapes, config: PeftConfig, layout: BaseLayout
+) -> Binding | AdapterRejected:
+    try:
+        return bind_shapes(tensors, config, layout)
+    except AdapterRejected as error:
+        return error
+
+
+@given(
+    tensors=st.builds(lambda good, strange: good | strange, st.sampled_from(GOOD), STRANGE),
+    config=CONFIGS,
+    layout=st.sampled_from([LAYOUT, TIED, TWINS]),
+)
+def test_every_tensor_has_one_place_or_is_refused_with_a_published_reason(
+    tensors: Shapes, config: PeftConfig, layout: BaseLayout
+) -> None:
+    outcome = outcome_of(tensors, config, layout)
+    if isinstance(outcome, AdapterRejected):
+        assert outcome.reason in REJECTIONS
+        assert outcome.pointer
+        return
+    bound = [tensor.name for tensor in outcome.tensors]
+    copies = [copy.tensor.name for copy in outcome.copies]
+    assert sorted(bound + copies) == sorted(tensors)

@@ -17,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from loraplex.adapters import canonical
 from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport, examine
@@ -287,6 +288,10 @@ def test_what_acts_without_any_product_is_not_called_ineffective(
     adapter = write_adapter(tmp_path / "acts", IDLE | tensors, **config)
     report = examine_folder(adapter, FULL, tmp_path / "block", **WHOLE)
     assert report.delta_norm == 0.0
+    is_of_the_layer = any(f".{Q}." in name for name in tensors)
+    assert [warning.code for warning in report.warnings] == (
+        [] if is_of_the_layer else ["modules_without_effect"]
+    )
     zeros = {name: np.zeros_like(values) for name, values in tensors.items()}
     silent = write_adapter(tmp_path / "silent", IDLE | zeros, **config)
     assert refusal(silent, FULL, tmp_path / "other", **WHOLE).reason == "no_effect"
@@ -417,6 +422,14 @@ def test_does_not_warn_of_the_same_base_elsewhere(tmp_path: Path) -> None:
         target_modules=[Q],
     )
     assert warnings_of(adapter, tmp_path / "block", base_model_name="owner/tiny-base") == {}
+
+
+def test_refuses_a_block_whose_header_no_reader_would_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()))
+    monkeypatch.setattr(canonical, "MAX_HEADER_BYTES", 512)
+    assert refusal(adapter, SMALL, tmp_path / "block").reason == "too_many_tensors"
 
 
 def test_never_overwrites_a_file(tmp_path: Path) -> None:
