@@ -49,7 +49,7 @@ class ExtraKind(StrEnum):
     """
 
     MAGNITUDE = "magnitude"
-    """DoRA's `[out]`. Served: the factor of each output row."""
+    """DoRA's `[out]`. Served: the factor of each output row, less 1."""
     LORA_BIAS = "lora_bias"
     """`[out]`, the bias of lora_B. Served: times the scale."""
     BIAS = "bias"

@@ -62,6 +62,11 @@ class BaseLayout:
     projections: tuple[Projection, ...]
     refused: dict[str, str] = field(default_factory=dict)
     """Modules that exist but cannot carry LoRA here, with the reason: `{"lm_head": "..."}`."""
+    ties_embeddings: bool = False
+    """The output head uses the input embedding's matrix."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Module name of an embedding or head to the hex SHA-256 of its weight as the checkpoint holds
+    it, widened to float32, in row order: tells an adapter's copy of it from a trained matrix."""
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
@@ -85,7 +90,13 @@ def layout_to_json(layout: BaseLayout) -> str:
     projections = [
         [list(astuple(part)) for part in projection.slices] for projection in layout.projections
     ]
-    fields = {"base_id": layout.base_id, "projections": projections, "refused": layout.refused}
+    fields = {
+        "base_id": layout.base_id,
+        "projections": projections,
+        "refused": layout.refused,
+        "ties_embeddings": layout.ties_embeddings,
+        "digests": layout.digests,
+    }
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -96,7 +107,13 @@ def layout_from_json(text: str) -> BaseLayout:
         Projection(tuple(_slice_from_json(part) for part in projection))
         for projection in fields["projections"]
     )
-    return BaseLayout(fields["base_id"], projections, fields["refused"])
+    return BaseLayout(
+        fields["base_id"],
+        projections,
+        fields["refused"],
+        ties_embeddings=fields["ties_embeddings"],
+        digests=fields["digests"],
+    )
 
 
 def _slice_from_json(part: list[str | int]) -> Slice:

@@ -8,13 +8,14 @@ the model's own dense forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.attention import AttentionOptions
-from ..kernels.lora_batch import LoraBatch
+from ..kernels.lora_batch import LoraBatch, Segment
 from .errors import UnsupportedModel
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
@@ -57,7 +58,7 @@ def probe_kv_shapes(model: nn.Module, config: Any) -> list[LayerKvShape]:
     Raises UnsupportedModel unless each layer calls the attention function exactly once: a model
     that goes past it would be served silently wrong.
     """
-    probe = _ShapeProbe()
+    probe = ShapeProbe()
     device = next(model.parameters()).device
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     run_model(model, probe, zero, zero, zero)
@@ -169,11 +170,13 @@ def _rope_types(rope: dict[str, Any]) -> set[str]:
     return {str(part.get("rope_type", "default")) for part in (rope, *nested)}
 
 
-class _ShapeProbe:
+class ShapeProbe:
     """A forward that stores nothing: it records which layers attend, and to what."""
 
     def __init__(self) -> None:
         self.lora: LoraBatch | None = None
+        self.head_lora: LoraBatch | None = None
+        self.embedding_segments: Sequence[Segment] = ()
         self.calls: list[int] = []
         self.shapes: dict[int, LayerKvShape] = {}
 

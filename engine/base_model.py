@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ..adapters.arena import Arena
 from ..adapters.layout import BaseLayout, Projection, Slice
 from ..kernels.linear import pack_linear
+from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
     check_config,
     check_parity,
@@ -32,22 +33,11 @@ from .forward import ATTENTION_NAME
 from .kv_cache import KvFormat, choose_kv_format
 from .kv_groups import LayerKvShape
 from .linear import FusedProjection, ProjectionSlice
+from .model_ends import ModelEnds, adapt_ends
+from .weight_digests import end_digests
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same tensor when they stand side by side in a module."""
-
-
-class AdaptedProjection(Protocol):
-    """A part of the model that adds the deltas of a step's adapters."""
-
-    @property
-    def projection(self) -> Projection: ...
-
-    def attach(self, arena: Arena, slice_range: range) -> None: ...
-
-    def forget_adapter(self, row: int) -> None: ...
-
-    def forget_step(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -58,6 +48,8 @@ class BaseModel:
     config: Any
     layout: BaseLayout
     projections: tuple[FusedProjection, ...]
+    """The packed linear layers of the decoder."""
+    ends: ModelEnds
     moe_layers: tuple[MoeLayer, ...]
     kv_shapes: list[LayerKvShape]
     kv_format: KvFormat
@@ -75,6 +67,12 @@ class BaseModel:
         return int(self.config.vocab_size)
 
     @property
+    def head_name(self) -> str | None:
+        """The output head's slice, if adapters can change it."""
+        head = self.ends.head
+        return None if head is None else head.projection.slices[0].name
+
+    @property
     def weight_bytes(self) -> int:
         """What the weights take as they are served."""
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
@@ -87,26 +85,31 @@ class BaseModel:
             layer.register_forward_pre_hook(lambda _module, _args: callback())
 
     def attach_arena(self, arena: Arena) -> None:
-        """Let every projection add the deltas of this arena's adapters."""
+        """Let every part of the model add what this arena's adapters change."""
         arena.on_remove = self._forget_adapter
-        adapted = {part.projection: part for part in self._adapted}
+        adapted = {module.projection: module for module in self._adapted}
         for projection, slice_range in self.layout.projection_ranges():
             adapted[projection].attach(arena, slice_range)
 
     @property
-    def _adapted(self) -> Iterator[AdaptedProjection]:
-        yield from self.projections
+    def extended(self) -> Iterator[ExtendedModule]:
+        """What of the model adapters may hold more for than A and B."""
+        return _ends_around(self.ends, self.projections)
+
+    @property
+    def _adapted(self) -> Iterator[AdaptedModule]:
+        yield from self.extended
         for layer in self.moe_layers:
             yield from layer.projections
 
     def _forget_adapter(self, row: int) -> None:
-        for part in self._adapted:
-            part.forget_adapter(row)
+        for module in self._adapted:
+            module.forget_adapter(row)
 
     def forget_step(self) -> None:
         """Drop intermediate tensors of a step that failed midway."""
-        for part in self._adapted:
-            part.forget_step()
+        for module in self._adapted:
+            module.forget_step()
 
 
 def load_base_model(engine: EngineConfig) -> BaseModel:
@@ -130,20 +133,24 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     kv_error = 0.0
     if kv_format.code_dtype is not None:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
+    ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
     error = 0.0
     if engine.quantization is Quantization.NONE:
         error = check_parity(model, kv_shapes, cases)
     layout = BaseLayout(
         base_id=compute_base_id(model_dir),
-        projections=tuple(_in_order(order, projections, moe_layers)),
-        refused=dict(_refused_modules(model, moe_layers)),
+        projections=tuple(_in_order(order, ends, projections, moe_layers)),
+        refused={**dict(_refused_modules(model, moe_layers)), **ends.refused},
+        ties_embeddings=ends.are_tied,
+        digests=end_digests(model, model_dir),
     )
     return BaseModel(
         model=model,
         config=config,
         layout=layout,
         projections=tuple(projections),
+        ends=ends,
         moe_layers=tuple(moe_layers),
         kv_shapes=kv_shapes,
         kv_format=kv_format,
@@ -255,35 +262,50 @@ def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
     )
 
 
+def _ends_around(
+    ends: ModelEnds, projections: Sequence[FusedProjection]
+) -> Iterator[ExtendedModule]:
+    """The decoder's projections between the two ends of the model, as far as those are adapted."""
+    if ends.embedding:
+        yield ends.embedding
+    yield from projections
+    if ends.head:
+        yield ends.head
+
+
 def _module_order(model: nn.Module) -> dict[str, int]:
     """Each module's path and its place among all, which is that of its execution or near it."""
     return {path: place for place, (path, _) in enumerate(model.named_modules())}
 
 
 def _in_order(
-    order: dict[str, int], linears: list[FusedProjection], moe_layers: list[MoeLayer]
-) -> list[Projection]:
-    """All projections by where their modules stand in the model."""
+    order: dict[str, int],
+    ends: ModelEnds,
+    linears: list[FusedProjection],
+    moe_layers: list[MoeLayer],
+) -> Iterator[Projection]:
+    """All projections: the decoder's by where their modules stand in it, between the ends."""
     placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
     for layer in moe_layers:
         placed += [(order[layer.path], part.projection) for part in layer.projections]
-    return [projection for _, projection in sorted(placed, key=lambda part: part[0])]
+    if ends.embedding:
+        yield ends.embedding.projection
+    yield from (projection for _, projection in sorted(placed, key=lambda part: part[0]))
+    if ends.head:
+        yield ends.head.projection
 
 
 def _refused_modules(
     model: PreTrainedModel, moe_layers: list[MoeLayer]
 ) -> Iterator[tuple[str, str]]:
-    """What still holds a matrix of its own: no adapter can change it."""
-    served = frozenset[nn.Module]().union(*(layer.modules for layer in moe_layers))
+    """What else still holds a matrix of its own: no adapter can change it."""
+    ends = {model.get_input_embeddings(), model.get_output_embeddings()}
+    served = ends.union(*(layer.modules for layer in moe_layers))
     for name, module in model.named_modules():
-        if module in served:
+        if module in served or all(p.ndim < 2 for p in module.parameters(recurse=False)):
             continue
-        if all(parameter.ndim < 2 for parameter in module.parameters(recurse=False)):
-            continue
-        if module is model.get_output_embeddings():
-            yield name, "LoRA on the output head is not served"
-        elif isinstance(module, nn.Embedding):
-            yield name, "LoRA on embeddings is not served"
+        if isinstance(module, nn.Embedding):
+            yield name, "LoRA on embeddings other than that of the tokens is not served"
         else:
             yield name, f"LoRA on {type(module).__name__} is not served"
 

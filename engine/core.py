@@ -21,6 +21,7 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
+from .block_preparation import BlockPreparation
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .errors import (
@@ -111,7 +112,11 @@ class EngineCore:
         arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device)
         base.attach_arena(arena)
         host = HostCache(
-            base.layout, config.host_cache_bytes, base.dtype, page_locked=base.device.type == "cuda"
+            base.layout,
+            config.host_cache_bytes,
+            base.dtype,
+            page_locked=base.device.type == "cuda",
+            prepare=BlockPreparation(base.layout, base.extended),
         )
         self._loaders = ThreadPoolExecutor(NUM_LOADER_THREADS, "adapter-loader")
         self._arena, self._host = arena, host

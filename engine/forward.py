@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..kernels.attention import AttentionBatch, AttentionOptions, paged_attention
-from ..kernels.lora_batch import LoraBatch
+from ..kernels.lora_batch import LoraBatch, Segment
 from .errors import UnsupportedModel
 from .kv_cache import KvCache
+from .step_adapters import StepAdapters
 
 ATTENTION_NAME = "loraplex"
 _IGNORED_KWARGS = frozenset({"output_router_logits", "is_causal", "position_ids", "use_cache"})
@@ -31,6 +32,10 @@ class ForwardContext(Protocol):
 
     lora: LoraBatch | None
     """None: the whole step is base rows, and no LoRA code runs."""
+    head_lora: LoraBatch | None
+    """Of the rows whose logits are kept; None: no adapter of the step touches the output head."""
+    embedding_segments: Sequence[Segment]
+    """The tokens whose adapters touch the input embedding."""
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -43,10 +48,16 @@ class PagedForward:
     """A forward over the paged cache: what every served step is."""
 
     def __init__(
-        self, cache: KvCache, attention: Sequence[AttentionBatch], lora: LoraBatch | None = None
+        self,
+        cache: KvCache,
+        attention: Sequence[AttentionBatch],
+        adapters: StepAdapters | None = None,
     ) -> None:
-        """`attention`: one batch per KV group."""
-        self.lora = lora
+        """`attention`: one batch per KV group. `adapters`: None for a step of base rows only."""
+        adapters = adapters or StepAdapters()
+        self.lora = adapters.lora
+        self.head_lora = adapters.head
+        self.embedding_segments: Sequence[Segment] = adapters.embedding
         self._cache = cache
         self._attention = attention
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..adapters.layout import Projection
 from ..kernels.linear import Linear
-from ..kernels.lora import LoraProjection
 from .forward import current_forward
+from .linear_adapters import LinearAdapters
 
 if TYPE_CHECKING:
     from ..adapters.arena import Arena
@@ -27,17 +27,17 @@ class FusedProjection:
         self.projection = projection
         self.linear = linear
         self._splits = [part.out_features for part in projection.slices]
-        self._arena: Arena | None = None
-        self._lora: LoraProjection | None = None
+        self._adapters: LinearAdapters | None = None
         self._input: Tensor | None = None
         self._slices: list[Tensor | None] = []
 
+    @property
+    def base_weights(self) -> Linear:
+        return self.linear
+
     def attach(self, arena: Arena, slice_range: range) -> None:
-        """From now on, rows of the step's adapters get their LoRA delta from this arena."""
-        self._arena = arena
-        self._lora = LoraProjection(
-            slice_range.start, self.projection.in_features, tuple(self._splits)
-        )
+        """From now on, rows of the step's adapters are changed by what this arena holds."""
+        self._adapters = LinearAdapters(self.projection, self.linear, arena, slice_range)
 
     def slice(self, index: int, x: Tensor) -> Tensor:
         """The output of one slice for `x [..., in_features]`."""
@@ -53,8 +53,8 @@ class FusedProjection:
 
     def forget_adapter(self, row: int) -> None:
         """Zero what this projection keeps of a row's weights outside of the arena."""
-        if self._lora:
-            self._lora.forget(row)
+        if self._adapters:
+            self._adapters.forget(row)
 
     def forget_step(self) -> None:
         """Drop what a step that failed midway may have left."""
@@ -64,8 +64,8 @@ class FusedProjection:
         rows = x.reshape(-1, x.shape[-1])
         y: Tensor = self.linear(rows)
         step = current_forward()
-        if step and step.lora and self._lora and self._arena:
-            self._lora.add(rows, y, self._arena, step.lora)
+        if step and step.lora and self._adapters:
+            self._adapters.add(rows, y, step.lora)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

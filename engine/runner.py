@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from ..adapters.arena import Arena
-from ..kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
+from ..kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from .base_model import BaseModel
 from .batch import ScheduledBatch, ScheduledSequence
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
+from .step_adapters import StepAdapters, StepAdaptersBuilder
 
 
 class ModelRunner:
@@ -21,7 +22,9 @@ class ModelRunner:
         self._base = base
         self._cache = cache
         self._arena = arena
-        self._lora_batches = LoraBatchBuilder(arena, base.device)
+        self._adapters = StepAdaptersBuilder(
+            LoraBatchBuilder(arena, base.device), base.layout, base.head_name
+        )
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         """Whether the sequence's adapter still is what its lease says, in row and generation."""
@@ -52,19 +55,22 @@ class ModelRunner:
             device=self._base.device,
         )
         rows = torch.tensor(inputs.last_rows, dtype=torch.int64).to(self._base.device)
-        forward = PagedForward(self._cache, inputs.attention, self._lora_batch(sequences))
+        forward = PagedForward(self._cache, inputs.attention, self._step_adapters(sequences))
         try:
             return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
         except BaseException:
             self._base.forget_step()
             raise
 
-    def _lora_batch(self, sequences: tuple[ScheduledSequence, ...]) -> LoraBatch | None:
+    def _step_adapters(self, sequences: tuple[ScheduledSequence, ...]) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
         if all(sequence.request.lease is None for sequence in sequences):
             return None
-        num_decodes = sum(sequence.is_decode for sequence in sequences)
-        return self._lora_batches.build([_run(part) for part in sequences], num_decodes=num_decodes)
+        return self._adapters.build(
+            [_run(sequence, sequence.num_tokens) for sequence in sequences],
+            [_run(sequence, 1) for sequence in sequences],
+            num_decodes=sum(sequence.is_decode for sequence in sequences),
+        )
 
 
 def _span(sequence: ScheduledSequence) -> Span:
@@ -77,8 +83,8 @@ def _span(sequence: ScheduledSequence) -> Span:
     )
 
 
-def _run(sequence: ScheduledSequence) -> AdapterRun:
+def _run(sequence: ScheduledSequence, num_tokens: int) -> AdapterRun:
     lease = sequence.request.lease
     if lease is None:
-        return AdapterRun(sequence.num_tokens)
-    return AdapterRun(sequence.num_tokens, lease.row, lease.generation)
+        return AdapterRun(num_tokens)
+    return AdapterRun(num_tokens, lease.row, lease.generation)

@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INT8_MAX = 127
+NUM_EXACT_PASSES = 3
+"""Of int8 products whose sum is as exact as fp32: each multiplies what the last ones rounded."""
+_PIECE_ROWS = 64
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> Linear:
@@ -32,13 +35,19 @@ class Linear(nn.Module):
 
     weight_bytes: int
     """Bytes of the weight and what belongs to it."""
+    row_norms: Tensor
+    """fp32 `[out]`: the length of each row of the weight, as it is multiplied."""
 
-    def __init__(self, in_features: int, out_features: int, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, row_norms: Tensor) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        self.out_features, self.in_features = weight.shape
         self.bias: Tensor | None
         self.register_buffer("bias", bias)
+        self.register_buffer("row_norms", row_norms)
+
+    def products(self, x: Tensor) -> Tensor:
+        """`x [n, in] @ weight.T` without the bias: fp32 `[n, out]`, no less exact than forward."""
+        raise NotImplementedError
 
 
 class DenseLinear(Linear):
@@ -47,12 +56,15 @@ class DenseLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0], bias)
+        super().__init__(weight, bias, row_norms(weight))
         self.register_buffer("weight", weight)
         self.weight_bytes = weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    def products(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).float()
 
 
 class PackedLinear(Linear):
@@ -64,14 +76,18 @@ class PackedLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0], bias)
+        super().__init__(weight, bias, row_norms(weight))
         self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
         self.weight_bytes = weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, "none", [], ""
-        )
+        return self._multiply(x, self.bias)
+
+    def products(self, x: Tensor) -> Tensor:
+        return self._multiply(x, None).float()
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
         return result
 
 
@@ -89,8 +105,9 @@ class Int8Linear(Linear):
     zero_points: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0], None if bias is None else bias.float())
         codes, scale = quantize_rows(weight)
+        norms = row_norms(codes) * scale.flatten()
+        super().__init__(weight, None if bias is None else bias.float(), norms)
         self._arithmetic = int8_arithmetic()
         if self._arithmetic is not Int8Arithmetic.PLAIN:
             codes = torch.ops.onednn.qlinear_prepack(codes, None)
@@ -100,12 +117,23 @@ class Int8Linear(Linear):
         self.weight_bytes = weight.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        codes, scale = quantize_rows(x.reshape(-1, self.in_features))
-        factors = (self.weight, self.weight_scale, self.zero_points)
-        result = _multiply_int8(self._arithmetic, codes, *factors).mul_(scale)
+        result = self._multiply(*quantize_rows(x.reshape(-1, self.in_features)))
         if self.bias is not None:
             result += self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def products(self, x: Tensor) -> Tensor:
+        result = torch.zeros(x.shape[0], self.out_features)
+        rest = x.float()
+        for _ in range(NUM_EXACT_PASSES):
+            codes, scale = quantize_rows(rest)
+            result += self._multiply(codes, scale)
+            rest = rest - codes * scale
+        return result
+
+    def _multiply(self, codes: Tensor, scale: Tensor) -> Tensor:
+        factors = (self.weight, self.weight_scale, self.zero_points)
+        return _multiply_int8(self._arithmetic, codes, *factors).mul_(scale)
 
 
 class Int8Arithmetic(Enum):
@@ -156,6 +184,13 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     scale = rows.abs().amax(dim=-1, keepdim=True).div_(INT8_MAX)
     scale.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """The length of each row of `weight [n, k]`: fp32 `[n]`. A few rows at a time become fp32."""
+    return torch.cat(
+        [rows.float().square().sum(dim=1) for rows in weight.split(_PIECE_ROWS)]
+    ).sqrt()
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -8,6 +8,8 @@ A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one 
 
     token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
+
+and `extras` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class AdapterRun:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent prefill tokens `[start, end)` of one adapter."""
+    """Adjacent tokens `[start, end)` of one adapter."""
 
     start: int
     end: int
@@ -84,6 +86,8 @@ class LoraBatch:
     """The other tokens that have an adapter."""
     tiles: LoraTiles | None
     """None on devices without Triton."""
+    extras: tuple[Segment, ...] = ()
+    """All tokens whose adapters hold more than A and B for some slice."""
 
     @property
     def adapter_rows(self) -> frozenset[int]:
@@ -117,7 +121,20 @@ class LoraBatchBuilder:
             decode_adapters=tuple(sorted(adapters)),
             segments=tuple(_segments(prefilling, num_decodes)),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
+            extras=self._extras(runs),
         )
+
+    def build_touching(
+        self, slice_index: int, runs: Sequence[AdapterRun], *, num_decodes: int
+    ) -> LoraBatch | None:
+        """As `build`, for one slice: runs of adapters that do not touch it are the base's."""
+        return self.build(self._touching(slice_index, runs), num_decodes=num_decodes)
+
+    def segments_touching(
+        self, slice_index: int, runs: Sequence[AdapterRun]
+    ) -> tuple[Segment, ...]:
+        """All tokens, decoding ones too, whose adapters touch this slice."""
+        return tuple(_segments(self._touching(slice_index, runs), 0))
 
     def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:
         """The same step as tiles, for the Triton kernels."""
@@ -127,6 +144,24 @@ class LoraBatchBuilder:
         tiles = plan_tiles(_token_rows(decoding), segments, block_tokens=block_tokens)
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), block_tokens, max_rank)
+
+    def _extras(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
+        held = self._weights.row_extras
+        if not any(run.row != BASE_ROW and held[run.row] for run in runs):
+            return ()
+        return tuple(segment for segment in _segments(runs, 0) if held[segment.row])
+
+    def _touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> list[AdapterRun]:
+        return [
+            run if self._touches(run.row, slice_index) else AdapterRun(run.num_tokens)
+            for run in runs
+        ]
+
+    def _touches(self, row: int, slice_index: int) -> bool:
+        if row == BASE_ROW:
+            return False
+        has_rank = self._weights.row_tables[row][slice_index][2] > 0
+        return has_rank or slice_index in self._weights.row_extras[row]
 
     @property
     def _is_cuda(self) -> bool:

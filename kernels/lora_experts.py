@@ -12,7 +12,7 @@ matrices begin `expert × rank × width` elements further on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,7 +95,8 @@ class ExpertRows:
     pair_rows: Tensor
     """int32 `[num_pairs]`: row × num_experts + expert; -1 for the base."""
     row_tables: Sequence[Sequence[Sequence[int]]] = ()
-    """Empty: the forms that read `table` do not need it."""
+    row_extras: Sequence[Mapping[int, object]] = ()
+    """Both empty: the forms that read `table` do not need them."""
 
 
 def expert_rows(

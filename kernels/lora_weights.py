@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -26,3 +26,7 @@ class AdapterWeights(Protocol):
     @property
     def row_tables(self) -> Sequence[Sequence[Sequence[int]]]:
         """The same in host memory, for the paths that find matrices in Python."""
+
+    @property
+    def row_extras(self) -> Sequence[Mapping[int, object]]:
+        """For each row, by slice index, what its adapter holds beside A and B; mostly empty."""

@@ -128,6 +128,8 @@ def test_a_layout_travels_without_what_it_has_computed() -> None:
         "base_id",
         "projections",
         "refused",
+        "ties_embeddings",
+        "digests",
     }
 
 

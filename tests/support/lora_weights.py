@@ -43,6 +43,7 @@ class PoisonedWeights:
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
         self.generations = [0] * num_rows
         self._row_tables: list[list[list[int]]] = self.table.tolist()
+        self.row_extras: list[dict[int, object]] = [{} for _ in range(num_rows)]
         self._generator = torch.Generator().manual_seed(0)
         self._end = GAP_ELEMENTS
 

@@ -16,6 +16,7 @@ from loraplex.engine.kv_blocks import KvBlocks
 from loraplex.engine.kv_cache import KvCache
 from loraplex.engine.kv_groups import group_layers, one_group
 from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
@@ -63,12 +64,13 @@ def paged_logits(
             Span(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]]) for i in order
         ]
         inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
-        lora = None
+        step = None
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]
             num_decodes = sum(counts[i] == 1 for i in order)
-            lora = builder.build(runs, num_decodes=num_decodes)
-        forward = PagedForward(cache, inputs.attention, lora)
+            step_builder = StepAdaptersBuilder(builder, base.layout, base.head_name)
+            step = step_builder.build(runs, runs, num_decodes=num_decodes)
+        forward = PagedForward(cache, inputs.attention, step)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):

@@ -1,0 +1,113 @@
+"""The two ends of a model, input embedding and output head, if adapters may change them.
+
+Both are changed by what hooks add to their results, as PEFT's wrappers do. That is right only for a
+plain table and a plain linear layer that the model calls once for each forward, the table with the
+step's tokens and the head with the kept rows. Whatever is otherwise carries no adapters: a reason
+is given instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .admission import ShapeProbe
+from .forward import run_model
+from .input_embedding import InputEmbedding
+from .output_head import OutputHead
+
+_PROBE_TOKENS = (0, 1, 2)
+_PROBE_KEPT = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEnds:
+    """What adapters may change of the two ends, and why not of the rest."""
+
+    embedding: InputEmbedding | None
+    head: OutputHead | None
+    refused: dict[str, str]
+    """Module name to reason."""
+    are_tied: bool
+    """The head multiplies by the embedding's own table."""
+
+
+def adapt_ends(model: PreTrainedModel) -> ModelEnds:
+    """Let adapters change what these modules return. Call once: it registers hooks."""
+    table, linear = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {module: name for name, module in model.named_modules()}
+    calls = _record_calls(model, table, linear)
+    refused = {}
+    embedding = head = None
+    if reason := _embedding_objection(table, calls[table]):
+        refused[names[table]] = f"LoRA on this embedding is not served: {reason}"
+    else:
+        embedding = InputEmbedding(names[table], table, scale=_scale(table))
+    if reason := _head_objection(linear, calls[linear]):
+        refused[names[linear]] = f"LoRA on this output head is not served: {reason}"
+    else:
+        head = OutputHead(names[linear], linear)
+    return ModelEnds(embedding, head, refused, are_tied=linear.weight is table.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    arguments: tuple[Any, ...]
+    result: Tensor
+
+
+def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module, list[_Call]]:
+    """Run a few tokens; keep what each module was called with and returned."""
+    calls: dict[nn.Module, list[_Call]] = {module: [] for module in modules}
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        calls[module].append(_Call((*args, *kwargs.values()), result))
+
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
+    device = next(model.parameters()).device
+    tokens = torch.tensor(_PROBE_TOKENS, device=device)
+    try:
+        run_model(model, ShapeProbe(), tokens, tokens, torch.tensor(_PROBE_KEPT, device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _embedding_objection(module: nn.Module, calls: list[_Call]) -> str | None:
+    if not isinstance(module, nn.Embedding):
+        return f"it is a {type(module).__name__}"
+    if [tuple(_shape(call)) for call in calls] != [(1, len(_PROBE_TOKENS))]:
+        return "the model does not call it exactly once with the step's tokens"
+    token_ids, result = calls[0].arguments[0], calls[0].result
+    plain = F.embedding(token_ids, module.weight) * _scale(module)
+    if not torch.allclose(result, plain, rtol=2 * torch.finfo(plain.dtype).eps, atol=0.0):
+        return "it returns something else than the scaled rows of its table"
+    return None
+
+
+def _head_objection(module: nn.Module, calls: list[_Call]) -> str | None:
+    if type(module) is not nn.Linear:
+        return f"it is a {type(module).__name__}"
+    if [tuple(_shape(call)) for call in calls] != [(1, len(_PROBE_KEPT), module.in_features)]:
+        return "the model does not call it exactly once with the kept rows"
+    return None
+
+
+def _shape(call: _Call) -> torch.Size:
+    """That of the only argument; of another number of arguments the shape of a scalar."""
+    arguments = call.arguments
+    return arguments[0].shape if len(arguments) == 1 else torch.Size()
+
+
+def _scale(module: nn.Module) -> float:
+    """What some families' embeddings multiply their rows by, rounded as they round it."""
+    scale = getattr(module, "embed_scale", 1.0)
+    assert isinstance(module.weight, Tensor)
+    rounded = torch.as_tensor(scale, device=module.weight.device).to(module.weight.dtype)
+    return float(rounded) if rounded.numel() == 1 else 1.0
