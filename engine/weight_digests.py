@@ -6,12 +6,12 @@ Intake tells by them a copy of the base's own matrix, which changes nothing, fro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 _PIECE_ROWS = 1024
@@ -20,39 +20,37 @@ _PIECE_ROWS = 1024
 def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
     """Module name to the hex SHA-256 of its weight: see `BaseLayout.digests`.
 
-    Read from the checkpoint's own files, since the model in memory may be rounded. A module whose
-    weight is in none of them under a name that leads to it is left out.
+    Of the checkpoint's own values, since those in memory may be rounded. A module whose weight is
+    in none of the files as it was loaded is left out.
     """
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
-    digests = {}
-    for module in (table, head):
-        source = table if head.weight is table.weight else module
-        if digest := _digest(model, source, names[source], model_dir):
-            digests[names[module]] = digest
-    return digests
+    digests: dict[Tensor, str | None] = {}
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for module in ends:
+        if module.weight not in digests:  # by identity: tied ends share theirs
+            digests[module.weight] = _digest(module.weight, model_dir)
+    found = {names[module]: digests[module.weight] for module in ends}
+    return {name: digest for name, digest in found.items() if digest is not None}
 
 
-def _digest(model: PreTrainedModel, module: nn.Module, name: str, model_dir: Path) -> str | None:
-    """None if no file holds a weight of this module's shape under its name."""
-    assert isinstance(module.weight, Tensor)
-    prefix = f"{model.base_model_prefix}."
-    # Checkpoints are saved with the prefix of the base class, or without it.
-    names = {f"{name}.weight", f"{name.removeprefix(prefix)}.weight", f"{prefix}{name}.weight"}
+def _digest(weight: Tensor, model_dir: Path) -> str | None:
+    """That of the stored tensor that `weight` was loaded from, whatever it is called there."""
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for key in names & set(file.keys()):
-                pieces = file.get_slice(key)
-                if pieces.get_shape() == list(module.weight.shape):
-                    return _hash(
-                        pieces[start : start + _PIECE_ROWS]
-                        for start in range(0, module.weight.shape[0], _PIECE_ROWS)
-                    )
+            for key in file.keys():  # noqa: SIM118 - it is no mapping
+                stored = file.get_slice(key)
+                if stored.get_shape() == list(weight.shape) and (digest := _hash(stored, weight)):
+                    return digest
     return None
 
 
-def _hash(pieces: Iterator[Tensor]) -> str:
+def _hash(stored: Any, weight: Tensor) -> str | None:
+    """None if the weight, loaded from this tensor, would have other values."""
     hasher = hashlib.sha256()
-    for piece in pieces:
+    for start in range(0, weight.shape[0], _PIECE_ROWS):
+        piece = stored[start : start + _PIECE_ROWS]
+        loaded = weight[start : start + _PIECE_ROWS].detach().cpu()
+        if not torch.equal(piece.to(loaded.dtype), loaded):
+            return None
         hasher.update(piece.to(torch.float32).contiguous().numpy().data)
     return hasher.hexdigest()

@@ -170,3 +170,34 @@ def test_packs_bf16_for_onednn_only_where_the_processor_multiplies_it() -> None:
     assert type(packed) is (PackedLinear if is_supported else DenseLinear)
     assert packed(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)
+
+
+FORMS = {
+    "dense": DenseLinear,
+    "int8": Int8Linear,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_and_row_lengths_are_those_of_the_weight_as_it_is_multiplied(form: str) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(130, 48), torch.randn(130), torch.randn(5, 48)
+    linear = FORMS[form](weight, bias)
+    if form == "int8":
+        codes, scale = quantize_rows(weight)
+        weight = codes * scale
+    torch.testing.assert_close(linear.products(x), x @ weight.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear.row_norms, weight.norm(dim=1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
+)
+def test_a_packed_weight_has_the_products_and_row_lengths_of_the_original() -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(130, 48), torch.randn(130), torch.randn(5, 48)
+    weight, bias, x = weight.bfloat16(), bias.bfloat16(), x.bfloat16()
+    linear = PackedLinear(weight, bias)
+    expected = x.float() @ weight.float().T
+    torch.testing.assert_close(linear.products(x), expected, rtol=1e-2, atol=1e-2)
+    assert torch.equal(linear.row_norms, weight.float().square().sum(dim=1).sqrt())

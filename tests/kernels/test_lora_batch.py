@@ -112,3 +112,35 @@ def test_tiles_serve_every_adapter_token_exactly_once(
         assert own
         served += own
     assert sorted(served) == [token for token, row in enumerate(token_rows) if row != -1]
+
+
+def test_names_all_tokens_of_adapters_that_hold_more_than_a_and_b(
+    weights: PoisonedWeights, builder: LoraBatchBuilder
+) -> None:
+    weights.row_extras[2] = {0: "something"}
+    runs = [AdapterRun(1, 1), AdapterRun(1, 2), AdapterRun(1, 2), AdapterRun(4), AdapterRun(3, 2)]
+    batch = builder.build(runs, num_decodes=3)
+    assert batch is not None
+    assert batch.extras == (Segment(1, 3, 2), Segment(7, 10, 2))
+
+
+def test_a_slice_sees_only_the_adapters_that_touch_it(
+    weights: PoisonedWeights, builder: LoraBatchBuilder
+) -> None:
+    touching, extended, foreign = 1, 2, 3
+    weights.put(touching, {0: 4})
+    weights.put(foreign, {1: 4})
+    weights.put(extended, {1: 4})
+    weights.row_extras[extended] = {0: "something"}
+    runs = [AdapterRun(1, row) for row in (foreign, touching, extended, -1, touching)]
+
+    assert builder.segments_touching(0, runs) == (
+        Segment(1, 2, touching),
+        Segment(2, 3, extended),
+        Segment(4, 5, touching),
+    )
+    batch = builder.build_touching(0, runs, num_decodes=5)
+    assert batch is not None
+    assert batch.token_rows.tolist() == [-1, touching, extended, -1, touching]
+    assert [adapter.row for adapter in batch.decode_adapters] == [touching, extended]
+    assert builder.build_touching(0, runs[:1], num_decodes=1) is None

@@ -1,0 +1,106 @@
+"""Where adapters may change the input embedding and the output head, and what tells them apart."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from loraplex.engine.base_model import load_base_model
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.forward import ATTENTION_NAME
+from loraplex.engine.model_ends import adapt_ends
+from loraplex.engine.weight_digests import end_digests
+from support.families import SERVED, save_family
+
+
+def load(tmp_path: Path, family: str, **differences: Any) -> PreTrainedModel:
+    model_type, settings = SERVED[family]
+    path = save_family(tmp_path, model_type, {**settings, **differences})
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_both_ends_of_every_served_family_can_be_adapted(family: str, tmp_path: Path) -> None:
+    ends = adapt_ends(load(tmp_path, family))
+    assert ends.refused == {}
+    assert ends.embedding
+    assert ends.head
+    assert ends.embedding.projection.in_features == ends.head.projection.out_features
+
+
+class TwiceCalled(nn.Linear):
+    """Another class than a plain linear layer."""
+
+
+class ScaledByToken(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (1 + input[..., None])
+
+
+def test_ends_that_are_not_what_they_seem_carry_no_adapters(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama")
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    model.set_output_embeddings(TwiceCalled(head.in_features, head.out_features, bias=False))
+    model.set_input_embeddings(ScaledByToken(table.num_embeddings, table.embedding_dim))
+    ends = adapt_ends(model)
+    assert (ends.embedding, ends.head) == (None, None)
+    assert "something else than the scaled rows" in ends.refused["model.embed_tokens"]
+    assert "it is a TwiceCalled" in ends.refused["lm_head"]
+
+
+def test_an_end_that_the_model_calls_in_its_own_way_carries_no_adapters(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama")
+    inner = model.forward
+
+    def forward(*, logits_to_keep: Tensor, input_ids: Tensor, **others: Any) -> Any:
+        model.get_input_embeddings()(input_ids)
+        return inner(input_ids=input_ids, **others)  # the head sees every row
+
+    model.__dict__["forward"] = forward
+    ends = adapt_ends(model)
+    assert "exactly once with the step's tokens" in ends.refused["model.embed_tokens"]
+    assert "exactly once with the kept rows" in ends.refused["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("family", "differences", "is_tied"),
+    [
+        ("llama", {}, False),
+        ("llama", {"tie_word_embeddings": True}, True),
+        ("gpt2-conv1d", {}, True),
+        ("gpt_neox", {}, False),
+    ],
+)
+def test_the_layout_tells_tied_ends_and_the_digests_of_their_weights(
+    family: str, differences: dict[str, Any], is_tied: bool, tmp_path: Path
+) -> None:
+    model = load(tmp_path, family, **differences)
+    layout = load_base_model(EngineConfig(str(tmp_path), device="cpu")).layout
+    assert layout.ties_embeddings is is_tied
+    names = (layout.slices[0].name, layout.slices[-1].name)
+    assert layout.digests == {
+        name: hashlib.sha256(model.get_submodule(name).weight.detach().numpy().data).hexdigest()
+        for name in names
+    }
+    assert len(set(layout.digests.values())) == (1 if is_tied else 2)
+
+
+def test_digests_are_of_what_the_files_hold_and_not_of_what_is_served(tmp_path: Path) -> None:
+    exact = load(tmp_path, "llama")
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert end_digests(rounded, tmp_path) == end_digests(exact, tmp_path)
+    assert len(end_digests(exact, tmp_path)) == 2
+
+
+def test_a_weight_that_no_file_holds_has_no_digest(tmp_path: Path) -> None:
+    model = load(tmp_path / "model", "llama")
+    (tmp_path / "other").mkdir()
+    assert end_digests(model, tmp_path / "other") == {}
