@@ -57,9 +57,8 @@ def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
     )
 
 
-def _embedding_slice(name: str, module: nn.Module) -> Slice:
-    num_tokens, width = module.weight.shape
-    return Slice(name, num_tokens, width, SliceKind.EMBEDDING)
+def _embedding_slice(name: str, module: nn.Embedding) -> Slice:
+    return Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING)
 
 
 def _slices(name: str, module: nn.Module, head: nn.Module) -> Iterator[Slice]:
