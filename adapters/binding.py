@@ -6,122 +6,135 @@ Whether an adapter belongs to this base is decided here, by names and shapes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+from .bound import Binding, BoundSlice
 from .errors import AdapterRejected
-from .layout import BaseLayout
+from .expert_binding import bind_experts
+from .extra_binding import bind_extras
+from .formats import refusal_message
+from .layout import BaseLayout, SliceKind
 from .peft_config import MAX_RANK, PeftConfig
 from .safetensors_header import TensorEntry
+from .tensor_names import TensorName, TensorRole, parse_tensor_name
 
-_PREFIX = "base_model.model."
-_A_SUFFIX = ".lora_A.weight"
-_B_SUFFIX = ".lora_B.weight"
-_UNSUPPORTED_PARTS: Mapping[str, str] = {
-    ".lora_magnitude_vector": "DoRA is not served; train without use_dora",
-    ".lora_embedding_": "LoRA on embeddings is not served; leave them out of target_modules",
-    ".lora_A.bias": "a bias on lora_A is not served",
-    ".lora_B.bias": "a bias on lora_B is not served; train with lora_bias=False",
-    ".modules_to_save": "whole trained modules are not served; train without modules_to_save",
-    ".trainable_tokens": "trained token embeddings are not served",
-    ".token_adapter": "trained token embeddings are not served",
-    ".base_layer.": "a copy of the base's own weights is not served; save with "
-    "save_embedding_layers=False",
-    ".experts.lora_": "LoRA on bare parameters (MoE experts) is not served",
-    ".lora_velora_embed": "VeLoRA checkpoints are not served",
-    ".lora_diag": "KaSA is not served",
-}
+_SEPARATE_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+_A_ROLES = (TensorRole.A, TensorRole.EMBEDDING_A)
+_B_ROLES = (TensorRole.B, TensorRole.EMBEDDING_B)
 
 
-@dataclass(frozen=True, slots=True)
-class BoundSlice:
-    """The two matrices of one slice."""
+class _Pair(NamedTuple):
+    """A and B of one module, or of one of the wrappers around stacked experts."""
 
-    index: int
-    """Slice index in the layout."""
-    module: str
+    name: TensorName
+    """That of A."""
     a: TensorEntry
-    """`[rank, in_features]`"""
     b: TensorEntry
-    """`[out_features, rank]`"""
-    rank: int
-    scale: float
-    """Factor of B·A: alpha ÷ rank, or alpha ÷ √rank."""
 
 
-def bind(
-    tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLayout
-) -> list[BoundSlice]:
-    """Bind all tensors; return the touched slices in the layout's order.
+def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLayout) -> Binding:
+    """Bind all tensors; the touched slices come in the layout's order.
 
     Raises AdapterRejected naming the first tensor that does not bind.
     """
-    downs: dict[str, TensorEntry] = {}
-    ups: dict[str, TensorEntry] = {}
-    for name, tensor in tensors.items():
-        module, matrices = (
-            (_module(name, _A_SUFFIX), downs)
-            if name.endswith(_A_SUFFIX)
-            else (_module(name, _B_SUFFIX), ups)
-        )
-        _check_module(module, name, layout)
-        matrices[module] = tensor
-    _check_pairs(downs, ups)
-    bound = [_bind_slice(module, a, ups[module], config, layout) for module, a in downs.items()]
-    return sorted(bound, key=lambda part: part.index)
+    named = [(parse_tensor_name(name), tensor) for name, tensor in tensors.items()]
+    of_lora = [(name, tensor) for name, tensor in named if name.role in _A_ROLES + _B_ROLES]
+    for name, tensor in of_lora:
+        _check_module(name, tensor, layout)
+    slices = sorted(_bind_pairs(_pairs(of_lora), config, layout), key=lambda part: part.index)
+    others = [(name, tensor) for name, tensor in named if name.role not in _A_ROLES + _B_ROLES]
+    extras, copies = bind_extras(others, slices, config, layout)
+    return Binding(tuple(slices), extras, copies)
 
 
-def _module(name: str, suffix: str) -> str:
-    for part, explanation in _UNSUPPORTED_PARTS.items():
-        if part in name:
-            raise AdapterRejected("unsupported_feature", f"{name}: {explanation}", pointer=name)
-    if not (name.startswith(_PREFIX) and name.endswith(suffix)):
-        raise AdapterRejected(
-            "unbound_tensor",
-            f"{name} is not named as PEFT names a LoRA matrix: {_PREFIX}<module>{_A_SUFFIX}",
-            pointer=name,
-        )
-    return name[len(_PREFIX) : -len(suffix)]
-
-
-def _check_module(module: str, name: str, layout: BaseLayout) -> None:
+def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> None:
+    """Whether this base has the module, and whether its kind takes such a matrix."""
+    module = name.module
     if module in layout.refused:
         raise AdapterRejected(
-            "unsupported_module", f"{module}: {layout.refused[module]}", pointer=name
+            "unsupported_module", f"{module}: {layout.refused[module]}", pointer=tensor.name
         )
+    if module in layout.expert_modules and name.role in (TensorRole.A, TensorRole.B):
+        return
     if module not in layout.slice_index:
+        if _SEPARATE_EXPERT.search(module):
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{tensor.name}: {refusal_message('separate_experts')}",
+                pointer=tensor.name,
+            )
         raise AdapterRejected(
-            "wrong_base", f"this base has no linear layer named {module}", pointer=name
+            "wrong_base", f"this base has no linear layer named {module}", pointer=tensor.name
+        )
+    is_embedding = layout.slices[layout.slice_index[module]].kind is SliceKind.EMBEDDING
+    has_embedding_role = name.role in (TensorRole.EMBEDDING_A, TensorRole.EMBEDDING_B)
+    if is_embedding != has_embedding_role or name.num_wrappers:
+        raise AdapterRejected(
+            "unbound_tensor",
+            f"{tensor.name} is not how PEFT names a matrix of this layer",
+            pointer=tensor.name,
         )
 
 
-def _check_pairs(downs: Mapping[str, TensorEntry], ups: Mapping[str, TensorEntry]) -> None:
-    for module in downs.keys() ^ ups.keys():
-        have, missing = ("lora_A", "lora_B") if module in downs else ("lora_B", "lora_A")
+def _pairs(tensors: Iterable[tuple[TensorName, TensorEntry]]) -> list[_Pair]:
+    downs: dict[tuple[str, int], tuple[TensorName, TensorEntry]] = {}
+    ups: dict[tuple[str, int], TensorEntry] = {}
+    for name, tensor in tensors:
+        if name.role in _A_ROLES:
+            downs[name.module, name.num_wrappers] = name, tensor
+        else:
+            ups[name.module, name.num_wrappers] = tensor
+    for module, num_wrappers in sorted(downs.keys() ^ ups.keys()):
+        is_down = (module, num_wrappers) in downs
+        have, missing = ("lora_A", "lora_B") if is_down else ("lora_B", "lora_A")
         raise AdapterRejected(
             "missing_pair", f"{module} has {have} but not {missing}", pointer=module
         )
+    return [_Pair(name, tensor, ups[key]) for key, (name, tensor) in downs.items()]
+
+
+def _bind_pairs(
+    pairs: Iterable[_Pair], config: PeftConfig, layout: BaseLayout
+) -> Iterator[BoundSlice]:
+    of_experts: dict[str, dict[int, tuple[TensorEntry, TensorEntry]]] = {}
+    for name, a, b in pairs:
+        if name.module in layout.slice_index:
+            yield _bind_slice(layout.slice_index[name.module], a, b, config, layout)
+        else:
+            of_experts.setdefault(name.module, {})[name.num_wrappers] = a, b
+    for module, levels in of_experts.items():
+        yield from bind_experts(module, levels, config, layout)
 
 
 def _bind_slice(
-    module: str, a: TensorEntry, b: TensorEntry, config: PeftConfig, layout: BaseLayout
+    index: int, a: TensorEntry, b: TensorEntry, config: PeftConfig, layout: BaseLayout
 ) -> BoundSlice:
-    index = layout.slice_index[module]
-    part = layout.slices[index]
+    layer = layout.slices[index]
+    parameter = f"{layer.name}.weight"
+    is_parameter = config.targets_parameter(parameter)
+    if is_parameter and index not in layout.routers:
+        raise AdapterRejected(
+            "unsupported_feature",
+            f"{parameter}: {refusal_message('parameter_of_a_linear_layer')}",
+            pointer=a.name,
+        )
     rank = a.shape[0] if a.shape else 0
     if rank > MAX_RANK:
         raise AdapterRejected(
             "rank_too_large", f"{a.name} has rank {rank}; the most is {MAX_RANK}", pointer=a.name
         )
-    _check_shape(a, (rank, part.in_features))
-    _check_shape(b, (part.out_features, rank))
-    if rank != config.rank_of(module):
+    _check_shape(a, (rank, layer.in_features))
+    _check_shape(b, (layer.out_features, rank))
+    path = parameter if is_parameter else layer.name  # PEFT matches its patterns with this
+    if rank != config.rank_of(path):
         raise AdapterRejected(
             "rank_mismatch",
-            f"{a.name} has rank {rank}, its configuration says {config.rank_of(module)}",
+            f"{a.name} has rank {rank}, its configuration says {config.rank_of(path)}",
             pointer=a.name,
         )
-    return BoundSlice(index, module, a, b, rank, config.scale_of(module))
+    return BoundSlice(index, layer, a, b, rank, config.scale_of(path), is_parameter)
 
 
 def _check_shape(tensor: TensorEntry, expected: tuple[int, int]) -> None:

@@ -32,7 +32,7 @@ MAGIC = b"LPXBLK02"
 PAYLOAD_ALIGNMENT_BYTES = 64
 ALIGNMENT_ELEMENTS = 32
 """Every matrix starts on a multiple of this: 64 bytes in bf16, wide enough for vector loads."""
-MAX_HEADER_BYTES = 4 << 20
+MAX_HEADER_BYTES = 8 << 20
 
 NUMPY_DTYPES: Mapping[str, npt.DTypeLike] = {
     "F32": np.float32,

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from .binding import BoundSlice
+from .arrangement import (
+    Arrangement,
+    Order,
+    PlacedTensor,
+    arrangement_of_a,
+    arrangement_of_b,
+)
 from .block import NUMPY_DTYPES, BlockPlan, write_block_header
+from .bound import Binding, BoundExtra
 from .layout import BaseLayout
-from .safetensors_header import TensorEntry
+from .peft_config import PeftConfig
+from .source import describe_source
 from .weights import Array, content_bytes, read_tensor, to_float32
 
 
@@ -25,49 +32,66 @@ class WrittenBlock(NamedTuple):
     size_bytes: int
 
 
-def block_dtype(bound: Sequence[BoundSlice]) -> str:
+def block_dtype(binding: Binding) -> str:
     """The element type all tensors share, else F32, which holds each of them exactly."""
-    dtypes = {tensor.dtype for part in bound for tensor in (part.a, part.b)}
+    dtypes = {tensor.dtype for tensor in binding.tensors}
     return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
 def write_block(
-    path: Path, *, weights: BinaryIO, bound: Sequence[BoundSlice], layout: BaseLayout, digest: str
+    path: Path,
+    *,
+    weights: BinaryIO,
+    binding: Binding,
+    config: PeftConfig,
+    layout: BaseLayout,
+    digest: str,
 ) -> WrittenBlock:
     """Write the canonical block to the new file `path`; the payload holds the original values."""
-    dtype = block_dtype(bound)
-    plan = BlockPlan(layout, {part.index: part.rank for part in bound})
+    dtype = block_dtype(binding)
+    plan = BlockPlan(
+        layout,
+        {part.index: part.rank for part in binding.slices},
+        tuple(part.extra for part in binding.extras),
+    )
+    placed = _place(binding, plan)
     header = io.BytesIO()
     payload_offset = write_block_header(
         header,
         base_id=layout.base_id,
         digest=digest,
         dtype=dtype,
-        scales={part.index: part.scale for part in bound},
+        scales={part.index: part.scale for part in binding.slices},
         plan=plan,
+        source=describe_source(binding, config, placed),
     )
     itemsize = np.dtype(NUMPY_DTYPES[dtype]).itemsize
     with path.open("xb") as file:
         output = _HashedOutput(file)
         output.write(header.getbuffer())
-        for offset, tensor, is_b in _matrices_by_offset(bound, plan):
+        for offset, tensor, arrangement, _ in placed:
             values = _converted(read_tensor(weights, tensor), tensor.dtype, dtype)
             output.pad_to(payload_offset + offset * itemsize)
-            output.write(content_bytes(values.T if is_b else values))
+            output.write(content_bytes(arrangement.apply(values)))
         output.pad_to(payload_offset + plan.num_elements * itemsize)
     return WrittenBlock(output.hexdigest(), output.position)
 
 
-def _matrices_by_offset(
-    bound: Sequence[BoundSlice], plan: BlockPlan
-) -> list[tuple[int, TensorEntry, bool]]:
-    """(element offset, tensor, whether it is a B) in the order of the file."""
-    matrices = [
-        (int(plan.table[part.index, column]), tensor, column == 1)
-        for part in bound
-        for column, tensor in enumerate((part.a, part.b))
-    ]
-    return sorted(matrices, key=lambda matrix: matrix[0])
+def _place(binding: Binding, plan: BlockPlan) -> list[PlacedTensor]:
+    """Every tensor and where it goes, in the order of the file."""
+    placed = []
+    for part in binding.slices:
+        a_offset, b_offset, _ = plan.table[part.index].tolist()
+        placed.append(PlacedTensor(a_offset, part.a, arrangement_of_a(part)))
+        placed.append(PlacedTensor(b_offset, part.b, arrangement_of_b(part)))
+    for extra, where in zip(binding.extras, plan.placed_extras, strict=True):
+        arrangement = _arrangement_of_extra(extra)
+        placed.append(PlacedTensor(where.offset, extra.tensor, arrangement, extra.is_derived))
+    return sorted(placed, key=lambda entry: entry.offset)
+
+
+def _arrangement_of_extra(extra: BoundExtra) -> Arrangement:
+    return Arrangement(Order.ROWS, rows=extra.rows) if extra.rows else Arrangement(Order.AS_STORED)
 
 
 def _converted(values: Array, dtype: str, target: str) -> Array:

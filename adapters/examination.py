@@ -6,33 +6,26 @@ directly.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from .binding import BoundSlice, bind
+from .binding import bind
+from .block import ExtraKind
+from .bound import Binding
 from .canonical import WrittenBlock, block_dtype, write_block
 from .errors import AdapterRejected
-from .identity import TensorDigest, adapter_digest
+from .identity import adapter_digest
 from .layout import BaseLayout
+from .measuring import Measured, ModuleDelta, check_base_copies, measure
 from .peft_config import MAX_CONFIG_BYTES, PeftConfig, parse_peft_config, pattern_matches
-from .safetensors_header import TensorEntry, read_safetensors_header
+from .safetensors_header import read_safetensors_header
+from .served_features import features_of
 from .strict_json import shown
-from .weights import Array, check_range, content_bytes, delta_norm, read_tensor, to_float32
 
 NUM_REPORTED_MODULES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleDelta:
-    """How much the adapter changes one module's weight."""
-
-    module: str
-    norm: float
-    """Frobenius norm of scale·B·A."""
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +51,7 @@ class IntakeReport:
     num_parameters: int
     num_modules: int
     min_rank: int
+    """0 if nothing has a rank: only whole matrices, biases or rows of tokens."""
     max_rank: int
     targets: tuple[str, ...]
     """Last part of the touched modules' names, such as `q_proj`, sorted."""
@@ -66,6 +60,8 @@ class IntakeReport:
     largest_deltas: tuple[ModuleDelta, ...]
     """The most changed modules, at most eight, largest first."""
     warnings: tuple[IntakeWarning, ...] = ()
+    features: tuple[str, ...] = ()
+    """What PEFT features it uses, by their names in `formats.SERVED`, in that order."""
 
 
 def examine(
@@ -77,11 +73,13 @@ def examine(
     serving_dtype: str,
     declared_base_id: str | None = None,
     base_model_name: str | None = None,
+    max_full_matrix_bytes: int = 0,
 ) -> IntakeReport:
     """Examine an adapter and write its canonical block to the new file `output_path`.
 
     `serving_dtype` is `float32`, `float16` or `bfloat16`. `declared_base_id` is the base the
     uploader named, if any; `base_model_name` is compared with the trainer's for a warning only.
+    `max_full_matrix_bytes` bounds what whole matrices of one adapter take together when served.
 
     Raises AdapterRejected with a reason of `rejections.REJECTIONS`; nothing is written then.
     """
@@ -89,12 +87,29 @@ def examine(
     config = parse_peft_config(_read_config(config_path))
     with weights_path.open("rb") as weights:
         tensors = read_safetensors_header(weights, weights_path.stat().st_size)
-        bound = bind(tensors, config, layout)
-        hashes, deltas = _measure(weights, bound, serving_dtype)
-        digest = adapter_digest(hashes, config.canonical(), layout.base_id)
-        block = write_block(output_path, weights=weights, bound=bound, layout=layout, digest=digest)
-    warnings = _warnings(config, bound, deltas, base_model_name)
-    return _report(digest, layout, block, bound=bound, deltas=deltas, warnings=warnings)
+        binding = bind(tensors, config, layout)
+        _check_full_matrices(binding, max_full_matrix_bytes, serving_dtype)
+        check_base_copies(weights, binding.copies, layout)
+        measured = measure(weights, binding, layout, serving_dtype)
+        digest = adapter_digest(measured.hashes, config.canonical(), layout.base_id)
+        block = write_block(
+            output_path,
+            weights=weights,
+            binding=binding,
+            config=config,
+            layout=layout,
+            digest=digest,
+        )
+    warnings = _warnings(config, binding, measured, base_model_name)
+    return _report(
+        digest,
+        layout,
+        block,
+        binding=binding,
+        measured=measured,
+        warnings=warnings,
+        features=features_of(binding, config, layout),
+    )
 
 
 def _check_declared_base(declared: str | None, layout: BaseLayout) -> None:
@@ -110,27 +125,26 @@ def _read_config(path: Path) -> bytes:
         return file.read(MAX_CONFIG_BYTES + 1)
 
 
-def _measure(
-    weights: BinaryIO, bound: Sequence[BoundSlice], serving_dtype: str
-) -> tuple[list[TensorDigest], list[ModuleDelta]]:
-    """Hash and check every tensor, and measure every module's change."""
-    hashes: list[TensorDigest] = []
-    deltas: list[ModuleDelta] = []
-    for part in bound:
-        stored_a, stored_b = read_tensor(weights, part.a), read_tensor(weights, part.b)
-        hashes += [_tensor_digest(part.a, stored_a), _tensor_digest(part.b, stored_b)]
-        a, b = to_float32(stored_a, part.a.dtype), to_float32(stored_b, part.b.dtype)
-        check_range(a, part.a.name, scale=1.0, serving_dtype=serving_dtype)
-        check_range(b, part.b.name, scale=part.scale, serving_dtype=serving_dtype)
-        deltas.append(ModuleDelta(part.module, delta_norm(a, b, part.scale)))
-    if not any(delta.norm for delta in deltas):
-        raise AdapterRejected("no_effect", "every product of B and A is zero")
-    return hashes, deltas
-
-
-def _tensor_digest(tensor: TensorEntry, stored: Array) -> TensorDigest:
-    sha256 = hashlib.sha256(content_bytes(stored)).digest()
-    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, sha256)
+def _check_full_matrices(binding: Binding, max_bytes: int, serving_dtype: str) -> None:
+    """Whole matrices cost as much as thousands of ranks, so their operator decides."""
+    matrices = [part for part in binding.extras if part.extra.kind is ExtraKind.MATRIX]
+    num_bytes = sum(part.extra.num_elements for part in matrices) * _ITEM_BYTES[serving_dtype]
+    if not matrices or num_bytes <= max_bytes:
+        return
+    pointer, mebibytes = matrices[0].tensor.name, num_bytes / (1 << 20)
+    if max_bytes == 0:
+        raise AdapterRejected(
+            "full_matrix_not_allowed",
+            f"{pointer}: whole matrices need the operator's --max-full-matrix-mib, at least"
+            f" {math.ceil(mebibytes)} here; LoRA on the module needs nothing",
+            pointer=pointer,
+        )
+    raise AdapterRejected(
+        "full_matrix_too_large",
+        f"{pointer}: whole matrices take {mebibytes:.1f} MiB, --max-full-matrix-mib allows"
+        f" {max_bytes / (1 << 20):.1f}",
+        pointer=pointer,
+    )
 
 
 def _report(
@@ -138,45 +152,51 @@ def _report(
     layout: BaseLayout,
     block: WrittenBlock,
     *,
-    bound: Sequence[BoundSlice],
-    deltas: Sequence[ModuleDelta],
+    binding: Binding,
+    measured: Measured,
     warnings: tuple[IntakeWarning, ...],
+    features: tuple[str, ...],
 ) -> IntakeReport:
-    ranks = [part.rank for part in bound]
-    largest = sorted(deltas, key=lambda delta: delta.norm, reverse=True)
+    ranks = [part.rank for part in binding.slices] or [0]
+    modules = _touched_modules(binding)
+    largest = sorted(measured.deltas, key=lambda delta: delta.norm, reverse=True)
     return IntakeReport(
         digest=digest,
         base_id=layout.base_id,
         file_sha256=block.sha256,
         size_bytes=block.size_bytes,
-        dtype=block_dtype(bound),
-        num_parameters=sum(_num_parameters(part) for part in bound),
-        num_modules=len(bound),
+        dtype=block_dtype(binding),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in binding.tensors),
+        num_modules=len(modules),
         min_rank=min(ranks),
         max_rank=max(ranks),
-        targets=tuple(sorted({part.module.rpartition(".")[2] for part in bound})),
-        delta_norm=math.hypot(*(delta.norm for delta in deltas)),
+        targets=tuple(sorted({module.rpartition(".")[2] for module in modules})),
+        delta_norm=math.hypot(*(delta.norm for delta in measured.deltas)),
         largest_deltas=tuple(largest[:NUM_REPORTED_MODULES]),
         warnings=warnings,
+        features=features,
     )
 
 
-def _num_parameters(part: BoundSlice) -> int:
-    return part.rank * (part.a.shape[1] + part.b.shape[0])
+def _touched_modules(binding: Binding) -> list[str]:
+    """Each once, those with A and B first."""
+    names = [part.module for part in binding.slices]
+    return list(dict.fromkeys(names + [part.layer.name for part in binding.extras]))
 
 
 def _warnings(
-    config: PeftConfig,
-    bound: Sequence[BoundSlice],
-    deltas: Sequence[ModuleDelta],
-    base_model_name: str | None,
+    config: PeftConfig, binding: Binding, measured: Measured, base_model_name: str | None
 ) -> tuple[IntakeWarning, ...]:
-    modules = [part.module for part in bound]
+    modules = _touched_modules(binding)
+    inert = [delta.module for delta in measured.deltas if not delta.norm]
+    if config.uses_dora:  # its magnitudes may act without B
+        inert = []
     found = {
         "base_name_differs": _base_name_difference(config.base_model_name, base_model_name),
         "pattern_unmatched": _listed(_unmatched_patterns(config, modules)),
         "target_without_tensors": _listed(_absent_targets(config, modules)),
-        "modules_without_effect": _listed([delta.module for delta in deltas if not delta.norm]),
+        "modules_without_effect": _listed([*inert, *measured.inert_extras]),
+        "base_weights_left_out": _listed([copy.tensor.name for copy in binding.copies]),
     }
     return tuple(IntakeWarning(code, message) for code, message in found.items() if message)
 
@@ -194,12 +214,14 @@ def _last_part(name: str) -> str:
 
 def _unmatched_patterns(config: PeftConfig, modules: Sequence[str]) -> list[str]:
     patterns: Mapping[str, object] = {**dict(config.rank_pattern), **dict(config.alpha_pattern)}
-    return [key for key in patterns if not any(pattern_matches(key, name) for name in modules)]
+    paths = [path for name in modules for path in (name, f"{name}.weight")]
+    return [key for key in patterns if not any(pattern_matches(key, path) for path in paths)]
 
 
 def _absent_targets(config: PeftConfig, modules: Sequence[str]) -> list[str]:
     present = {suffix for name in modules for suffix in _dotted_suffixes(name)}
-    return [target for target in config.target_modules if target not in present]
+    listed = [*config.target_modules, *config.modules_to_save]
+    return [target for target in listed if target not in present]
 
 
 def _dotted_suffixes(name: str) -> list[str]:

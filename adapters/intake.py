@@ -23,15 +23,16 @@ from typing import IO, Any
 
 from .confinement import ProcessLimits, confine
 from .errors import AdapterRejected
-from .examination import IntakeReport, IntakeWarning, ModuleDelta, examine
+from .examination import IntakeReport, IntakeWarning, examine
 from .layout import layout_from_json
+from .measuring import ModuleDelta
 
 MAX_ANSWER_BYTES = 1 << 20
 MAX_LOG_BYTES = 4096
 _MEMORY_FACTOR = 4
 """At worst one matrix is the whole file, and is held as stored, widened and transposed."""
-_OUTPUT_FACTOR = 2
-"""A block of mixed element types is written as float32."""
+_OUTPUT_FACTOR = 4
+"""A block of mixed element types is written as float32, rows of tied tokens twice."""
 _OUTPUT_RESERVE_BYTES = 16 << 20
 
 
@@ -59,6 +60,7 @@ class IntakeRequest:
     serving_dtype: str
     declared_base_id: str | None = None
     base_model_name: str | None = None
+    max_full_matrix_bytes: int = 0
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
@@ -160,6 +162,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
         **{
             **fields,
             "targets": tuple(fields["targets"]),
+            "features": tuple(fields["features"]),
             "largest_deltas": tuple(ModuleDelta(**delta) for delta in fields["largest_deltas"]),
             "warnings": tuple(IntakeWarning(**warning) for warning in fields["warnings"]),
         }
@@ -208,6 +211,7 @@ def _examine(request: IntakeRequest) -> IntakeReport:
         serving_dtype=request.serving_dtype,
         declared_base_id=request.declared_base_id,
         base_model_name=request.base_model_name,
+        max_full_matrix_bytes=request.max_full_matrix_bytes,
     )
 
 

@@ -77,12 +77,60 @@ class BaseLayout:
     def slice_index(self) -> dict[str, int]:
         return {part.name: index for index, part in enumerate(self.slices)}
 
+    @cached_property
+    def embedding(self) -> int | None:
+        """Slice index of the input embedding, if adapters can change it."""
+        is_first = bool(self.slices) and self.slices[0].kind is SliceKind.EMBEDDING
+        return 0 if is_first else None
+
+    @cached_property
+    def output_head(self) -> int | None:
+        """Slice index of the output head, if adapters can change it: the last one, as wide as the
+        vocabulary."""
+        if self.embedding is None or len(self.slices) < 2:
+            return None
+        last, vocabulary = self.slices[-1], self.slices[self.embedding].in_features
+        is_head = last.kind is SliceKind.LINEAR and last.out_features == vocabulary
+        return len(self.slices) - 1 if is_head else None
+
+    @cached_property
+    def expert_modules(self) -> dict[str, tuple[int, ...]]:
+        """Module that holds stacked experts to the slice indices of its parameters."""
+        modules: dict[str, tuple[int, ...]] = {}
+        for index, part in enumerate(self.slices):
+            if part.kind is SliceKind.EXPERTS:
+                module = part.name.rpartition(".")[0]
+                modules[module] = (*modules.get(module, ()), index)
+        return modules
+
+    @cached_property
+    def routers(self) -> frozenset[int]:
+        """Slice indices of the linear layers beside stacked experts that score each of them."""
+        num_experts = {
+            module.rpartition(".")[0]: self.slices[indices[0]].num_experts
+            for module, indices in self.expert_modules.items()
+        }
+        return frozenset(
+            index
+            for index, part in enumerate(self.slices)
+            if part.kind is SliceKind.LINEAR
+            and any(
+                part.out_features == count and _is_router_name(part.name, block)
+                for block, count in num_experts.items()
+            )
+        )
+
     def projection_ranges(self) -> Iterator[tuple[Projection, range]]:
         """Each projection with the range of its slice indices."""
         start = 0
         for projection in self.projections:
             yield projection, range(start, start + len(projection.slices))
             start += len(projection.slices)
+
+
+def _is_router_name(name: str, block: str) -> bool:
+    inside = name.removeprefix(f"{block}.")
+    return inside != name and ("gate" in inside or "router" in inside)
 
 
 def layout_to_json(layout: BaseLayout) -> str:

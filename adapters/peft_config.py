@@ -1,79 +1,29 @@
 """adapter_config.json, reduced to what decides the adapter's output, or refused.
 
-The file is a tenant's: its size is bounded, its JSON strict, its keys known. What PEFT can express
-and is not served is refused by name, never ignored. Nothing in it is executed: `target_modules` may
-be a regular expression and is not run (tensor names decide), and the keys of `rank_pattern` and
-`alpha_pattern` must be literal.
+The file is a tenant's: its size is bounded, its JSON strict, its keys known (`peft_fields`).
+Nothing in it is executed: `target_modules` may be a regular expression and is not run (tensor
+names decide), and the keys of `rank_pattern` and `alpha_pattern` must be literal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from .errors import AdapterRejected
+from .peft_fields import check_fields, field_pointer, shown_value
 from .safetensors_header import NAME_CHARACTERS
-from .strict_json import DuplicateKey, MalformedJson, escaped, parse_json_object, shown
+from .strict_json import DuplicateKey, MalformedJson, parse_json_object, shown
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 4096
 MAX_RANK = 4096
 MAX_ALPHA = 1e6
+MAX_TRAINED_TOKENS = 1 << 16
 
-_READ = {
-    "peft_type",
-    "task_type",
-    "r",
-    "lora_alpha",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
-    "target_modules",
-    "bias",
-    "init_lora_weights",
-    "base_model_name_or_path",
-    "auto_mapping",
-    "megatron_core",
-}
-_WITHOUT_EFFECT = {
-    # of training, of initialization, or of merging into the base's weights
-    "peft_version",
-    "revision",
-    "inference_mode",
-    "lora_dropout",
-    "fan_in_fan_out",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "qalora_group_size",
-    "ensure_weight_tying",
-}
-_MERGE = "merge it into its own base model instead"
-_UNSUPPORTED: Mapping[str, str] = {
-    "use_dora": "DoRA is not served; train without use_dora",
-    "lora_bias": "a bias on lora_B is not served; train with lora_bias=False",
-    "modules_to_save": "whole trained modules are not served; train without modules_to_save",
-    "trainable_token_indices": "trained token embeddings are not served; train without them",
-    "target_parameters": "LoRA on bare parameters (MoE experts) is not served; target modules only",
-    "layer_replication": f"replicated layers are not served; {_MERGE}",
-    "alora_invocation_tokens": "activated LoRA is not served; train an ordinary LoRA",
-    "arrow_config": "Arrow routing is not served; push the adapters one by one",
-    "use_qalora": f"QALoRA is not served; {_MERGE}",
-    "use_bdlora": f"BD-LoRA is not served; {_MERGE}",
-    "kasa_config": f"KaSA is not served; {_MERGE}",
-    "monteclora_config": f"MonteCLoRA is not served; {_MERGE}",
-    "velora_config": f"VeLoRA checkpoints are not served; {_MERGE}",
-}
-_CODE_REFERENCES = {"auto_map", "runtime_config", "megatron_config"}
-_CODE_REFERENCE_PREFIX = "custom_"
-# These leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change it.
-_HARMLESS_INITIALIZATIONS = {"gaussian", "orthogonal", "eva", "mica"}
+_ANYTHING_BEFORE = r".*\."
 
 _Value = TypeVar("_Value")
 
@@ -92,9 +42,39 @@ class PeftConfig:
     """The literal names the trainer listed; informational."""
     base_model_name: str | None = None
     """`base_model_name_or_path`; informational."""
+    uses_dora: bool = False
+    uses_lora_bias: bool = False
+    bias: str = "none"
+    """Which biases of the base were trained: `none`, `lora_only` or `all`."""
+    modules_to_save: tuple[str, ...] = ()
+    target_parameters: tuple[str, ...] = ()
+    """Ends of the paths of parameters that carry LoRA without a module of their own; sorted, as
+    PEFT keeps a set."""
+    trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """End of a module's path, empty for the input embedding, to the tokens whose rows were
+    trained, in the order of the rows."""
+    ensures_weight_tying: bool = False
+    initialization: str | None = None
+    """A special one; informational."""
 
-    def rank_of(self, module: str) -> int:
-        return _first_match(self.rank_pattern, module, default=self.rank)
+    def rank_of(self, name: str) -> int:
+        """The configured rank of a module, or of a parameter where one is targeted."""
+        return _first_match(self.rank_pattern, name, default=self.rank)
+
+    def targets_parameter(self, path: str) -> bool:
+        """Whether `target_parameters` names this parameter."""
+        return any(_ends_path(target, path) for target in self.target_parameters)
+
+    def saves_module(self, module: str) -> bool:
+        """Whether `modules_to_save` names this module, by PEFT's rule: the end of its name."""
+        return any(module.endswith(name) for name in self.modules_to_save)
+
+    def tokens_of(self, module: str, *, is_input: bool) -> tuple[int, ...]:
+        """The tokens whose rows of this module were trained, in the order of the rows."""
+        for name, tokens in self.trained_tokens:
+            if (is_input and not name) or (name and module.endswith(name)):
+                return tokens
+        return ()
 
     def scale_of(self, module: str) -> float:
         """alpha ÷ rank, or alpha ÷ √rank for rsLoRA."""
@@ -103,7 +83,19 @@ class PeftConfig:
         return alpha / math.sqrt(rank) if self.uses_rslora else alpha / rank
 
     def canonical(self) -> dict[str, object]:
-        """The fields that decide the output, for the digest."""
+        """The fields that decide the output or how tensors are read, for the digest.
+
+        What is not set is left out, so that a field served later changes no digest.
+        """
+        optional: dict[str, object] = {
+            "use_dora": self.uses_dora,
+            "lora_bias": self.uses_lora_bias,
+            "bias": "" if self.bias == "none" else self.bias,
+            "modules_to_save": list(self.modules_to_save),
+            "target_parameters": list(self.target_parameters),
+            "trainable_token_indices": self._token_indices(),
+            "ensure_weight_tying": self.ensures_weight_tying,
+        }
         return {
             "peft_type": "LORA",
             "r": self.rank,
@@ -111,7 +103,22 @@ class PeftConfig:
             "use_rslora": self.uses_rslora,
             "rank_pattern": [list(pair) for pair in self.rank_pattern],
             "alpha_pattern": [list(pair) for pair in self.alpha_pattern],
+            **{name: value for name, value in optional.items() if value},
         }
+
+    def to_peft(self) -> dict[str, object]:
+        """The fields as adapter_config.json spells them; parsing them gives this configuration,
+        but for what is informational."""
+        return {
+            **self.canonical(),
+            "rank_pattern": dict(self.rank_pattern),
+            "alpha_pattern": dict(self.alpha_pattern),
+            "base_model_name_or_path": self.base_model_name,
+        }
+
+    def _token_indices(self) -> list[int] | dict[str, list[int]]:
+        by_module = {name: list(tokens) for name, tokens in self.trained_tokens}
+        return by_module.get("", by_module)
 
 
 def parse_peft_config(data: bytes) -> PeftConfig:
@@ -127,10 +134,7 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         raise AdapterRejected("duplicate_key", f"in the configuration, {exc}") from exc
     except MalformedJson as exc:
         raise AdapterRejected("malformed_config", f"the configuration is malformed: {exc}") from exc
-    _check_peft_type(fields.get("peft_type"))
-    for name, value in fields.items():
-        _check_served(name, value)
-    _check_variant(fields)
+    check_fields(fields)
     return PeftConfig(
         rank=_rank(fields.get("r"), "/r"),
         alpha=_alpha(fields.get("lora_alpha"), "/lora_alpha"),
@@ -139,112 +143,50 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         alpha_pattern=_pattern(fields, "alpha_pattern", _alpha),
         target_modules=_target_modules(fields.get("target_modules")),
         base_model_name=_optional_text(fields, "base_model_name_or_path"),
+        uses_dora=_flag(fields, "use_dora"),
+        uses_lora_bias=_flag(fields, "lora_bias"),
+        bias=_trained_biases(fields.get("bias")),
+        modules_to_save=_texts(fields, "modules_to_save"),
+        target_parameters=_texts(fields, "target_parameters"),
+        trained_tokens=_trained_tokens(fields.get("trainable_token_indices")),
+        ensures_weight_tying=_flag(fields, "ensure_weight_tying"),
+        initialization=_initialization(fields.get("init_lora_weights")),
     )
 
 
 def pattern_matches(pattern: str, module: str) -> bool:
     """Whether PEFT's regular expression `(.*\\.)?(pattern)$` matches, for a literal pattern.
 
-    A dot matches any character there, and `^` binds the pattern to the whole name.
+    A dot matches any character there, `^` binds the pattern to the whole name, and `.*\\.`, which
+    PEFT itself writes for stacked experts, demands that something stands before it.
     """
-    literal = pattern.removeprefix("^")
+    literal = pattern.removeprefix(_ANYTHING_BEFORE).removeprefix("^")
     start = len(module) - len(literal)
     if start < 0 or (start > 0 and (pattern.startswith("^") or module[start - 1] != ".")):
         return False
+    if start == 0 and pattern.startswith(_ANYTHING_BEFORE):
+        return False
     return all(want in (".", have) for want, have in zip(literal, module[start:], strict=True))
+
+
+def _ends_path(end: str, path: str) -> bool:
+    return path == end or path.endswith(f".{end}")
 
 
 def _first_match(pattern: tuple[tuple[str, _Value], ...], module: str, default: _Value) -> _Value:
     return next((value for key, value in pattern if pattern_matches(key, module)), default)
 
 
-def _check_peft_type(peft_type: object) -> None:
-    if peft_type != "LORA":
-        raise AdapterRejected(
-            "unsupported_feature",
-            f"the adapter's type is {_shown(peft_type)}; only LORA is served",
-            pointer="/peft_type",
-        )
-
-
-def _check_served(name: str, value: object) -> None:
-    """Refuse a field that is set and is not served."""
-    if name in _READ or name in _WITHOUT_EFFECT or _is_unset(value):
-        return
-    if name in _CODE_REFERENCES or name.startswith(_CODE_REFERENCE_PREFIX):
-        raise AdapterRejected(
-            "code_reference_refused", f"{shown(name)} refers to code", pointer=_pointer(name)
-        )
-    if name in _UNSUPPORTED:
-        raise AdapterRejected("unsupported_feature", _UNSUPPORTED[name], pointer=_pointer(name))
-    raise AdapterRejected(
-        "unknown_config_field", f"the field {shown(name)} is not known", pointer=_pointer(name)
-    )
-
-
-def _is_unset(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
-
-
-def _check_variant(fields: dict[str, object]) -> None:
-    _check_auto_mapping(fields.get("auto_mapping"))
-    if fields.get("megatron_core") not in (None, "megatron.core"):
-        raise AdapterRejected(
-            "code_reference_refused", "megatron_core refers to code", pointer="/megatron_core"
-        )
-    if fields.get("bias", "none") not in ("none", None):
-        raise AdapterRejected(
-            "unsupported_feature",
-            "trained biases are not served; train with bias='none'",
-            pointer="/bias",
-        )
-    if fields.get("task_type") not in (None, "CAUSAL_LM"):
-        raise AdapterRejected(
-            "unsupported_feature",
-            f"the task {_shown(fields['task_type'])} is not served; only CAUSAL_LM is",
-            pointer="/task_type",
-        )
-    _check_initialization(fields.get("init_lora_weights"))
-
-
-def _check_auto_mapping(value: object) -> None:
-    """PEFT names the base's class here when no task type was given; any other use is refused."""
-    if value is None:
-        return
-    if (
-        isinstance(value, dict)
-        and value.keys() <= {"base_model_class", "parent_library", "unsloth_fixed"}
-        and str(value.get("parent_library")).startswith("transformers.models.")
-    ):
-        return
-    raise AdapterRejected(
-        "code_reference_refused",
-        "auto_mapping names something outside transformers",
-        pointer="/auto_mapping",
-    )
-
-
-def _check_initialization(value: object) -> None:
-    if value is None or isinstance(value, bool):
-        return
-    if isinstance(value, str) and value.lower() in _HARMLESS_INITIALIZATIONS:
-        return
-    raise AdapterRejected(
-        "unsupported_feature",
-        f"the initialization {_shown(value)} changed the base's weights; convert the adapter with "
-        "save_pretrained(..., path_initial_model_for_weight_conversion=...)",
-        pointer="/init_lora_weights",
-    )
-
-
 def _rank(value: object, pointer: str) -> int:
     if type(value) is not int or value < 1:
         raise AdapterRejected(
-            "invalid_rank", f"the rank {_shown(value)} is not a positive integer", pointer=pointer
+            "invalid_rank",
+            f"the rank {shown_value(value)} is not a positive integer",
+            pointer=pointer,
         )
     if value > MAX_RANK:
         raise AdapterRejected(
-            "rank_too_large", f"the rank {_shown(value)} exceeds {MAX_RANK}", pointer=pointer
+            "rank_too_large", f"the rank {shown_value(value)} exceeds {MAX_RANK}", pointer=pointer
         )
     return value
 
@@ -253,7 +195,7 @@ def _alpha(value: object, pointer: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_ALPHA:
         raise AdapterRejected(
             "invalid_alpha",
-            f"alpha {_shown(value)} is not a number above 0 and at most {MAX_ALPHA:,.0f}",
+            f"alpha {shown_value(value)} is not a number above 0 and at most {MAX_ALPHA:,.0f}",
             pointer=pointer,
         )
     return float(value)
@@ -269,21 +211,71 @@ def _pattern(
         raise _wrong_type(name, "an object")
     if len(value) > MAX_PATTERNS:
         raise AdapterRejected(
-            "config_too_large", f"{name} has {len(value)} entries", pointer=_pointer(name)
+            "config_too_large", f"{name} has {len(value)} entries", pointer=field_pointer(name)
         )
     for key in value:
         _check_literal(key, name)
-    return tuple((key, parse(item, _pointer(name, key))) for key, item in value.items())
+    return tuple((key, parse(item, field_pointer(name, key))) for key, item in value.items())
 
 
 def _check_literal(key: str, name: str) -> None:
-    literal = key.removeprefix("^")
+    literal = key[len(_ANYTHING_BEFORE) :] if key.startswith(_ANYTHING_BEFORE) else key
+    if literal is key:
+        literal = key.removeprefix("^")
     if not literal or not NAME_CHARACTERS.issuperset(literal):
         raise AdapterRejected(
             "pattern_not_literal",
             f"{shown(key)} is a regular expression; name modules literally",
-            pointer=_pointer(name),
+            pointer=field_pointer(name),
         )
+
+
+def _trained_biases(value: object) -> str:
+    if value is None:
+        return "none"
+    if not isinstance(value, str) or value not in ("none", "lora_only", "all"):
+        raise _wrong_type("bias", "'none', 'lora_only' or 'all'")
+    return value
+
+
+def _texts(fields: dict[str, object], name: str) -> tuple[str, ...]:
+    """A list that PEFT may keep as a set: sorted, each once."""
+    value = fields.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _wrong_type(name, "a list of texts")
+    return tuple(sorted(set(value)))
+
+
+def _trained_tokens(value: object) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    if not value:
+        return ()
+    by_module = value if isinstance(value, dict) else {"": value}
+    if isinstance(value, dict) and "" in value:
+        raise _wrong_type("trainable_token_indices", "an object from modules to lists")
+    tokens = tuple((name, _token_ids(listed)) for name, listed in by_module.items())
+    if sum(len(listed) for _, listed in tokens) > MAX_TRAINED_TOKENS:
+        raise AdapterRejected(
+            "config_too_large",
+            f"more than {MAX_TRAINED_TOKENS} tokens were trained",
+            pointer="/trainable_token_indices",
+        )
+    return tokens
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or not all(type(item) is int and item >= 0 for item in value)
+        or len(set(value)) != len(value)
+    ):
+        raise _wrong_type("trainable_token_indices", "a list of different token ids")
+    return tuple(value)
+
+
+def _initialization(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _target_modules(value: object) -> tuple[str, ...]:
@@ -310,12 +302,6 @@ def _optional_text(fields: dict[str, object], name: str) -> str | None:
 
 
 def _wrong_type(name: str, expected: str) -> AdapterRejected:
-    return AdapterRejected("malformed_config", f"{name} is not {expected}", pointer=_pointer(name))
-
-
-def _pointer(*parts: str) -> str:
-    return "".join(f"/{escaped(part)}" for part in parts)
-
-
-def _shown(value: object) -> str:
-    return shown(value) if isinstance(value, str) else escaped(str(value))
+    return AdapterRejected(
+        "malformed_config", f"{name} is not {expected}", pointer=field_pointer(name)
+    )

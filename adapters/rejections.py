@@ -47,6 +47,11 @@ REJECTIONS: Mapping[str, Rejection] = {
         "A key of rank_pattern or alpha_pattern is a regular expression.",
         "Name modules literally, such as `q_proj` or `layers.3.mlp.down_proj`.",
     ),
+    "config_contradiction": Rejection(
+        "The weights hold tensors that adapter_config.json does not announce, or lack some that it "
+        "does, or several tensors replace the same weights.",
+        "Send the adapter_config.json that was saved with these weights.",
+    ),
     "invalid_rank": Rejection(
         "A rank is not a positive whole number.",
         "Set r and every value of rank_pattern to 1 or more.",
@@ -129,8 +134,33 @@ REJECTIONS: Mapping[str, Rejection] = {
         "The base has this module, but LoRA on it is not served here.",
         "Leave the module out of target_modules.",
     ),
+    "resized_vocabulary": Rejection(
+        "The adapter brings an embedding or head for another number of tokens than the base has.",
+        "Train without resize_token_embeddings, for instance on reserved tokens with "
+        "trainable_token_indices, or merge the adapter into its own base model.",
+    ),
+    "base_weights_included": Rejection(
+        "The file holds a whole embedding or head that the configuration does not name as trained, "
+        "and that is not known to be the base's own.",
+        "Save with save_embedding_layers=False, or name the module in modules_to_save if it was "
+        "trained.",
+    ),
+    "full_matrix_not_allowed": Rejection(
+        "The adapter brings a whole trained matrix, and the operator allows none.",
+        "Train lm_head and embed_tokens with LoRA, or ask the operator for --max-full-matrix-mib.",
+    ),
+    "full_matrix_too_large": Rejection(
+        "The adapter's whole trained matrices exceed the size that the operator allows.",
+        "Train lm_head and embed_tokens with LoRA, or ask the operator for a larger "
+        "--max-full-matrix-mib.",
+    ),
+    "ambiguous_experts": Rejection(
+        "The matrices around a module of experts fit several of its parameters.",
+        "Name only the trained parameters in target_parameters, or give them different ranks.",
+    ),
     "missing_pair": Rejection(
-        "A lora_A has no lora_B of its module, or the reverse.",
+        "A lora_A has no lora_B of its module, or the reverse, or what belongs to them stands "
+        "alone.",
         "Save the adapter again; the file is incomplete.",
     ),
     "rank_mismatch": Rejection(
@@ -147,7 +177,8 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Lower alpha or train with a smaller learning rate.",
     ),
     "no_effect": Rejection(
-        "Every product B·A is zero: the adapter answers exactly like the base.",
+        "Every product B·A, and all else that the adapter brings, is zero or the base's own: it "
+        "answers exactly like the base.",
         "Train it first; PEFT initializes B with zeros.",
     ),
     # the examination itself

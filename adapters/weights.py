@@ -46,6 +46,13 @@ def to_float32(values: Array, dtype: str) -> npt.NDArray[np.float32]:
     return values.astype(np.float32, copy=False)
 
 
+def from_float32(values: npt.NDArray[np.float32], dtype: str) -> Array:
+    """Narrow values that `to_float32` widened from this type; exact for them alone."""
+    if dtype == "BF16":
+        return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(NUMPY_DTYPES[dtype], copy=False)
+
+
 def content_bytes(values: Array) -> memoryview:
     """The values in row order as flat bytes, without a copy where they lie so already."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

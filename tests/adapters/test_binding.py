@@ -1,28 +1,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from loraplex.adapters.binding import BoundSlice, bind
+from loraplex.adapters.binding import bind
+from loraplex.adapters.block import Extra, ExtraKind
+from loraplex.adapters.bound import Binding
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.layout import BaseLayout, Projection, Slice
+from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.peft_config import MAX_RANK, PeftConfig
 from loraplex.adapters.safetensors_header import TensorEntry
 
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
 Q, V, DOWN = "layers.0.attn.q_proj", "layers.0.attn.v_proj", "layers.0.mlp.down_proj"
+ROUTER, EXPERTS = "layers.1.mlp.gate", "layers.1.mlp.experts"
+GATE_UP, EXPERT_DOWN = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
 LAYOUT = BaseLayout(
     "base",
     (
+        Projection((Slice(EMBEDDING, 99, 8, SliceKind.EMBEDDING),)),
         Projection((Slice(Q, 8, 8), Slice(V, 8, 4))),
         Projection((Slice(DOWN, 16, 8),)),
+        Projection((Slice(ROUTER, 8, 3),)),
+        Projection((Slice(GATE_UP, 8, 10, SliceKind.EXPERTS, 3),)),
+        Projection((Slice(EXPERT_DOWN, 5, 8, SliceKind.EXPERTS, 3),)),
+        Projection((Slice(HEAD, 8, 99),)),
     ),
-    refused={"lm_head": "the head carries no adapters"},
+    refused={"wpe": "positions carry no adapters"},
 )
+TIED = replace(LAYOUT, ties_embeddings=True)
+Shapes = dict[str, tuple[int, ...]]
 
 
-def make_config(rank: int = 2) -> PeftConfig:
-    return PeftConfig(rank=rank, alpha=4.0, uses_rslora=False, rank_pattern=(), alpha_pattern=())
+def make_config(rank: int = 2, **fields: Any) -> PeftConfig:
+    settings: dict[str, Any] = {"alpha": 4.0, "rank_pattern": (), "alpha_pattern": (), **fields}
+    return PeftConfig(rank=rank, uses_rslora=False, **settings)
 
 
 def tensor_name(module: str, matrix: str) -> str:
@@ -38,16 +53,32 @@ def pair(
     }
 
 
+def experts_pair(in_features: int, out_features: int, *, depth: int = 0, rank: int = 2) -> Shapes:
+    """A and B of a parameter of three experts, inside `depth` further wrappers."""
+    return pair(EXPERTS + ".base_layer" * depth, in_features, out_features, rank=3 * rank)
+
+
+def embedding_pair(vocabulary: int = 99, width: int = 8, rank: int = 2) -> Shapes:
+    prefix = f"base_model.model.{EMBEDDING}.lora_embedding_"
+    return {f"{prefix}A": (rank, vocabulary), f"{prefix}B": (width, rank)}
+
+
 def bind_shapes(
-    shapes: Mapping[str, tuple[int, ...]], config: PeftConfig | None = None
-) -> list[BoundSlice]:
+    shapes: Mapping[str, tuple[int, ...]],
+    config: PeftConfig | None = None,
+    layout: BaseLayout = LAYOUT,
+) -> Binding:
     tensors = {name: TensorEntry(name, "F32", shape, 0, 0) for name, shape in shapes.items()}
-    return bind(tensors, config or make_config(), LAYOUT)
+    return bind(tensors, config or make_config(), layout)
+
+
+def extras_of(binding: Binding) -> list[Extra]:
+    return [part.extra for part in binding.extras]
 
 
 def test_binds_in_layout_order_whatever_the_order_of_the_file() -> None:
-    bound = bind_shapes(pair(DOWN, 16, 8) | pair(V, 8, 4))
-    assert [(part.index, part.module) for part in bound] == [(1, V), (2, DOWN)]
+    bound = bind_shapes(pair(HEAD, 8, 99) | pair(DOWN, 16, 8) | pair(V, 8, 4)).slices
+    assert [(part.index, part.module) for part in bound] == [(2, V), (3, DOWN), (7, HEAD)]
     assert (bound[0].a.name, bound[0].b.name) == (tensor_name(V, "A"), tensor_name(V, "B"))
     assert (bound[0].rank, bound[0].scale) == (2, 2.0)
 
@@ -72,39 +103,63 @@ UNBOUND: dict[str, tuple[dict[str, tuple[int, ...]], str, str]] = {
     "rank differs": (pair(Q, 8, 8, rank=3), "rank_mismatch", "lora_A"),
     "only A": ({tensor_name(Q, "A"): (2, 8)}, "missing_pair", Q),
     "only B": ({tensor_name(Q, "B"): (8, 2)}, "missing_pair", Q),
-    "the head": (pair("lm_head", 8, 99), "unsupported_module", "lm_head"),
-    "dora": (
-        {**pair(Q, 8, 8), f"base_model.model.{Q}.lora_magnitude_vector": (8,)},
-        "unsupported_feature",
-        "lora_magnitude_vector",
-    ),
-    "embedding": (
-        {"base_model.model.embed_tokens.lora_embedding_A": (2, 99)},
-        "unsupported_feature",
+    "a refused module": (pair("wpe", 8, 99), "unsupported_module", "wpe"),
+    "embedding named as linear": (pair(EMBEDDING, 99, 8), "unbound_tensor", EMBEDDING),
+    "linear named as embedding": (
+        {f"base_model.model.{Q}.lora_embedding_A": (2, 8)},
+        "unbound_tensor",
         "lora_embedding_A",
     ),
-    "lora bias": (
+    "wrapped linear": (pair(f"{Q}.base_layer", 8, 8), "unbound_tensor", Q),
+    "embedding of another vocabulary": (embedding_pair(100), "shape_mismatch", "embedding_A"),
+    "embedding without B": (
+        {f"base_model.model.{EMBEDDING}.lora_embedding_A": (2, 99)},
+        "missing_pair",
+        EMBEDDING,
+    ),
+    "magnitude without DoRA": (
+        {**pair(Q, 8, 8), f"base_model.model.{Q}.lora_magnitude_vector": (8,)},
+        "config_contradiction",
+        "lora_magnitude_vector",
+    ),
+    "lora bias not announced": (
         {**pair(Q, 8, 8), f"base_model.model.{Q}.lora_B.bias": (8,)},
-        "unsupported_feature",
+        "config_contradiction",
         "lora_B.bias",
     ),
-    "base leftover": (
-        {"base_model.model.embed_tokens.base_layer.weight": (99, 8)},
+    "bias of lora_A": (
+        {**pair(Q, 8, 8), f"base_model.model.{Q}.lora_A.bias": (2,)},
         "unsupported_feature",
-        "base_layer",
+        "lora_A.bias",
     ),
-    "trained tokens": (
-        {"base_model.model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 8)},
-        "unsupported_feature",
+    "bias not announced": (
+        {**pair(Q, 8, 8), f"base_model.model.{Q}.bias": (8,)},
+        "config_contradiction",
+        "bias",
+    ),
+    "whole matrix of a decoder layer": (
+        {f"base_model.model.{Q}.weight": (8, 8)},
+        "unsupported_module",
+        Q,
+    ),
+    "norm": ({"base_model.model.norm.weight": (8,)}, "unsupported_module", "norm"),
+    "rows not announced": (
+        {f"base_model.model.{EMBEDDING}.token_adapter.trainable_tokens_delta": (2, 8)},
+        "config_contradiction",
         "trainable_tokens",
     ),
-    "experts": (
-        {"base_model.model.layers.0.mlp.experts.lora_A.weight": (4, 8)},
+    "experts not announced": (experts_pair(5, 8), "config_contradiction", EXPERTS),
+    "separate experts": (
+        pair("layers.1.mlp.experts.2.down_proj", 5, 8),
         "unsupported_feature",
-        "experts",
+        "experts.2",
     ),
-    "whole matrix": ({"base_model.model.lm_head.weight": (99, 8)}, "unbound_tensor", "lm_head"),
-    "bias": ({f"base_model.model.{Q}.bias": (8,)}, "unbound_tensor", "bias"),
+    "resized head": (
+        {f"base_model.model.{HEAD}.weight": (107, 8)},
+        "resized_vocabulary",
+        HEAD,
+    ),
+    "kasa": ({f"base_model.model.{Q}.lora_diag": (2,)}, "unsupported_feature", "lora_diag"),
     "without prefix": ({f"{Q}.lora_A.weight": (2, 8)}, "unbound_tensor", Q),
     "adapter name inside": (
         {f"base_model.model.{Q}.lora_A.default.weight": (2, 8)},
@@ -131,12 +186,321 @@ def test_one_unbound_tensor_among_bound_ones_refuses_the_adapter() -> None:
         bind_shapes(pair(Q, 8, 8) | pair("layers.9.attn.q_proj", 8, 8))
 
 
-def test_a_tensor_that_is_both_named_and_shaped_for_the_refused_head_names_its_reason() -> None:
-    with pytest.raises(AdapterRejected, match="the head carries no adapters"):
-        bind_shapes(pair("lm_head", 8, 99))
+def test_a_module_that_the_base_refuses_names_its_reason() -> None:
+    with pytest.raises(AdapterRejected, match="positions carry no adapters"):
+        bind_shapes(pair("wpe", 8, 99))
 
 
 def test_refuses_a_rank_beyond_the_limit_even_if_the_configuration_agrees() -> None:
     with pytest.raises(AdapterRejected) as caught:
         bind_shapes(pair(Q, 8, 8, rank=MAX_RANK + 1), make_config(rank=MAX_RANK + 1))
     assert caught.value.reason == "rank_too_large"
+
+
+def test_embedding_binds_by_its_own_names() -> None:
+    (part,) = bind_shapes(embedding_pair()).slices
+    assert (part.index, part.rank, part.a.shape, part.b.shape) == (0, 2, (2, 99), (8, 2))
+
+
+def test_nested_wrappers_bind_to_the_parameters_that_their_shapes_fit() -> None:
+    config = make_config(target_parameters=("experts.down_proj", "experts.gate_up_proj"))
+    shapes = experts_pair(8, 10, depth=1) | experts_pair(5, 8)
+    down_outside = bind_shapes(shapes, config).slices
+    assert [(part.module, part.a.name) for part in down_outside] == [
+        (GATE_UP, tensor_name(f"{EXPERTS}.base_layer", "A")),
+        (EXPERT_DOWN, tensor_name(EXPERTS, "A")),
+    ]
+    gate_up_outside = bind_shapes(experts_pair(5, 8, depth=1) | experts_pair(8, 10), config).slices
+    assert [part.a.name for part in gate_up_outside] == [
+        tensor_name(EXPERTS, "A"),
+        tensor_name(f"{EXPERTS}.base_layer", "A"),
+    ]
+    assert all(part.rank == 2 and part.is_parameter for part in down_outside)
+
+
+def test_rank_and_scale_of_experts_follow_the_pattern_that_peft_writes_for_fused_ones() -> None:
+    config = make_config(
+        rank_pattern=((r".*\.gate_up_proj", 4),),
+        alpha_pattern=((r".*\.gate_up_proj", 16.0),),
+        target_parameters=("down_proj", "gate_up_proj"),
+    )
+    shapes = experts_pair(8, 10, depth=1, rank=4) | experts_pair(5, 8)
+    gate_up, down = bind_shapes(shapes, config).slices
+    assert (gate_up.rank, gate_up.scale) == (4, 4.0)
+    assert (down.rank, down.scale) == (2, 2.0)
+
+
+def test_router_is_a_parameter_whose_patterns_end_in_weight() -> None:
+    targeted = make_config(
+        target_parameters=("gate.weight",), alpha_pattern=(("gate.weight", 10.0), ("gate", 1.0))
+    )
+    (part,) = bind_shapes(pair(ROUTER, 8, 3), targeted).slices
+    assert (part.module, part.scale, part.is_parameter) == (ROUTER, 5.0, True)
+    (part,) = bind_shapes(pair(ROUTER, 8, 3), replace(targeted, target_parameters=())).slices
+    assert (part.scale, part.is_parameter) == (0.5, False)
+
+
+TWINS = BaseLayout(
+    "base",
+    (
+        Projection((Slice(f"{EXPERTS}.gate_proj", 8, 5, SliceKind.EXPERTS, 3),)),
+        Projection((Slice(f"{EXPERTS}.up_proj", 8, 5, SliceKind.EXPERTS, 3),)),
+    ),
+)
+
+
+def test_parameters_of_one_shape_are_ambiguous_unless_the_configuration_tells_them_apart() -> None:
+    targets = (f"{EXPERTS}.gate_proj", f"{EXPERTS}.up_proj")
+    both = make_config(target_parameters=targets)
+    shapes = experts_pair(8, 5, depth=1) | experts_pair(8, 5)
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(shapes, both, TWINS)
+    assert caught.value.reason == "ambiguous_experts"
+    only_up = make_config(target_parameters=("up_proj",))
+    (part,) = bind_shapes(experts_pair(8, 5), only_up, TWINS).slices
+    assert part.module == targets[1]
+    by_rank = replace(both, rank_pattern=(("up_proj", 4),))
+    gate, up = bind_shapes(
+        experts_pair(8, 5, depth=1, rank=4) | experts_pair(8, 5), by_rank, TWINS
+    ).slices
+    assert (gate.rank, up.rank) == (2, 4)
+    assert up.a.name == tensor_name(f"{EXPERTS}.base_layer", "A")
+
+
+EXPERTS_CONFIG = make_config(target_parameters=("gate_up_proj", "down_proj"))
+WRONG_EXPERTS: dict[str, tuple[Shapes, PeftConfig, str]] = {
+    "fits none": (experts_pair(6, 8), EXPERTS_CONFIG, "shape_mismatch"),
+    "swapped": (experts_pair(8, 5), EXPERTS_CONFIG, "shape_mismatch"),
+    "experts missing": (pair(EXPERTS, 5, 8, rank=2), EXPERTS_CONFIG, "shape_mismatch"),
+    "rank not of every expert": (pair(EXPERTS, 5, 8, rank=7), EXPERTS_CONFIG, "shape_mismatch"),
+    "other rank": (experts_pair(5, 8, rank=3), EXPERTS_CONFIG, "rank_mismatch"),
+    "one parameter twice": (
+        experts_pair(5, 8) | experts_pair(5, 8, depth=1),
+        EXPERTS_CONFIG,
+        "shape_mismatch",
+    ),
+    "hole between wrappers": (
+        experts_pair(5, 8) | experts_pair(8, 10, depth=2),
+        EXPERTS_CONFIG,
+        "missing_pair",
+    ),
+    "more than targeted": (
+        experts_pair(5, 8) | experts_pair(8, 10, depth=1),
+        make_config(target_parameters=("down_proj",)),
+        "config_contradiction",
+    ),
+    "inside another wrapper, alone": (
+        experts_pair(5, 8, depth=1),
+        EXPERTS_CONFIG,
+        "missing_pair",
+    ),
+    "lora bias": (
+        experts_pair(5, 8),
+        replace(EXPERTS_CONFIG, uses_lora_bias=True),
+        "config_contradiction",
+    ),
+    "dora": (experts_pair(5, 8), replace(EXPERTS_CONFIG, uses_dora=True), "config_contradiction"),
+    "parameter of a linear layer": (
+        pair(Q, 8, 8),
+        make_config(target_parameters=("q_proj.weight",)),
+        "unsupported_feature",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config", "reason"), WRONG_EXPERTS.values(), ids=WRONG_EXPERTS.keys()
+)
+def test_refuses_experts_that_do_not_fit(shapes: Shapes, config: PeftConfig, reason: str) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(shapes, config)
+    assert caught.value.reason == reason
+
+
+def test_magnitudes_and_biases_bind_beside_their_matrices() -> None:
+    dora = pair(Q, 8, 8) | {f"base_model.model.{Q}.lora_magnitude_vector": (8,)}
+    assert extras_of(bind_shapes(dora, make_config(uses_dora=True))) == [
+        Extra(1, ExtraKind.MAGNITUDE, (8,))
+    ]
+    biased = pair(V, 8, 4) | {f"base_model.model.{V}.lora_B.bias": (4,)}
+    (lora_bias,) = bind_shapes(biased, make_config(uses_lora_bias=True)).extras
+    assert (lora_bias.extra, lora_bias.scale) == (Extra(2, ExtraKind.LORA_BIAS, (4,)), 2.0)
+
+
+def test_biases_bind_whether_their_layer_has_lora_or_not() -> None:
+    shapes = pair(Q, 8, 8) | {
+        f"base_model.model.{DOWN}.bias": (8,),
+        f"base_model.model.{Q}.base_layer.bias": (8,),
+    }
+    assert extras_of(bind_shapes(shapes, make_config(bias="all"))) == [
+        Extra(1, ExtraKind.BIAS, (8,)),
+        Extra(3, ExtraKind.BIAS, (8,)),
+    ]
+
+
+def test_whole_matrices_bind_to_embedding_and_head() -> None:
+    shapes: Shapes = {
+        f"base_model.model.{HEAD}.weight": (99, 8),
+        f"base_model.model.{HEAD}.bias": (99,),
+        f"base_model.model.{EMBEDDING}.weight": (99, 8),
+    }
+    config = make_config(modules_to_save=("embed_tokens", "lm_head"))
+    assert extras_of(bind_shapes(shapes, config)) == [
+        Extra(0, ExtraKind.MATRIX, (99, 8)),
+        Extra(7, ExtraKind.BIAS, (99,)),
+        Extra(7, ExtraKind.MATRIX, (99, 8)),
+    ]
+
+
+def test_a_matrix_that_was_not_announced_is_held_for_a_copy_of_the_base() -> None:
+    shapes = pair(Q, 8, 8) | {
+        f"base_model.model.{EMBEDDING}.base_layer.weight": (99, 8),
+        f"base_model.model.{HEAD}.weight": (99, 8),
+    }
+    binding = bind_shapes(shapes)
+    assert [copy.module for copy in binding.copies] == [EMBEDDING, HEAD]
+    assert binding.extras == ()
+
+
+def test_a_head_that_peft_tied_to_a_saved_embedding_is_announced_with_it() -> None:
+    shapes: Shapes = {
+        f"base_model.model.{EMBEDDING}.weight": (99, 8),
+        f"base_model.model.{HEAD}.weight": (99, 8),
+    }
+    config = make_config(modules_to_save=("embed_tokens",))
+    assert len(bind_shapes(shapes, config, TIED).copies) == 1
+    tying = replace(config, ensures_weight_tying=True)
+    assert len(bind_shapes(shapes, tying, TIED).extras) == 2
+    assert len(bind_shapes(shapes, tying, LAYOUT).copies) == 1
+
+
+def rows_of(module: str, num_tokens: int) -> Shapes:
+    name = f"base_model.model.{module}.token_adapter.trainable_tokens_delta"
+    return {name: (num_tokens, 8)}
+
+
+def test_rows_of_tokens_are_sorted_and_remember_where_they_stood() -> None:
+    config = make_config(trained_tokens=(("", (7, 3, 98)),))
+    (part,) = bind_shapes(rows_of(EMBEDDING, 3), config).extras
+    assert part.extra == Extra(0, ExtraKind.TOKEN_ROWS, (3, 8), (3, 7, 98))
+    assert part.rows == (1, 0, 2)
+
+
+def test_rows_of_a_tied_embedding_are_the_heads_too() -> None:
+    config = make_config(trained_tokens=(("", (7, 3)),))
+    embedding, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).extras
+    assert (embedding.is_derived, head.is_derived) == (False, True)
+    assert head.extra == Extra(7, ExtraKind.TOKEN_ROWS, (2, 8), (3, 7))
+    assert head.tensor is embedding.tensor
+
+
+def test_a_tied_head_with_rows_of_its_own_keeps_them() -> None:
+    config = make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (5,))))
+    shapes = rows_of(EMBEDDING, 2) | rows_of(HEAD, 1)
+    for layout in (TIED, LAYOUT):
+        embedding, head = bind_shapes(shapes, config, layout).extras
+        assert (embedding.extra.token_ids, head.extra.token_ids) == ((3, 7), (5,))
+        assert not head.is_derived
+
+
+WRONG_EXTRAS: dict[str, tuple[Shapes, PeftConfig, str]] = {
+    "magnitude missing": (pair(Q, 8, 8), make_config(uses_dora=True), "config_contradiction"),
+    "magnitude alone": (
+        {f"base_model.model.{Q}.lora_magnitude_vector": (8,)},
+        make_config(uses_dora=True),
+        "missing_pair",
+    ),
+    "magnitude of inputs": (
+        {**pair(V, 8, 4), f"base_model.model.{V}.lora_magnitude_vector": (8,)},
+        make_config(uses_dora=True),
+        "shape_mismatch",
+    ),
+    "magnitude of an unknown layer": (
+        {**pair(Q, 8, 8), "base_model.model.other.lora_magnitude_vector": (8,)},
+        make_config(uses_dora=True),
+        "wrong_base",
+    ),
+    "embedding's magnitude": (
+        {**embedding_pair(), f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (8,)},
+        make_config(uses_dora=True),
+        "unsupported_feature",
+    ),
+    "embedding without magnitude": (
+        embedding_pair(),
+        make_config(uses_dora=True),
+        "unsupported_feature",
+    ),
+    "lora bias missing": (pair(Q, 8, 8), make_config(uses_lora_bias=True), "config_contradiction"),
+    "norm's bias": (
+        {**pair(Q, 8, 8), "base_model.model.layers.0.norm.bias": (8,)},
+        make_config(bias="all"),
+        "unsupported_module",
+    ),
+    "router's bias": (
+        {**pair(Q, 8, 8), f"base_model.model.{ROUTER}.bias": (3,)},
+        make_config(bias="all"),
+        "unsupported_feature",
+    ),
+    "bias twice": (
+        {
+            **pair(Q, 8, 8),
+            f"base_model.model.{Q}.bias": (8,),
+            f"base_model.model.{Q}.base_layer.bias": (8,),
+        },
+        make_config(bias="all"),
+        "config_contradiction",
+    ),
+    "matrix and LoRA": (
+        {**pair(HEAD, 8, 99), f"base_model.model.{HEAD}.weight": (99, 8)},
+        make_config(modules_to_save=("lm_head",)),
+        "config_contradiction",
+    ),
+    "matrix and rows": (
+        {**rows_of(HEAD, 1), f"base_model.model.{HEAD}.weight": (99, 8)},
+        make_config(modules_to_save=("lm_head",), trained_tokens=(("lm_head", (5,)),)),
+        "config_contradiction",
+    ),
+    "matrix of another width": (
+        {f"base_model.model.{HEAD}.weight": (99, 9)},
+        make_config(modules_to_save=("lm_head",)),
+        "shape_mismatch",
+    ),
+    "rows missing": (
+        pair(Q, 8, 8),
+        make_config(trained_tokens=(("", (5,)),)),
+        "config_contradiction",
+    ),
+    "too few rows": (
+        rows_of(EMBEDDING, 1),
+        make_config(trained_tokens=(("", (5, 6)),)),
+        "shape_mismatch",
+    ),
+    "unknown token": (
+        rows_of(EMBEDDING, 1),
+        make_config(trained_tokens=(("", (99,)),)),
+        "wrong_base",
+    ),
+    "rows of a linear layer": (
+        rows_of(Q, 1),
+        make_config(trained_tokens=(("q_proj", (5,)),)),
+        "unsupported_module",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config", "reason"), WRONG_EXTRAS.values(), ids=WRONG_EXTRAS.keys()
+)
+def test_refuses_what_contradicts_the_configuration_or_the_base(
+    shapes: Shapes, config: PeftConfig, reason: str
+) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(shapes, config)
+    assert caught.value.reason == reason
+
+
+def test_rows_of_a_tied_embedding_need_a_head_that_carries_adapters() -> None:
+    headless = BaseLayout("base", LAYOUT.projections[:-1], ties_embeddings=True)
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(rows_of(EMBEDDING, 1), make_config(trained_tokens=(("", (5,)),)), headless)
+    assert caught.value.reason == "unsupported_module"

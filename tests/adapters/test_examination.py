@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport, examine
-from loraplex.adapters.layout import BaseLayout, Projection, Slice
+from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.weights import to_float32
 from support.layouts import BASE_ID, layout_of
 from support.models import ATTENTION_TARGETS, make_adapter, save_byte_tokenizer
@@ -246,6 +248,128 @@ def test_refuses_what_overflows_the_serving_type_only_once_scaled(tmp_path: Path
     assert error.reason == "weights_overflow"
     assert error.pointer == f"base_model.model.{Q}.lora_B.weight"
     examine_folder(adapter, SMALL, tmp_path / "block", serving_dtype="bfloat16")
+
+
+FULL = BaseLayout(
+    BASE_ID,
+    (
+        Projection((Slice("embed_tokens", 9, 8, SliceKind.EMBEDDING),)),
+        Projection((Slice(Q, 8, 8), Slice("v_proj", 8, 4))),
+        Projection((Slice("lm_head", 8, 9),)),
+    ),
+)
+PREFIX = "base_model.model."
+IDLE = make_lora({Q: (np.ones((2, 8), np.float32), np.zeros((8, 2), np.float32))})
+EMBEDDING_MATRIX = np.arange(72, dtype=np.float32).reshape(9, 8)
+WHOLE: dict[str, Any] = {"max_full_matrix_bytes": 1 << 20}
+ACTING_ALONE: dict[str, tuple[dict[str, Matrix], dict[str, Any]]] = {
+    "magnitude": (
+        {f"{PREFIX}{Q}.lora_magnitude_vector": np.ones(8, np.float32)},
+        {"use_dora": True},
+    ),
+    "lora bias": ({f"{PREFIX}{Q}.lora_B.bias": np.ones(8, np.float32)}, {"lora_bias": True}),
+    "bias": ({f"{PREFIX}{Q}.bias": np.ones(8, np.float32)}, {"bias": "all"}),
+    "matrix": (
+        {f"{PREFIX}embed_tokens.weight": EMBEDDING_MATRIX},
+        {"modules_to_save": ["embed_tokens"]},
+    ),
+    "rows": (
+        {f"{PREFIX}embed_tokens.token_adapter.trainable_tokens_delta": np.ones((2, 8), np.float32)},
+        {"trainable_token_indices": [4, 1]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensors", "config"), ACTING_ALONE.values(), ids=ACTING_ALONE.keys())
+def test_what_acts_without_any_product_is_not_called_ineffective(
+    tensors: dict[str, Matrix], config: dict[str, Any], tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "acts", IDLE | tensors, **config)
+    report = examine_folder(adapter, FULL, tmp_path / "block", **WHOLE)
+    assert report.delta_norm == 0.0
+    zeros = {name: np.zeros_like(values) for name, values in tensors.items()}
+    silent = write_adapter(tmp_path / "silent", IDLE | zeros, **config)
+    assert refusal(silent, FULL, tmp_path / "other", **WHOLE).reason == "no_effect"
+
+
+@pytest.mark.parametrize(("tensors", "config"), ACTING_ALONE.values(), ids=ACTING_ALONE.keys())
+@pytest.mark.parametrize(
+    ("value", "reason"), [(np.nan, "non_finite_weights"), (1e5, "weights_overflow")]
+)
+def test_every_extra_is_checked_for_its_range(
+    tensors: dict[str, Matrix],
+    config: dict[str, Any],
+    value: float,
+    reason: str,
+    tmp_path: Path,
+) -> None:
+    (name,) = tensors
+    broken = tensors[name].copy()
+    broken.flat[3] = value
+    adapter = write_adapter(tmp_path / "adapter", IDLE | {name: broken}, **config)
+    error = refusal(adapter, FULL, tmp_path / "block", serving_dtype="float16", **WHOLE)
+    assert (error.reason, error.pointer) == (reason, name)
+
+
+def test_an_adapter_without_any_rank_is_served(tmp_path: Path) -> None:
+    tensors = {f"{PREFIX}lm_head.weight": EMBEDDING_MATRIX}
+    adapter = write_adapter(tmp_path / "adapter", tensors, modules_to_save=["lm_head"])
+    report = examine_folder(adapter, FULL, tmp_path / "block", **WHOLE)
+    assert (report.min_rank, report.max_rank, report.num_modules) == (0, 0, 1)
+    assert (report.num_parameters, report.targets) == (72, ("lm_head",))
+    assert report.features == ("full_matrix",)
+
+
+def test_a_copy_of_the_bases_own_matrix_is_left_out(tmp_path: Path) -> None:
+    copied = {f"{PREFIX}embed_tokens.base_layer.weight": EMBEDDING_MATRIX}
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()) | copied)
+    digest = hashlib.sha256(EMBEDDING_MATRIX.tobytes()).hexdigest()
+    known = replace(FULL, digests={"embed_tokens": digest})
+    report = examine_folder(adapter, known, tmp_path / "block")
+    (warning,) = report.warnings
+    assert (warning.code, "embed_tokens" in warning.message) == ("base_weights_left_out", True)
+    plain = write_adapter(tmp_path / "plain", make_lora(matrices()))
+    assert examine_folder(plain, known, tmp_path / "other").digest == report.digest
+    for layout in (FULL, replace(FULL, digests={"embed_tokens": "0" * 64})):
+        error = refusal(adapter, layout, tmp_path / "third")
+        assert error.reason == "base_weights_included"
+
+
+def test_a_saved_matrix_that_was_never_trained_has_no_effect(tmp_path: Path) -> None:
+    saved = {f"{PREFIX}embed_tokens.weight": EMBEDDING_MATRIX}
+    config = {"modules_to_save": ["embed_tokens"]}
+    digest = hashlib.sha256(EMBEDDING_MATRIX.tobytes()).hexdigest()
+    known = replace(FULL, digests={"embed_tokens": digest})
+    idle = write_adapter(tmp_path / "idle", IDLE | saved, **config)
+    assert refusal(idle, known, tmp_path / "block", **WHOLE).reason == "no_effect"
+    acting = write_adapter(tmp_path / "acting", make_lora(matrices()) | saved, **config)
+    (warning,) = examine_folder(acting, known, tmp_path / "block", **WHOLE).warnings
+    assert warning.code == "modules_without_effect"
+
+
+def test_whole_matrices_are_bounded_together_in_the_serving_type(tmp_path: Path) -> None:
+    tensors = {f"{PREFIX}{name}.weight": EMBEDDING_MATRIX for name in ("lm_head", "embed_tokens")}
+    adapter = write_adapter(
+        tmp_path / "adapter", tensors, modules_to_save=["lm_head", "embed_tokens"]
+    )
+    needed = 2 * 72 * 2
+    for allowed, reason in ((0, "full_matrix_not_allowed"), (needed - 1, "full_matrix_too_large")):
+        error = refusal(
+            adapter,
+            FULL,
+            tmp_path / "block",
+            serving_dtype="bfloat16",
+            max_full_matrix_bytes=allowed,
+        )
+        assert error.reason == reason
+        assert "--max-full-matrix-mib" in str(error)
+    examine_folder(
+        adapter,
+        FULL,
+        tmp_path / "block",
+        serving_dtype="bfloat16",
+        max_full_matrix_bytes=needed,
+    )
 
 
 def test_refuses_a_declared_base_that_is_not_this_one(tmp_path: Path) -> None:

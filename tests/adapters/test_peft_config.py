@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -10,9 +11,14 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
 
-from loraplex.adapters import peft_config
+from loraplex.adapters import peft_config, peft_fields
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.peft_config import PeftConfig, parse_peft_config, pattern_matches
+from loraplex.adapters.peft_config import (
+    MAX_TRAINED_TOKENS,
+    PeftConfig,
+    parse_peft_config,
+    pattern_matches,
+)
 
 
 def parse(**fields: Any) -> PeftConfig:
@@ -68,13 +74,40 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "no type": ({"peft_type": None}, "unsupported_feature", "/peft_type"),
     "type not text": ({"peft_type": ["LORA"]}, "unsupported_feature", "/peft_type"),
     "classification": ({"task_type": "SEQ_CLS"}, "unsupported_feature", "/task_type"),
-    "dora": ({"use_dora": True}, "unsupported_feature", "/use_dora"),
-    "lora bias": ({"lora_bias": True}, "unsupported_feature", "/lora_bias"),
-    "biases": ({"bias": "all"}, "unsupported_feature", "/bias"),
-    "whole modules": ({"modules_to_save": ["lm_head"]}, "unsupported_feature", "/modules_to_save"),
-    "tokens": (
-        {"trainable_token_indices": [1]},
+    "dora and lora bias": (
+        {"use_dora": True, "lora_bias": True},
         "unsupported_feature",
+        "/lora_bias",
+    ),
+    "other biases": ({"bias": "some"}, "malformed_config", "/bias"),
+    "biases a list": ({"bias": ["all"]}, "malformed_config", "/bias"),
+    "modules a text": ({"modules_to_save": "lm_head"}, "malformed_config", "/modules_to_save"),
+    "modules of numbers": ({"modules_to_save": [1]}, "malformed_config", "/modules_to_save"),
+    "empty module": ({"modules_to_save": [""]}, "malformed_config", "/modules_to_save"),
+    "parameters a text": ({"target_parameters": "x"}, "malformed_config", "/target_parameters"),
+    "a token twice": (
+        {"trainable_token_indices": [1, 1]},
+        "malformed_config",
+        "/trainable_token_indices",
+    ),
+    "a negative token": (
+        {"trainable_token_indices": [-1]},
+        "malformed_config",
+        "/trainable_token_indices",
+    ),
+    "a token as text": (
+        {"trainable_token_indices": {"lm_head": ["1"]}},
+        "malformed_config",
+        "/trainable_token_indices",
+    ),
+    "tokens of no module": (
+        {"trainable_token_indices": {"": [1]}},
+        "malformed_config",
+        "/trainable_token_indices",
+    ),
+    "too many tokens": (
+        {"trainable_token_indices": list(range(MAX_TRAINED_TOKENS + 1))},
+        "config_too_large",
         "/trainable_token_indices",
     ),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "unsupported_feature", "/init_lora_weights"),
@@ -90,12 +123,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     ),
     "arrow": ({"arrow_config": {"top_k": 2}}, "unsupported_feature", "/arrow_config"),
     "qalora": ({"use_qalora": True}, "unsupported_feature", "/use_qalora"),
-    "experts": (
-        {"target_parameters": ["mlp.experts.down_proj"]},
-        "unsupported_feature",
-        "/target_parameters",
-    ),
     "kasa": ({"kasa_config": {"beta": 1}}, "unsupported_feature", "/kasa_config"),
+    "kasa by default": ({"kasa_config": {}}, "unsupported_feature", "/kasa_config"),
+    "velora": ({"velora_config": {}}, "unsupported_feature", "/velora_config"),
+    "monteclora": ({"monteclora_config": {}}, "unsupported_feature", "/monteclora_config"),
+    "block-diagonal": ({"use_bdlora": {"nblocks": 2}}, "unsupported_feature", "/use_bdlora"),
     "code map": ({"auto_map": {"AutoModel": "x.py"}}, "code_reference_refused", "/auto_map"),
     "foreign class": (
         {"auto_mapping": {"base_model_class": "X", "parent_library": "os"}},
@@ -129,7 +161,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "huge alpha": ({"lora_alpha": 1e38}, "invalid_alpha", "/lora_alpha"),
     "alpha as text": ({"lora_alpha": "16"}, "invalid_alpha", "/lora_alpha"),
     "pattern alpha": ({"alpha_pattern": {"q": "x"}}, "invalid_alpha", "/alpha_pattern/q"),
-    "regex": ({"rank_pattern": {".*\\.q_proj": 4}}, "pattern_not_literal", "/rank_pattern"),
+    "regex": ({"rank_pattern": {".*q_proj": 4}}, "pattern_not_literal", "/rank_pattern"),
+    "inner regex": ({"rank_pattern": {"a.*\\.q": 4}}, "pattern_not_literal", "/rank_pattern"),
+    "two regexes": ({"rank_pattern": {".*\\..*\\.q": 4}}, "pattern_not_literal", "/rank_pattern"),
+    "anchored regex": ({"rank_pattern": {".*\\.^q": 4}}, "pattern_not_literal", "/rank_pattern"),
+    "only the prefix": ({"rank_pattern": {".*\\.": 4}}, "pattern_not_literal", "/rank_pattern"),
     "alternatives": ({"alpha_pattern": {"q|v": 4}}, "pattern_not_literal", "/alpha_pattern"),
     "end anchor": ({"rank_pattern": {"q_proj$": 4}}, "pattern_not_literal", "/rank_pattern"),
     "empty pattern": ({"rank_pattern": {"": 4}}, "pattern_not_literal", "/rank_pattern"),
@@ -186,6 +222,62 @@ def test_hostile_names_are_shown_short_and_printable(name: str) -> None:
         assert len(text) < 300
 
 
+def test_every_field_of_peft_is_read_without_effect_or_refused() -> None:
+    known = [
+        peft_fields.READ,
+        peft_fields.WITHOUT_EFFECT,
+        frozenset(peft_fields.UNSUPPORTED),
+        peft_fields.CODE_REFERENCES,
+    ]
+    assert {field.name for field in dataclasses.fields(LoraConfig)} <= frozenset().union(*known)
+    assert sum(map(len, known)) == len(frozenset().union(*known)), "a field has one treatment"
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dora": ({"use_dora": True}, {"use_dora": True}),
+    "lora bias": ({"lora_bias": True}, {"lora_bias": True}),
+    "biases": ({"bias": "lora_only"}, {"bias": "lora_only"}),
+    "whole modules": (
+        {"modules_to_save": ["lm_head", "embed_tokens", "lm_head"]},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "parameters": (
+        {"target_parameters": ["up", "down"]},
+        {"target_parameters": ["down", "up"]},
+    ),
+    "tokens": (
+        {"trainable_token_indices": [5, 2]},
+        {"trainable_token_indices": [5, 2]},
+    ),
+    "tokens by module": (
+        {"trainable_token_indices": {"lm_head": [5], "embed_tokens": [2]}},
+        {"trainable_token_indices": {"lm_head": [5], "embed_tokens": [2]}},
+    ),
+    "tying": ({"ensure_weight_tying": True}, {"ensure_weight_tying": True}),
+}
+
+
+@pytest.mark.parametrize(("fields", "canonical"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_decides_the_output_stands_in_the_canonical_form(
+    fields: dict[str, Any], canonical: dict[str, Any]
+) -> None:
+    config = parse(**fields)
+    assert config.canonical() == {**parse().canonical(), **canonical}
+    again = parse_peft_config(json.dumps(config.to_peft()).encode())
+    assert again.canonical() == config.canonical()
+
+
+def test_the_canonical_form_of_plain_adapters_is_what_it_always_was() -> None:
+    assert parse(rank_pattern={"q": 4}).canonical() == {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 8.0,
+        "use_rslora": False,
+        "rank_pattern": [["q", 4]],
+        "alpha_pattern": [],
+    }
+
+
 def test_unsupported_features_name_the_way_out() -> None:
     error = refusal(json.dumps({**written_by_peft(), "init_lora_weights": "pissa"}).encode())
     assert "path_initial_model_for_weight_conversion" in str(error)
@@ -215,11 +307,15 @@ def test_numbers_of_either_kind_are_one_canonical_value() -> None:
 NAMES = st.text("ab.1_-", min_size=1, max_size=8)
 
 
-@given(patterns=st.lists(NAMES, max_size=4, unique=True), module=NAMES, anchored=st.booleans())
+@given(
+    patterns=st.lists(NAMES, max_size=4, unique=True),
+    module=NAMES,
+    prefix=st.sampled_from(["", "^", r".*\."]),
+)
 def test_literal_patterns_match_as_peft_matches_them(
-    patterns: list[str], module: str, anchored: bool
+    patterns: list[str], module: str, prefix: str
 ) -> None:
-    keys = [f"^{key}" if anchored else key for key in patterns]
+    keys = [f"{prefix}{key}" for key in patterns]
     first = next((key for key in keys if pattern_matches(key, module)), module)
     assert first == get_pattern_key(keys, module)
 
@@ -233,6 +329,9 @@ def test_literal_patterns_match_as_peft_matches_them(
         ("^model.layers.0.q_proj", "model.layers.0.q_proj", True),
         ("^layers.0.q_proj", "model.layers.0.q_proj", False),
         ("model.layers.0.q_proj.weight", "q_proj", False),
+        (r".*\.gate_up_proj", "model.layers.0.mlp.experts.gate_up_proj", True),
+        (r".*\.gate_up_proj", "gate_up_proj", False),
+        (r".*\.up_proj", "model.layers.0.mlp.experts.gate_up_proj", False),
     ],
 )
 def test_pattern_examples(pattern: str, module: str, matches: bool) -> None:

@@ -1,14 +1,19 @@
-"""The layout of a small base model, from the modules of its transformers class."""
+"""The layout of a small base model, from the modules of its transformers class.
+
+`layout_of` has only the linear layers; `full_layout_of` everything that adapters can change.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from loraplex.adapters.layout import BaseLayout, Projection, Slice
+from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 
 FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 BASE_ID = "sha256:" + "b" * 64
@@ -30,8 +35,51 @@ def layout_of(base: Path) -> BaseLayout:
     return BaseLayout(BASE_ID, tuple(Projection(tuple(parts)) for parts in projections), refused)
 
 
-def _slice(name: str, module: torch.nn.Module) -> Slice | None:
-    if isinstance(module, torch.nn.Linear):
+def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
+    """Embedding first, then linear layers, routers and experts, then the head."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    names = {module: name for name, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    slices = [
+        _embedding_slice(names[embedding], embedding),
+        *(part for name, module in model.named_modules() for part in _slices(name, module, head)),
+        Slice(names[head], head.in_features, head.out_features),
+    ]
+    digests = {
+        names[module]: hashlib.sha256(module.weight.detach().float().numpy().tobytes()).hexdigest()
+        for module in (embedding, head)
+    }
+    return BaseLayout(
+        BASE_ID,
+        tuple(Projection((part,)) for part in slices),
+        ties_embeddings=bool(model.config.tie_word_embeddings),
+        digests=digests if with_digests else {},
+    )
+
+
+def _embedding_slice(name: str, module: nn.Embedding) -> Slice:
+    return Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING)
+
+
+def _slices(name: str, module: nn.Module, head: nn.Module) -> Iterator[Slice]:
+    part = None if module is head else _slice(name, module)
+    if part is not None:
+        yield part
+    if isinstance(module, nn.Linear | Conv1D | nn.Embedding | PreTrainedModel):
+        return
+    for leaf, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim == 3:
+            num_experts, out_features, in_features = parameter.shape
+            if getattr(module, "is_transposed", False):
+                in_features, out_features = out_features, in_features
+            path = f"{name}.{leaf}"
+            yield Slice(path, in_features, out_features, SliceKind.EXPERTS, num_experts)
+        elif parameter.ndim == 2 and leaf == "weight":
+            yield Slice(name, parameter.shape[1], parameter.shape[0])
+
+
+def _slice(name: str, module: nn.Module) -> Slice | None:
+    if isinstance(module, nn.Linear):
         return Slice(name, module.in_features, module.out_features)
     if isinstance(module, Conv1D):
         return Slice(name, module.weight.shape[0], module.weight.shape[1])

@@ -1,0 +1,90 @@
+"""How a tensor of PEFT's lies in a block, and back.
+
+PEFT stores what its modules compute with; a block stores what the kernels read with adjacent
+values. Every arrangement is undone exactly, so an adapter can be written again as it came.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from .bound import BoundSlice
+from .layout import SliceKind
+from .safetensors_header import TensorEntry
+from .weights import Array
+
+
+class Order(StrEnum):
+    """In which order a tensor's values lie in a block."""
+
+    AS_STORED = "as_stored"
+    TRANSPOSED = "transposed"
+    """Of B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
+    BY_EXPERT = "by_expert"
+    """Of the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
+    ROWS = "rows"
+    """Rows in another order."""
+
+
+class Arrangement(NamedTuple):
+    """One tensor's order."""
+
+    order: Order
+    num_experts: int = 1
+    """Of BY_EXPERT."""
+    rows: tuple[int, ...] = ()
+    """Of ROWS: which stored row each row of the block is."""
+
+    def apply(self, stored: Array) -> Array:
+        """From PEFT's tensor to the block's; a view where that is possible."""
+        match self.order:
+            case Order.TRANSPOSED:
+                return stored.T
+            case Order.BY_EXPERT:
+                out_features = stored.shape[0]
+                return stored.reshape(out_features, -1, self.num_experts).transpose(2, 1, 0)
+            case Order.ROWS:
+                rows: Array = stored[np.array(self.rows)]
+                return rows
+            case _:
+                return stored
+
+    def undo(self, values: Array, shape: tuple[int, ...]) -> Array:
+        """From the block's values, flat, to PEFT's tensor of this shape."""
+        match self.order:
+            case Order.TRANSPOSED:
+                return values.reshape(shape[::-1]).T
+            case Order.BY_EXPERT:
+                arranged = values.reshape(self.num_experts, -1, shape[0])
+                return arranged.transpose(2, 1, 0).reshape(shape)
+            case Order.ROWS:
+                stored = np.empty(shape, values.dtype)
+                stored[np.array(self.rows)] = values.reshape(shape)
+                return stored
+            case _:
+                return values.reshape(shape)
+
+
+class PlacedTensor(NamedTuple):
+    """A tensor and where in the block it lies."""
+
+    offset: int
+    """In elements, from the block's start."""
+    tensor: TensorEntry
+    arrangement: Arrangement
+    is_copy: bool = False
+    """It lies at another place, too, from which it is written again."""
+
+
+def arrangement_of_a(part: BoundSlice) -> Arrangement:
+    is_embedding = part.layer.kind is SliceKind.EMBEDDING
+    return Arrangement(Order.TRANSPOSED if is_embedding else Order.AS_STORED)
+
+
+def arrangement_of_b(part: BoundSlice) -> Arrangement:
+    if part.layer.kind is SliceKind.EXPERTS:
+        return Arrangement(Order.BY_EXPERT, part.layer.num_experts)
+    return Arrangement(Order.TRANSPOSED)

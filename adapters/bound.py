@@ -1,0 +1,70 @@
+"""An adapter's tensors, each with the slice of the base it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .block import Extra
+from .layout import Slice
+from .safetensors_header import TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSlice:
+    """The two matrices of one slice, as PEFT stores them."""
+
+    index: int
+    """Slice index in the layout."""
+    layer: Slice
+    a: TensorEntry
+    """`[rank, in]`; of an embedding `[rank, vocabulary]`, of experts `[experts · rank, in]`."""
+    b: TensorEntry
+    """`[out, rank]`; of experts `[out, rank · experts]`."""
+    rank: int
+    """Of one expert, where there are several."""
+    scale: float
+    """Factor of B·A: alpha ÷ rank, or alpha ÷ √rank."""
+    is_parameter: bool = False
+    """PEFT reaches it by `target_parameters`, not by `target_modules`."""
+
+    @property
+    def module(self) -> str:
+        return self.layer.name
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExtra:
+    """What an adapter holds for a slice beside A and B."""
+
+    extra: Extra
+    layer: Slice
+    tensor: TensorEntry
+    rows: tuple[int, ...] = ()
+    """Which row of the tensor each row of the extra is; empty where they agree."""
+    scale: float = 1.0
+    """Factor at load."""
+    is_derived: bool = False
+    """The tensor is another extra's, and stands in the block twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A matrix that is left out if it is the base's own."""
+
+    module: str
+    tensor: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Every tensor of an adapter, in the layout's order."""
+
+    slices: tuple[BoundSlice, ...]
+    extras: tuple[BoundExtra, ...] = ()
+    copies: tuple[BaseCopy, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """Those that make up the adapter, each once."""
+        pairs = tuple(tensor for part in self.slices for tensor in (part.a, part.b))
+        return pairs + tuple(part.tensor for part in self.extras if not part.is_derived)

@@ -1,0 +1,86 @@
+"""Writing an adapter's two files again from its block, as their owner sent them.
+
+Names, element types, shapes and bytes of every tensor are the original ones, and so is what decides
+the output in the configuration: an examination of the files gives the same digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from .block import NUMPY_DTYPES, BlockHeader, read_block_header
+from .errors import ObjectCorrupt
+from .safetensors_header import ITEM_BYTES
+from .source import SourceTensor, parse_source
+from .weights import Array, content_bytes, from_float32, to_float32
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_HEADER_ALIGNMENT_BYTES = 8
+
+
+def export_adapter(block: Path, directory: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` into the existing `directory`.
+
+    Files of these names are replaced, the weights first: who finds the configuration finds a whole
+    adapter. Raises ObjectCorrupt if the block is damaged or does not say what it was made from.
+    """
+    header = read_block_header(block)
+    source = parse_source(header.source)
+    tensors = sorted(source.tensors, key=lambda tensor: tensor.name)
+    with block.open("rb") as file, _replacing(directory / WEIGHTS_NAME) as output:
+        output.write(_safetensors_header(tensors))
+        for tensor in tensors:
+            output.write(content_bytes(_read(file, header, tensor)))
+    with _replacing(directory / CONFIG_NAME) as output:
+        output.write(json.dumps(source.config, indent=2).encode())
+
+
+def _read(file: BinaryIO, header: BlockHeader, tensor: SourceTensor) -> Array:
+    """One tensor as its owner stored it."""
+    dtype = np.dtype(NUMPY_DTYPES[header.dtype]).newbyteorder("<")
+    num_elements = int(np.prod(tensor.shape))
+    file.seek(header.payload_offset + tensor.offset * dtype.itemsize)
+    data = file.read(num_elements * dtype.itemsize)
+    if len(data) != num_elements * dtype.itemsize:
+        raise ObjectCorrupt("the block is truncated")
+    values = tensor.arrangement.undo(np.frombuffer(data, dtype), tensor.shape)
+    if tensor.dtype == header.dtype:
+        return values
+    return from_float32(to_float32(values, header.dtype), tensor.dtype)
+
+
+def _safetensors_header(tensors: Iterable[SourceTensor]) -> bytes:
+    """The length and the JSON of a safetensors file that holds these tensors in this order."""
+    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for tensor in tensors:
+        end = begin + int(np.prod(tensor.shape)) * ITEM_BYTES[tensor.dtype]
+        fields[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    encoded = json.dumps(fields, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _HEADER_ALIGNMENT_BYTES)
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name once it is whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

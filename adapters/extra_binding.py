@@ -1,0 +1,294 @@
+"""What an adapter brings beside A and B: magnitudes, biases, whole matrices, rows of tokens.
+
+Each kind must be turned on in the configuration: PEFT ignores a tensor that its configuration does
+not announce, and fails without one that it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .block import Extra, ExtraKind
+from .bound import BaseCopy, BoundExtra, BoundSlice
+from .errors import AdapterRejected
+from .formats import refusal_message
+from .layout import BaseLayout, Slice, SliceKind
+from .peft_config import PeftConfig
+from .safetensors_header import TensorEntry
+from .tensor_names import TensorName, TensorRole
+
+_KINDS = tuple(ExtraKind)
+
+
+def bind_extras(
+    tensors: Iterable[tuple[TensorName, TensorEntry]],
+    slices: Sequence[BoundSlice],
+    config: PeftConfig,
+    layout: BaseLayout,
+) -> tuple[tuple[BoundExtra, ...], tuple[BaseCopy, ...]]:
+    """Bind everything that is no A or B; `slices` are bound already.
+
+    Raises AdapterRejected naming the tensor or the field at fault.
+    """
+    binder = _ExtraBinder(slices, config, layout)
+    for name, tensor in tensors:
+        binder.bind(name, tensor)
+    binder.tie_token_rows()
+    binder.check_complete()
+    extras = sorted(
+        binder.extras.values(),
+        key=lambda part: (part.extra.slice_index, _KINDS.index(part.extra.kind)),
+    )
+    return tuple(extras), tuple(binder.copies)
+
+
+class _ExtraBinder:
+    """Collects the extras of one adapter."""
+
+    def __init__(
+        self, slices: Sequence[BoundSlice], config: PeftConfig, layout: BaseLayout
+    ) -> None:
+        self.extras: dict[tuple[int, ExtraKind], BoundExtra] = {}
+        self.copies: list[BaseCopy] = []
+        self._slices = {part.index: part for part in slices}
+        self._config = config
+        self._layout = layout
+
+    def bind(self, name: TensorName, tensor: TensorEntry) -> None:
+        match name.role:
+            case TensorRole.MAGNITUDE:
+                self._bind_magnitude(name, tensor)
+            case TensorRole.LORA_BIAS:
+                self._bind_lora_bias(name, tensor)
+            case TensorRole.BIAS:
+                self._bind_bias(name, tensor)
+            case TensorRole.TOKEN_ROWS:
+                self._bind_token_rows(name, tensor)
+            case _:
+                self._bind_matrix(name, tensor)
+
+    def tie_token_rows(self) -> None:
+        """Trained rows of a tied embedding are the head's, too, unless it has its own."""
+        if not self._layout.ties_embeddings or self._layout.embedding is None:
+            return
+        rows = self.extras.get((self._layout.embedding, ExtraKind.TOKEN_ROWS))
+        head = self._layout.output_head
+        if rows is None or (head, ExtraKind.TOKEN_ROWS) in self.extras:
+            return
+        if head is None:
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{rows.tensor.name}: the rows belong to the output head, too, which carries no"
+                " adapters here",
+                pointer=rows.tensor.name,
+            )
+        extra = Extra(head, ExtraKind.TOKEN_ROWS, rows.extra.shape, rows.extra.token_ids)
+        layer = self._layout.slices[head]
+        self._add(BoundExtra(extra, layer, rows.tensor, rows.rows, is_derived=True))
+
+    def check_complete(self) -> None:
+        """Whether everything is there that the configuration announces."""
+        for index, part in self._slices.items():
+            if self._config.uses_dora:
+                self._check_has(index, ExtraKind.MAGNITUDE, f"{part.module}.lora_magnitude_vector")
+            if self._config.uses_lora_bias:
+                self._check_has(index, ExtraKind.LORA_BIAS, f"{part.module}.lora_B.bias")
+        num_announced = len(self._config.trained_tokens)
+        rows = [
+            part
+            for part in self.extras.values()
+            if part.extra.kind is ExtraKind.TOKEN_ROWS and not part.is_derived
+        ]
+        if num_announced and not rows:
+            raise AdapterRejected(
+                "config_contradiction",
+                "trainable_token_indices names tokens; there are no rows of theirs",
+                pointer="/trainable_token_indices",
+            )
+
+    def _check_has(self, index: int, kind: ExtraKind, missing: str) -> None:
+        layer = self._layout.slices[index]
+        if kind is ExtraKind.MAGNITUDE and layer.kind is SliceKind.EMBEDDING:
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{layer.name}: {refusal_message('embedding_dora')}",
+                pointer=layer.name,
+            )
+        if (index, kind) not in self.extras:
+            raise AdapterRejected(
+                "config_contradiction",
+                f"the configuration announces {missing}, which is not there",
+                pointer=layer.name,
+            )
+
+    def _bind_magnitude(self, name: TensorName, tensor: TensorEntry) -> None:
+        index, layer = self._linear_slice(name, tensor)
+        self._check_announced(tensor, self._config.uses_dora, "use_dora")
+        self._check_has_pair(index, tensor)
+        self._add(_vector(index, layer, ExtraKind.MAGNITUDE, tensor))
+
+    def _bind_lora_bias(self, name: TensorName, tensor: TensorEntry) -> None:
+        index, layer = self._linear_slice(name, tensor)
+        self._check_announced(tensor, self._config.uses_lora_bias, "lora_bias")
+        self._check_has_pair(index, tensor)
+        scale = self._slices[index].scale
+        self._add(_vector(index, layer, ExtraKind.LORA_BIAS, tensor, scale=scale))
+
+    def _bind_bias(self, name: TensorName, tensor: TensorEntry) -> None:
+        if name.module not in self._layout.slice_index:
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{tensor.name}: {refusal_message('norm_bias')}",
+                pointer=tensor.name,
+            )
+        index, layer = self._linear_slice(name, tensor)
+        is_trained = self._config.bias != "none" or self._saves(index)
+        self._check_announced(tensor, is_trained, "bias")
+        self._add(_vector(index, layer, ExtraKind.BIAS, tensor))
+
+    def _bind_matrix(self, name: TensorName, tensor: TensorEntry) -> None:
+        """A whole matrix of the embedding or the head: trained, or the base's own."""
+        index = self._layout.slice_index.get(name.module)
+        if index is None or index not in (self._layout.embedding, self._layout.output_head):
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{tensor.name}: {refusal_message('other_modules_to_save')}",
+                pointer=tensor.name,
+            )
+        layer = self._layout.slices[index]
+        is_embedding = layer.kind is SliceKind.EMBEDDING
+        shape = (layer.out_features, layer.in_features)
+        rows, width = shape[::-1] if is_embedding else shape
+        if len(tensor.shape) == 2 and tensor.shape[0] != rows and tensor.shape[1] == width:
+            raise AdapterRejected(
+                "resized_vocabulary",
+                f"{tensor.name} has {tensor.shape[0]} rows, the base {rows}: "
+                + refusal_message("resized_vocabulary"),
+                pointer=tensor.name,
+            )
+        _check_shape(tensor, (rows, width))
+        if name.role is TensorRole.BASE_COPY or not self._saves(index):
+            self.copies.append(BaseCopy(name.module, tensor))
+            return
+        extra = Extra(index, ExtraKind.MATRIX, (rows, width))
+        self._add(BoundExtra(extra, layer, tensor))
+
+    def _bind_token_rows(self, name: TensorName, tensor: TensorEntry) -> None:
+        index = self._layout.slice_index.get(name.module)
+        if index is None or index not in (self._layout.embedding, self._layout.output_head):
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{tensor.name}: only rows of the embedding and of the output head are served",
+                pointer=tensor.name,
+            )
+        layer = self._layout.slices[index]
+        is_input = layer.kind is SliceKind.EMBEDDING
+        num_tokens, width = layer.in_features, layer.out_features
+        if not is_input:
+            num_tokens, width = width, num_tokens
+        tokens = self._config.tokens_of(name.module, is_input=is_input)
+        self._check_announced(tensor, bool(tokens), "trainable_token_indices")
+        if max(tokens) >= num_tokens:
+            raise AdapterRejected(
+                "wrong_base",
+                f"token {max(tokens)} was trained; this base has {num_tokens}",
+                pointer="/trainable_token_indices",
+            )
+        _check_shape(tensor, (len(tokens), width))
+        order = tuple(sorted(range(len(tokens)), key=tokens.__getitem__))
+        extra = Extra(index, ExtraKind.TOKEN_ROWS, tensor.shape, tuple(sorted(tokens)))
+        self._add(
+            BoundExtra(extra, layer, tensor, () if order == tuple(range(len(order))) else order)
+        )
+
+    def _linear_slice(self, name: TensorName, tensor: TensorEntry) -> tuple[int, Slice]:
+        """The slice of a vector's module, which must be a linear layer and no router."""
+        module = name.module
+        if module in self._layout.refused:
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{module}: {self._layout.refused[module]}",
+                pointer=tensor.name,
+            )
+        index = self._layout.slice_index.get(module)
+        if index is None:
+            raise AdapterRejected(
+                "wrong_base", f"this base has no linear layer named {module}", pointer=tensor.name
+            )
+        layer = self._layout.slices[index]
+        if layer.kind is SliceKind.EMBEDDING and name.role is TensorRole.MAGNITUDE:
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{tensor.name}: {refusal_message('embedding_dora')}",
+                pointer=tensor.name,
+            )
+        if index in self._layout.routers:
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{tensor.name}: {refusal_message('router_extras')}",
+                pointer=tensor.name,
+            )
+        if layer.kind is not SliceKind.LINEAR:
+            raise AdapterRejected(
+                "unbound_tensor",
+                f"{tensor.name} is not how PEFT names a tensor of this layer",
+                pointer=tensor.name,
+            )
+        return index, layer
+
+    def _saves(self, index: int) -> bool:
+        """Whether `modules_to_save` names this slice, or PEFT tied it to one that it names."""
+        if self._config.saves_module(self._layout.slices[index].name):
+            return True
+        ends = {self._layout.embedding, self._layout.output_head}
+        is_tied = self._layout.ties_embeddings and self._config.ensures_weight_tying
+        return (
+            is_tied
+            and index in ends
+            and any(
+                end is not None and self._config.saves_module(self._layout.slices[end].name)
+                for end in ends
+            )
+        )
+
+    def _check_announced(self, tensor: TensorEntry, is_announced: bool, field: str) -> None:
+        if not is_announced:
+            raise AdapterRejected(
+                "config_contradiction",
+                f"{tensor.name} has no effect with the configuration's {field}",
+                pointer=tensor.name,
+            )
+
+    def _check_has_pair(self, index: int, tensor: TensorEntry) -> None:
+        if index not in self._slices:
+            raise AdapterRejected(
+                "missing_pair", f"{tensor.name} has no lora_A and lora_B", pointer=tensor.name
+            )
+
+    def _add(self, part: BoundExtra) -> None:
+        index, kind = part.extra.slice_index, part.extra.kind
+        changes = {ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS}
+        held = {other for slice_index, other in self.extras if slice_index == index}
+        if kind in held or (kind in changes and (held & changes or index in self._slices)):
+            raise AdapterRejected(
+                "config_contradiction",
+                f"{part.tensor.name} changes {part.layer.name}, which other tensors change",
+                pointer=part.tensor.name,
+            )
+        self.extras[index, kind] = part
+
+
+def _vector(
+    index: int, layer: Slice, kind: ExtraKind, tensor: TensorEntry, *, scale: float = 1.0
+) -> BoundExtra:
+    _check_shape(tensor, (layer.out_features,))
+    return BoundExtra(Extra(index, kind, tensor.shape), layer, tensor, scale=scale)
+
+
+def _check_shape(tensor: TensorEntry, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise AdapterRejected(
+            "shape_mismatch",
+            f"{tensor.name} is {list(tensor.shape)} where this base needs {list(expected)}",
+            pointer=tensor.name,
+        )

@@ -1,0 +1,120 @@
+"""Hashing, checking and measuring an adapter's values, one tensor at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .block import ExtraKind
+from .bound import BaseCopy, Binding, BoundExtra, BoundSlice
+from .errors import AdapterRejected
+from .formats import refusal_message
+from .identity import TensorDigest
+from .layout import BaseLayout
+from .safetensors_header import TensorEntry
+from .weights import Array, check_range, content_bytes, delta_norm, read_tensor, to_float32
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDelta:
+    """How much the adapter changes one module's weight."""
+
+    module: str
+    norm: float
+    """Frobenius norm of scale·B·A; of experts over all of them."""
+
+
+class Measured(NamedTuple):
+    """What the values of an adapter say."""
+
+    hashes: tuple[TensorDigest, ...]
+    deltas: tuple[ModuleDelta, ...]
+    """Per slice with A and B."""
+    inert_extras: tuple[str, ...]
+    """Tensors beside A and B that change nothing for certain: all zero, or the base's own."""
+
+
+def measure(
+    weights: BinaryIO, binding: Binding, layout: BaseLayout, serving_dtype: str
+) -> Measured:
+    """Hash and check every tensor, and measure what it changes.
+
+    Raises AdapterRejected if a value is out of range or if nothing has an effect.
+    """
+    hashes: list[TensorDigest] = []
+    deltas: list[ModuleDelta] = []
+    for part in binding.slices:
+        stored_a, stored_b = read_tensor(weights, part.a), read_tensor(weights, part.b)
+        hashes += [_tensor_digest(part.a, stored_a), _tensor_digest(part.b, stored_b)]
+        a, b = to_float32(stored_a, part.a.dtype), to_float32(stored_b, part.b.dtype)
+        check_range(a, part.a.name, scale=1.0, serving_dtype=serving_dtype)
+        check_range(b, part.b.name, scale=part.scale, serving_dtype=serving_dtype)
+        deltas.append(ModuleDelta(part.module, _norm(part, a, b)))
+    inert: list[str] = []
+    for extra in binding.extras:
+        if extra.is_derived:
+            continue
+        stored = read_tensor(weights, extra.tensor)
+        hashes.append(_tensor_digest(extra.tensor, stored))
+        values = to_float32(stored, extra.tensor.dtype)
+        check_range(values, extra.tensor.name, scale=extra.scale, serving_dtype=serving_dtype)
+        if not values.any() or _is_the_bases(extra, values, layout):
+            inert.append(extra.tensor.name)
+    num_extras = sum(not extra.is_derived for extra in binding.extras)
+    if len(inert) == num_extras and not any(delta.norm for delta in deltas):
+        raise AdapterRejected("no_effect", "every product of B and A, and all else, is zero")
+    return Measured(tuple(hashes), tuple(deltas), tuple(inert))
+
+
+def check_base_copies(weights: BinaryIO, copies: tuple[BaseCopy, ...], layout: BaseLayout) -> None:
+    """Refuse a matrix that is no proven copy of the base's: leaving it out could change answers.
+
+    Raises AdapterRejected pointing to the tensor.
+    """
+    for module, tensor in ((copy.module, copy.tensor) for copy in copies):
+        values = to_float32(read_tensor(weights, tensor), tensor.dtype)
+        if _float32_digest(values) != layout.digests.get(module):
+            raise AdapterRejected(
+                "base_weights_included",
+                f"{tensor.name}: {refusal_message('base_weights')}",
+                pointer=tensor.name,
+            )
+
+
+def _is_the_bases(extra: BoundExtra, values: npt.NDArray[np.float32], layout: BaseLayout) -> bool:
+    """Whether a whole matrix was never trained; other kinds cannot be told without the base."""
+    if extra.extra.kind is not ExtraKind.MATRIX:
+        return False
+    digest = layout.digests.get(extra.layer.name)
+    return digest is not None and digest == _float32_digest(values)
+
+
+def _float32_digest(values: npt.NDArray[np.float32]) -> str:
+    return hashlib.sha256(content_bytes(values.astype("<f4", copy=False))).hexdigest()
+
+
+def _tensor_digest(tensor: TensorEntry, stored: Array) -> TensorDigest:
+    sha256 = hashlib.sha256(content_bytes(stored)).digest()
+    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, sha256)
+
+
+def _norm(part: BoundSlice, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
+    norms = [delta_norm(down, up, part.scale) for down, up in _linear_maps(part, a, b)]
+    return math.hypot(*norms)
+
+
+def _linear_maps(
+    part: BoundSlice, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]
+) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+    """A `[rank, in]` and B `[out, rank]` of each expert; of other layers the two themselves."""
+    num_experts = part.layer.num_experts
+    by_expert = a.reshape(num_experts, part.rank, -1)
+    by_rank = b.reshape(len(b), part.rank, num_experts)
+    for expert in range(num_experts):
+        yield by_expert[expert], by_rank[:, :, expert]

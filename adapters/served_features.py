@@ -1,0 +1,50 @@
+"""Which of the published features an adapter uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .block import ExtraKind
+from .bound import Binding, BoundSlice
+from .formats import SERVED
+from .layout import BaseLayout, SliceKind
+from .peft_config import PeftConfig
+
+_OF_EXTRAS = {
+    ExtraKind.MAGNITUDE: "dora",
+    ExtraKind.LORA_BIAS: "lora_bias",
+    ExtraKind.BIAS: "bias",
+    ExtraKind.MATRIX: "full_matrix",
+    ExtraKind.TOKEN_ROWS: "token_rows",
+}
+
+
+def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tuple[str, ...]:
+    """Names of rows of `formats.SERVED`, in their order."""
+    found = {_of_slice(part, layout) for part in binding.slices}
+    found.update(_OF_EXTRAS[part.extra.kind] for part in binding.extras)
+    found.update(_of_config(config))
+    return tuple(feature.name for feature in SERVED if feature.name in found)
+
+
+def _of_slice(part: BoundSlice, layout: BaseLayout) -> str:
+    if part.layer.kind is SliceKind.EXPERTS:
+        return "experts"
+    if part.layer.kind is SliceKind.EMBEDDING:
+        return "embedding"
+    if part.index == layout.output_head:
+        return "output_head"
+    return "router" if part.index in layout.routers else "lora"
+
+
+def _of_config(config: PeftConfig) -> Iterator[str]:
+    if config.uses_rslora:
+        yield "rslora"
+    if config.rank_pattern:
+        yield "rank_pattern"
+    if config.alpha_pattern:
+        yield "alpha_pattern"
+    if config.initialization is not None:
+        yield "initialization"
+    if config.ensures_weight_tying:
+        yield "tied_adapters"

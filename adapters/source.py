@@ -1,0 +1,95 @@
+"""What a block's header says of the files it was made from: enough to write them again.
+
+The configuration's fields, and per tensor its name, type, shape, place and order in the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .arrangement import Arrangement, Order, PlacedTensor
+from .bound import Binding
+from .errors import ObjectCorrupt
+from .layout import SliceKind
+from .peft_config import PeftConfig
+from .tensor_names import PREFIX
+
+MAX_BASE_NAME_CHARACTERS = 256
+
+
+class SourceTensor(NamedTuple):
+    """One tensor of the owner's file."""
+
+    name: str
+    dtype: str
+    """`F32`, `F16` or `BF16`."""
+    shape: tuple[int, ...]
+    offset: int
+    """In elements, from the block's start."""
+    arrangement: Arrangement
+
+
+class Source(NamedTuple):
+    """Both files of an adapter."""
+
+    config: dict[str, Any]
+    """The fields of adapter_config.json."""
+    tensors: tuple[SourceTensor, ...]
+
+
+def describe_source(
+    binding: Binding, config: PeftConfig, placed: Sequence[PlacedTensor]
+) -> dict[str, Any]:
+    """The JSON object for the block's header."""
+    return {
+        "config": {**_peft_fields(config), "target_modules": _target_modules(binding)},
+        "tensors": [
+            [
+                entry.tensor.name.removeprefix(PREFIX),
+                entry.tensor.dtype,
+                list(entry.tensor.shape),
+                entry.offset,
+                entry.arrangement.order,
+                entry.arrangement.num_experts,
+                list(entry.arrangement.rows),
+            ]
+            for entry in placed
+            if not entry.is_copy
+        ],
+    }
+
+
+def parse_source(source: Mapping[str, Any]) -> Source:
+    """Raises ObjectCorrupt if this is not what `describe_source` gave."""
+    try:
+        tensors = tuple(
+            SourceTensor(
+                f"{PREFIX}{name}",
+                str(dtype),
+                tuple(map(int, shape)),
+                int(offset),
+                Arrangement(Order(order), int(num_experts), tuple(map(int, rows))),
+            )
+            for name, dtype, shape, offset, order, num_experts, rows in source["tensors"]
+        )
+        return Source(dict(source["config"]), tensors)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ObjectCorrupt("the block does not say which files it was made from") from exc
+
+
+def _peft_fields(config: PeftConfig) -> dict[str, object]:
+    fields = config.to_peft()
+    name = config.base_model_name
+    if name is not None and len(name) > MAX_BASE_NAME_CHARACTERS:
+        fields["base_model_name_or_path"] = None
+    return {**fields, "task_type": "CAUSAL_LM", "inference_mode": True}
+
+
+def _target_modules(binding: Binding) -> list[str]:
+    """The modules that carry LoRA: PEFT loads no others."""
+    return [
+        part.module
+        for part in binding.slices
+        if not part.is_parameter and part.layer.kind is not SliceKind.EXPERTS
+    ]

@@ -1,0 +1,82 @@
+"""What a tensor of an adapter is, by the name that PEFT gave it.
+
+`base_model.model.<module>.lora_A.weight` and its kin. A module that PEFT wrapped several times, as
+it does for several stacked parameters, adds `.base_layer` per wrapper to what lies inside.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from .errors import AdapterRejected
+
+PREFIX = "base_model.model."
+_WRAPPER = ".base_layer"
+
+
+class TensorRole(StrEnum):
+    """What a tensor does in its module: how its name ends. The first that fits counts."""
+
+    A = "lora_A.weight"
+    """`[rank, in]`; of stacked experts `[experts · rank, in]`, expert by expert."""
+    B = "lora_B.weight"
+    """`[out, rank]`; of stacked experts `[out, rank · experts]`, rank by rank."""
+    EMBEDDING_A = "lora_embedding_A"
+    """`[rank, vocabulary]`"""
+    EMBEDDING_B = "lora_embedding_B"
+    """`[out, rank]`"""
+    MAGNITUDE = "lora_magnitude_vector"
+    LORA_BIAS = "lora_B.bias"
+    TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
+    """`[tokens, width]`: the rows themselves, whatever the name says."""
+    BASE_COPY = "base_layer.weight"
+    """The base's own weight, saved beside what LoRA adds to it."""
+    BIAS = "bias"
+    MATRIX = "weight"
+
+
+class TensorName(NamedTuple):
+    """A tensor's name, taken apart."""
+
+    module: str
+    """Path inside the base model."""
+    role: TensorRole
+    num_wrappers: int
+    """How many further wrappers lie around the one that the tensor belongs to."""
+
+
+def parse_tensor_name(name: str) -> TensorName:
+    """Take a name apart. Raises AdapterRejected if PEFT's LoRA does not name a tensor so."""
+    for part, explanation in _UNSERVED_PARTS:
+        if part in name:
+            raise AdapterRejected("unsupported_feature", f"{name}: {explanation}", pointer=name)
+    role = next((role for role in TensorRole if name.endswith(f".{role}")), None)
+    if not name.startswith(PREFIX) or role is None or _is_of_unknown_kind(name, role):
+        raise AdapterRejected(
+            "unbound_tensor",
+            f"{name} is not named as PEFT names a LoRA tensor: {PREFIX}<module>.lora_A.weight",
+            pointer=name,
+        )
+    path = name[len(PREFIX) : -len(role) - 1]
+    module = path
+    while module.endswith(_WRAPPER):
+        module = module.removesuffix(_WRAPPER)
+    num_wrappers = (len(path) - len(module)) // len(_WRAPPER)
+    if role is TensorRole.BIAS:
+        num_wrappers = 0  # `base_layer.bias` is the bias of the module that LoRA wraps
+    return TensorName(module, role, num_wrappers)
+
+
+_UNSERVED_PARTS = (
+    (".lora_A.bias", "a bias on lora_A is not served"),
+    (".lora_velora_embed", "VeLoRA checkpoints are not served; retrain without velora_config"),
+    (".lora_diag", "KaSA is not served; merge it into its own base model"),
+    (".lora_E", "AdaLoRA is not served; merge it into its own base model"),
+)
+
+
+def _is_of_unknown_kind(name: str, role: TensorRole) -> bool:
+    """Whether the module's path still holds something of PEFT's, such as an adapter's name."""
+    path = name[: -len(role)]
+    return any(part in path for part in (".lora_", ".token_adapter.", ".modules_to_save."))

@@ -1,0 +1,127 @@
+"""Adapters written again from their blocks, compared with what PEFT wrote in the first place."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from loraplex.adapters.errors import ObjectCorrupt
+from loraplex.adapters.export import export_adapter
+from loraplex.adapters.formats import SERVED
+from support.blocks import make_key, write_block
+from support.feature_files import FeatureFiles
+
+FEATURES = [feature.name for feature in SERVED]
+DTYPES: dict[str, Callable[[], Iterator[torch.dtype]]] = {
+    "float32": lambda: itertools.repeat(torch.float32),
+    "float16": lambda: itertools.repeat(torch.float16),
+    "bfloat16": lambda: itertools.repeat(torch.bfloat16),
+    "mixed": lambda: itertools.cycle([torch.bfloat16, torch.float32, torch.float16]),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> FeatureFiles:
+    return FeatureFiles(tmp_path_factory.mktemp("features"))
+
+
+def copy_in_types(adapter: Path, path: Path, dtypes: Iterator[torch.dtype]) -> dict[str, Tensor]:
+    """The adapter with other element types, at `path`; its tensors."""
+    shutil.copytree(adapter, path)
+    original = load_file(path / "adapter_model.safetensors")
+    tensors = {name: value.to(next(dtypes)) for name, value in original.items()}
+    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    return tensors
+
+
+@pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES.keys())
+@pytest.mark.parametrize("feature", FEATURES)
+def test_exported_adapter_has_the_same_tensors_and_digest(
+    feature: str,
+    dtypes: Callable[[], Iterator[torch.dtype]],
+    files: FeatureFiles,
+    tmp_path: Path,
+) -> None:
+    original = copy_in_types(files.adapter(feature), tmp_path / "original", dtypes())
+    first = files.examine(feature, tmp_path / "first", folder=tmp_path / "original")
+    (tmp_path / "exported").mkdir()
+    export_adapter(tmp_path / "first", tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "adapter_model.safetensors")
+    assert exported.keys() == original.keys()
+    for name, values in original.items():
+        assert exported[name].dtype == values.dtype
+        assert torch.equal(exported[name], values)
+    second = files.examine(feature, tmp_path / "second", folder=tmp_path / "exported")
+    assert second.digest == first.digest
+    assert (tmp_path / "second").read_bytes() == (tmp_path / "first").read_bytes()
+
+
+def logits_of(base: Path, adapter: Path) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT warns of tied embeddings
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    tokens = torch.tensor([[5, 7, 101, 3, 44, 90]])
+    with torch.no_grad():
+        return model(input_ids=tokens).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_peft_answers_alike_with_the_exported_adapter(
+    feature: str, files: FeatureFiles, tmp_path: Path
+) -> None:
+    files.examine(feature, tmp_path / "block")
+    (tmp_path / "exported").mkdir()
+    export_adapter(tmp_path / "block", tmp_path / "exported")
+    expected = logits_of(files.base(feature), files.adapter(feature))
+    actual = logits_of(files.base(feature), tmp_path / "exported")
+    assert torch.equal(actual, expected)
+    base = AutoModelForCausalLM.from_pretrained(files.base(feature))
+    with torch.no_grad():
+        plain = base(input_ids=torch.tensor([[5, 7, 101, 3, 44, 90]])).logits
+    assert not torch.allclose(actual, plain, atol=1e-2), "the adapter has an effect"
+
+
+def test_export_replaces_what_was_there(files: FeatureFiles, tmp_path: Path) -> None:
+    files.examine("lora", tmp_path / "block")
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).write_text("an older version")
+    export_adapter(tmp_path / "block", folder)
+    assert files.examine("lora", tmp_path / "again", folder=folder).digest
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_a_long_name_of_the_base_is_left_out(files: FeatureFiles, tmp_path: Path) -> None:
+    shutil.copytree(files.adapter("lora"), tmp_path / "original")
+    config_path = tmp_path / "original" / "adapter_config.json"
+    fields = json.loads(config_path.read_text())
+    (tmp_path / "exported").mkdir()
+    for name, exported in (("owner/base", "owner/base"), ("x" * 300, None)):
+        config_path.write_text(json.dumps({**fields, "base_model_name_or_path": name}))
+        block = tmp_path / f"block-{len(name)}"
+        files.examine("lora", block, folder=tmp_path / "original")
+        export_adapter(block, tmp_path / "exported")
+        written = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
+        assert written["base_model_name_or_path"] == exported
+
+
+def test_a_block_that_does_not_say_what_it_was_made_from_is_not_exported(tmp_path: Path) -> None:
+    write_block(tmp_path / "block", make_key("a"))
+    with pytest.raises(ObjectCorrupt):
+        export_adapter(tmp_path / "block", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["block"]

@@ -1,0 +1,252 @@
+"""One adapter per row of the table of PEFT features, made with PEFT itself.
+
+Everything trainable is drawn at random, so each feature has an effect. `save_base` writes a small
+base model that a feature can be trained on.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoHaConfig, LoraConfig, get_peft_model
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
+
+from support.models import make_tiny_llama, save_byte_tokenizer
+
+NUM_EXPERTS = 4
+TRAINED_TOKENS = [7, 3, 101]
+"""Not ascending: their order in the file is the order of the rows."""
+
+_Q_AND_V = ["q_proj", "v_proj"]
+_EXPERT_PARAMETERS = ["experts.gate_up_proj", "experts.down_proj"]
+
+_SERVED: dict[str, dict[str, Any]] = {
+    "lora": {"target_modules": "all-linear"},
+    "rslora": {"use_rslora": True, "r": 6, "lora_alpha": 12},
+    "rank_pattern": {
+        "rank_pattern": {"q_proj": 7, "0.self_attn.v_proj": 2},
+        "use_rslora": True,
+    },
+    "alpha_pattern": {"alpha_pattern": {"v_proj": 32, "layers.1.self_attn.q_proj": 3}},
+    "initialization": {"init_lora_weights": "orthogonal"},
+    "output_head": {"target_modules": [*_Q_AND_V, "lm_head"]},
+    "embedding": {"target_modules": [*_Q_AND_V, "embed_tokens"]},
+    "tied_adapters": {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+    "router": {"target_modules": _Q_AND_V, "target_parameters": ["gate.weight"]},
+    "experts": {"target_modules": _Q_AND_V, "target_parameters": _EXPERT_PARAMETERS},
+    "lora_bias": {"lora_bias": True},
+    "bias": {"bias": "all"},
+    "dora": {"use_dora": True, "target_modules": [*_Q_AND_V, "down_proj", "lm_head"]},
+    "full_matrix": {"modules_to_save": ["lm_head", "embed_tokens"]},
+    "token_rows": {"trainable_token_indices": TRAINED_TOKENS},
+}
+_REFUSED: dict[str, dict[str, Any]] = {
+    "other_task": {"task_type": "FEATURE_EXTRACTION"},
+    "changed_base": {"init_lora_weights": "pissa"},
+    "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
+    "activated_lora": {"alora_invocation_tokens": [1, 2]},
+    "embedding_dora": {"use_dora": True, "target_modules": ["embed_tokens"]},
+    "parameter_of_a_linear_layer": {
+        "target_modules": [],
+        "target_parameters": ["o_proj.weight"],
+    },
+    "router_extras": {"bias": "all"},
+    "norm_bias": {"bias": "all", "target_modules": ["c_attn"], "fan_in_fan_out": True},
+    "other_modules_to_save": {"modules_to_save": ["norm"]},
+    "full_matrix_not_allowed": {"modules_to_save": ["lm_head"]},
+    "full_matrix_too_large": {"modules_to_save": ["lm_head"]},
+    "base_weights": {"target_modules": ["embed_tokens"]},
+}
+_CONFIGURED: dict[str, dict[str, Any]] = {
+    # PEFT needs other packages, other layers or a second adapter to train these
+    "arrow": {"arrow_config": {"top_k": 2}},
+    "qalora": {"use_qalora": True},
+    "bdlora": {"use_bdlora": {"nblocks": 2, "target_modules_bd_a": ["q_proj"]}},
+    "kasa": {"kasa_config": {}},
+    "monteclora": {"monteclora_config": {}},
+    "velora": {"velora_config": {}},
+    "megatron": {"megatron_config": {"hidden_size": 64}},
+}
+_BASES = {
+    "tied_adapters": "llama_tied",
+    "router": "mixtral",
+    "experts": "mixtral",
+    "bias": "llama_bias",
+    "router_extras": "gpt_oss",
+    "norm_bias": "gpt2",
+    "separate_experts": "mixtral",
+}
+BASE_NAMES = ("llama", "llama_tied", "llama_bias", "mixtral", "gpt_oss", "gpt2")
+
+
+def base_name(feature: str) -> str:
+    """Which of `BASE_NAMES` this feature is trained on."""
+    return _BASES.get(feature, "llama")
+
+
+def save_base(name: str, path: Path) -> Path:
+    """Write a small random base model of this kind, with a byte tokenizer."""
+    llamas: dict[str, dict[str, Any]] = {
+        "llama": {},
+        "llama_tied": {"tie_word_embeddings": True},
+        "llama_bias": {"attention_bias": True, "mlp_bias": True},
+    }
+    if name in llamas:
+        make_tiny_llama(path, **llamas[name])
+        if name == "llama_bias":
+            _draw_biases(path)
+        return path
+    vocab_size = save_byte_tokenizer(path)
+    torch.manual_seed(0)
+    _OTHER_BASES[name](vocab_size).save_pretrained(path)
+    return path
+
+
+def make_adapter(feature: str, directory: Path, model: PreTrainedModel, *, seed: int = 1) -> None:
+    """Write the adapter of this row with PEFT, trained on `model`, which stays as it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT warns of much of what is to be shown here
+        if feature in _CONFIGURED:
+            _save(model, directory, seed, {})
+            LoraConfig(**{**_defaults(), **_CONFIGURED[feature]}).save_pretrained(directory)
+        elif feature in _SPECIAL:
+            _SPECIAL[feature](model, directory, seed)
+        else:
+            lora = {**_SERVED, **_REFUSED}[feature]
+            copies = {} if feature == "base_weights" else {"save_embedding_layers": False}
+            _save(model, directory, seed, lora, **copies)
+
+
+def _defaults() -> dict[str, Any]:
+    return {"r": 4, "lora_alpha": 8, "target_modules": _Q_AND_V, "task_type": "CAUSAL_LM"}
+
+
+def _save(
+    model: nn.Module, directory: Path, seed: int, lora: dict[str, Any], **options: Any
+) -> None:
+    trained = get_peft_model(copy.deepcopy(model), LoraConfig(**{**_defaults(), **lora}))
+    draw_trained_values(trained, seed)
+    trained.save_pretrained(directory, **options)
+
+
+def draw_trained_values(model: nn.Module, seed: int, scale: float = 0.2) -> None:
+    """As if it was trained: every matrix of LoRA anew, everything else near where it was."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            noise = torch.randn(parameter.shape, generator=generator) * scale
+            is_matrix = "lora_" in name and "magnitude" not in name
+            parameter.copy_(noise if is_matrix else parameter * (1 + noise) + noise * scale)
+
+
+def _save_other_type(model: nn.Module, directory: Path, seed: int) -> None:
+    trained = get_peft_model(copy.deepcopy(model), LoHaConfig(target_modules=_Q_AND_V))
+    draw_trained_values(trained, seed)
+    trained.save_pretrained(directory)
+
+
+def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    resized = copy.deepcopy(model)
+    resized.resize_token_embeddings(model.config.vocab_size + 8)
+    _save(resized, directory, seed, {}, save_embedding_layers=True)
+
+
+def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    targets = {"target_modules": ["w1", "w2", "w3"]}
+    old = _ModelOfSeparateExperts(model.config.hidden_size)
+    _save(old, directory, seed, {**targets, "task_type": None})
+    # the stand-in is no class of transformers, as PEFT noted in the configuration
+    LoraConfig(**{**_defaults(), **targets}).save_pretrained(directory)
+
+
+_SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
+    "other_type": _save_other_type,
+    "resized_vocabulary": _save_resized,
+    "separate_experts": _save_separate_experts,
+}
+
+
+class _ModelOfSeparateExperts(nn.Module):
+    """Mixtral's modules as they were named before transformers stacked the experts."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        expert = nn.ModuleDict({name: nn.Linear(width, width) for name in ("w1", "w2", "w3")})
+        experts = nn.ModuleList(copy.deepcopy(expert) for _ in range(NUM_EXPERTS))
+        layer = nn.ModuleDict({"block_sparse_moe": nn.ModuleDict({"experts": experts})})
+        self.model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+
+
+def _draw_biases(path: Path) -> None:
+    """Transformers begins with biases of zero."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.save_pretrained(path)
+
+
+def _mixtral(vocab_size: int) -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**_small(vocab_size), num_local_experts=NUM_EXPERTS))
+
+
+def _gpt_oss(vocab_size: int) -> PreTrainedModel:
+    config = GptOssConfig(
+        **_small(vocab_size),
+        num_local_experts=NUM_EXPERTS,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    return GptOssForCausalLM(config)
+
+
+def _gpt2(vocab_size: int) -> PreTrainedModel:
+    tokens = {"bos_token_id": None, "eos_token_id": 0}
+    config = GPT2Config(
+        vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=256, **tokens
+    )
+    return GPT2LMHeadModel(config)
+
+
+def _small(vocab_size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": vocab_size - 1,
+        "pad_token_id": None,
+    }
+
+
+_OTHER_BASES: dict[str, Callable[[int], PreTrainedModel]] = {
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "gpt2": _gpt2,
+}
