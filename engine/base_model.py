@@ -28,6 +28,7 @@ from .base_identity import compute_base_id
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .errors import UnsupportedModel
+from .experts import MoeLayer, replace_experts
 from .forward import ATTENTION_NAME
 from .kv_cache import KvFormat, choose_kv_format
 from .kv_groups import LayerKvShape
@@ -48,6 +49,7 @@ class BaseModel:
     layout: BaseLayout
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
+    moe_layers: tuple[MoeLayer, ...]
     ends: ModelEnds
     kv_shapes: list[LayerKvShape]
     kv_format: KvFormat
@@ -96,7 +98,9 @@ class BaseModel:
 
     @property
     def _adapted(self) -> Iterator[AdaptedModule]:
-        return _ends_around(self.ends, self.projections)
+        yield from self.extended
+        for layer in self.moe_layers:
+            yield from layer.projections
 
     def _forget_adapter(self, row: int) -> None:
         for module in self._adapted:
@@ -121,6 +125,8 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     model = _load_weights(model_dir, config, dtype, device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
+    order = _module_order(model)
+    moe_layers = replace_experts(model)
     model.set_attn_implementation(ATTENTION_NAME)
     kv_shapes = probe_kv_shapes(model, config)
     check_parity(model, kv_shapes, cases)
@@ -134,8 +140,8 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         error = check_parity(model, kv_shapes, cases)
     layout = BaseLayout(
         base_id=compute_base_id(model_dir),
-        projections=tuple(module.projection for module in _ends_around(ends, projections)),
-        refused={**dict(_refused_modules(model)), **ends.refused},
+        projections=tuple(_in_order(order, ends, projections, moe_layers)),
+        refused={**dict(_refused_modules(model, moe_layers)), **ends.refused},
         ties_embeddings=ends.are_tied,
         digests=end_digests(model, model_dir),
     )
@@ -144,6 +150,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         config=config,
         layout=layout,
         projections=tuple(projections),
+        moe_layers=tuple(moe_layers),
         ends=ends,
         kv_shapes=kv_shapes,
         kv_format=kv_format,
@@ -266,11 +273,36 @@ def _ends_around(
         yield ends.head
 
 
-def _refused_modules(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _module_order(model: nn.Module) -> dict[str, int]:
+    """Each module's path and its place among all, which is that of its execution or near it."""
+    return {path: place for place, (path, _) in enumerate(model.named_modules())}
+
+
+def _in_order(
+    order: dict[str, int],
+    ends: ModelEnds,
+    linears: list[FusedProjection],
+    moe_layers: list[MoeLayer],
+) -> Iterator[Projection]:
+    """The embedding, the decoder's projections by where their modules stand in it, the head."""
+    placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
+    for layer in moe_layers:
+        placed += [(order[layer.path], part.projection) for part in layer.projections]
+    if ends.embedding:
+        yield ends.embedding.projection
+    yield from (projection for _, projection in sorted(placed, key=lambda part: part[0]))
+    if ends.head:
+        yield ends.head.projection
+
+
+def _refused_modules(
+    model: PreTrainedModel, moe_layers: list[MoeLayer]
+) -> Iterator[tuple[str, str]]:
     """What else still holds a matrix of its own: no adapter can change it."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    served = frozenset[nn.Module]().union(*(layer.modules for layer in moe_layers))
+    served |= {model.get_input_embeddings(), model.get_output_embeddings()}
     for name, module in model.named_modules():
-        if module in ends or all(p.ndim < 2 for p in module.parameters(recurse=False)):
+        if module in served or all(p.ndim < 2 for p in module.parameters(recurse=False)):
             continue
         if isinstance(module, nn.Embedding):
             yield name, "LoRA on embeddings other than that of the tokens is not served"

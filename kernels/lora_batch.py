@@ -89,6 +89,12 @@ class LoraBatch:
     extras: tuple[Segment, ...] = ()
     """All tokens whose adapters hold more than A and B for some slice."""
 
+    @property
+    def adapter_rows(self) -> frozenset[int]:
+        """The table rows that any token runs under."""
+        decoding = {adapter.row for adapter in self.decode_adapters}
+        return frozenset(decoding.union(segment.row for segment in self.segments))
+
 
 class LoraBatchBuilder:
     """Builds one LoraBatch per step for one device."""

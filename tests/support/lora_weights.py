@@ -65,17 +65,19 @@ class PoisonedWeights:
         for part, (a_offset, b_offset, rank) in zip(
             self.layout.slices, table.tolist(), strict=True
         ):
-            self._fill(a_offset, rank, part.in_features, part.in_features**-0.5)
-            self._fill(b_offset, rank, part.out_features, rank**-0.5 if rank else 0)
+            num_rows = rank * part.num_experts
+            self._fill(a_offset, num_rows, part.in_features, part.in_features**-0.5)
+            self._fill(b_offset, num_rows, part.out_features, rank**-0.5 if rank else 0)
         return self.generations[row]
 
     def matrices(self, row: int, slice_index: int) -> tuple[Tensor, Tensor]:
-        """Views of A `[rank, in]` and B `[rank, out]`."""
+        """Views of A `[rank, in]` and B `[rank, out]`; of experts, one under another."""
         a_offset, b_offset, rank = self._row_tables[row][slice_index]
         part = self.layout.slices[slice_index]
+        num_rows = rank * part.num_experts
         return (
-            self.flat[a_offset : a_offset + rank * part.in_features].view(rank, -1),
-            self.flat[b_offset : b_offset + rank * part.out_features].view(rank, -1),
+            self.flat[a_offset : a_offset + num_rows * part.in_features].view(num_rows, -1),
+            self.flat[b_offset : b_offset + num_rows * part.out_features].view(num_rows, -1),
         )
 
     def remove(self, row: int) -> None:

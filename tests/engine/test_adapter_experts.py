@@ -1,0 +1,330 @@
+"""Adapters of experts and routers equal PEFT itself, in one mixed batch with base rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import loraplex.engine.experts
+from loraplex.adapters.arena import Arena
+from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.layout import SliceKind
+from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.kernels.lora_batch import LoraBatchBuilder
+from support.families import SERVED, VOCAB_SIZE, save_family
+from support.paged import paged_logits
+from support.peft_blocks import adapted_layers, expert_matrices, make_tuned, write_peft_block
+
+pytestmark = pytest.mark.filterwarnings(
+    # PEFT says so of every pattern that names a parameter, and applies it.
+    "ignore:The following (rank|alpha)_pattern keys did not match any:RuntimeWarning"
+)
+TOLERANCE = 1e-4
+MIB = 1 << 20
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+ROUTERS = ["gate.weight", "router.weight"]
+"""PEFT matches by suffix: a family has one of the two."""
+FAMILIES = [
+    "deepseek_v2-mla",
+    "deepseek_v3-mla",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "gpt_oss-sinks-window",
+    "granitemoe",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all-of-moe": {"r": 3, "target_parameters": [*EXPERTS, *ROUTERS]},
+    "other-rank-with-linears": {
+        "r": 8,
+        "lora_alpha": 4,
+        "target_parameters": EXPERTS,
+        "target_modules": ["o_proj"],
+    },
+    "patterns": {
+        "r": 2,
+        "use_rslora": True,
+        "rank_pattern": {"gate_up_proj": 5},
+        "alpha_pattern": {"down_proj": 16},
+        "target_parameters": EXPERTS,
+    },
+    "one-layer": {"r": 4, "target_parameters": ["layers.2.mlp.experts.down_proj"]},
+    "router-only": {"r": 4, "target_parameters": ROUTERS},
+    "linears-only": {"r": 4, "target_modules": ["o_proj"]},
+}
+GRANITE_ONE_LAYER = {"target_parameters": ["layers.2.block_sparse_moe.experts.down_proj"]}
+
+
+def load_dense(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+
+
+def dense_logits(model: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+@dataclass
+class Resident:
+    """Adapters in a base's arena."""
+
+    base: BaseModel
+    builder: LoraBatchBuilder
+    rows: list[tuple[int, int]]
+    """Each adapter's (row, generation)."""
+
+    def logits(self, sequences: list[list[int]], adapters: list[int | None]) -> list[Tensor]:
+        """Of all sequences in one mixed batch; adapters by their place, None for the base."""
+        rows = [(-1, 0) if index is None else self.rows[index] for index in adapters]
+        return paged_logits(self.base, sequences, builder=self.builder, adapters=rows)
+
+
+def make_resident(base: BaseModel, tuned: list[Any], blocks: Path) -> Resident:
+    """Bring adapters to the arena as the engine does."""
+    arena = Arena(base.layout, 8 * MIB, base.dtype, base.device)
+    base.attach_arena(arena)
+    host = HostCache(base.layout, 8 * MIB, base.dtype)
+    rows = []
+    for index, adapter in enumerate(tuned):
+        path = blocks / f"{index}.block"
+        key = write_peft_block(path, adapter, base.layout)
+        block = host.read(key, path)
+        assert block is not None
+        placement = arena.place(key, block.num_elements, block.table, block.extras)
+        assert placement is not None
+        arena.copy_into(placement, block)
+        arena.publish(placement)
+        rows.append((placement.row, placement.generation))
+    return Resident(base, LoraBatchBuilder(arena, base.device), rows)
+
+
+def draw_sequences(count: int) -> list[list[int]]:
+    # In no family does this seed put a token so near between two experts that rounding decides.
+    generator = torch.Generator().manual_seed(5)
+    return [
+        torch.randint(VOCAB_SIZE, (17 + 5 * index % 11,), generator=generator).tolist()
+        for index in range(count)
+    ]
+
+
+def check_against_peft(model: Path, adapters: list[dict[str, Any]], blocks: Path) -> None:
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    tuned = [
+        make_tuned(load_dense(model), seed=index, **lora) for index, lora in enumerate(adapters)
+    ]
+    resident = make_resident(base, tuned, blocks)
+    sequences = draw_sequences(len(tuned) + 2)
+    order = [None, *range(len(tuned)), None]
+
+    logits = resident.logits(sequences, order)
+
+    dense = load_dense(model)
+    for index, tokens, ours in zip(order, sequences, logits, strict=True):
+        plain = dense_logits(dense, tokens)
+        expected = plain if index is None else dense_logits(tuned[index], tokens)
+        if index is not None:
+            assert (expected - plain).abs().max() > 100 * TOLERANCE, "it must have an effect"
+        assert (ours - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_and_routers_of_each_family_equal_peft_in_one_mixed_batch(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "base", *SERVED[family])
+    adapters = dict(ADAPTERS)
+    if family == "granitemoe":
+        adapters["one-layer"] = {**adapters["one-layer"], **GRANITE_ONE_LAYER}
+    check_against_peft(model, list(adapters.values()), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_all_linear_doubles_the_rank_of_fused_experts_and_is_served_so(
+    family: str, tmp_path: Path
+) -> None:
+    """PEFT's "all-linear" takes experts and routers along, since they once were linear layers."""
+    model = save_family(tmp_path / "base", *SERVED[family])
+    adapters: list[dict[str, Any]] = [
+        {"r": 3, "target_modules": "all-linear"},
+        {"r": 2, "target_modules": "all-linear", "use_rslora": True},
+    ]
+    for lora in adapters:
+        layers = adapted_layers(make_tuned(load_dense(model), seed=0, **lora))
+        block = "model.layers.1.mlp."
+        ranks = {
+            name.removeprefix(block): layer.r["default"]
+            for name, layer in layers.items()
+            if name.startswith(block)
+        }
+        rank = lora["r"]
+        assert ranks == {"gate": rank, "experts.gate_up_proj": 2 * rank, "experts.down_proj": rank}
+    check_against_peft(model, adapters, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss-sinks-window"])
+def test_the_matrices_of_a_block_are_what_peft_says_the_adapter_changes(
+    family: str, tmp_path: Path
+) -> None:
+    dense = load_dense(save_family(tmp_path, *SERVED[family]))
+    tuned = make_tuned(dense, seed=0, r=3, lora_alpha=5, target_parameters=[*EXPERTS, *ROUTERS])
+    for name, layer in adapted_layers(tuned).items():
+        a, b = expert_matrices(layer)  # [experts, rank, in], [experts, rank, out]
+        delta = layer.scaling["default"] * b.transpose(1, 2) @ a  # [experts, out, in]
+        theirs = layer.get_delta_weight("default").detach()
+        if name.endswith(("gate", "router")):
+            theirs = theirs[None]
+        elif family.startswith("gpt_oss"):
+            theirs = theirs.transpose(1, 2)  # it stores [experts, in, out]
+        torch.testing.assert_close(delta, theirs)
+
+
+def test_routers_and_experts_stand_in_the_layout_where_they_run(tmp_path: Path) -> None:
+    path = save_family(tmp_path, *SERVED["gpt_oss-sinks-window"])
+    layout = load_base_model(EngineConfig(str(path), device="cpu")).layout
+    block = "model.layers.1."
+    parts = [part for part in layout.slices if part.name.startswith(block)]
+    assert [part.name.removeprefix(block) for part in parts][3:] == [
+        "self_attn.o_proj",
+        "mlp.router",
+        "mlp.experts.gate_up_proj",
+        "mlp.experts.down_proj",
+    ]
+    router, up, down = parts[4:]
+    assert (router.kind, router.in_features, router.out_features) == (SliceKind.LINEAR, 64, 4)
+    assert (up.kind, up.in_features, up.out_features) == (SliceKind.EXPERTS, 64, 192)
+    assert (down.kind, down.in_features, down.out_features) == (SliceKind.EXPERTS, 96, 64)
+    assert (up.num_experts, down.num_experts) == (4, 4)
+    assert all(len(projection.slices) == 1 for projection in layout.projections[-3:])
+    assert not any("mlp" in name for name in layout.refused)
+
+
+def test_shared_experts_and_dense_layers_of_an_moe_model_are_ordinary_linears(
+    tmp_path: Path,
+) -> None:
+    model = save_family(tmp_path / "base", *SERVED["deepseek_v3-mla"])
+    linears = ["gate_proj", "up_proj", "down_proj"]
+    check_against_peft(model, [{"target_modules": linears, "target_parameters": EXPERTS}], tmp_path)
+
+
+def test_experts_that_transformers_computes_in_its_own_way_are_refused(tmp_path: Path) -> None:
+    path = save_family(tmp_path, *SERVED["jetmoe"])
+    layout = load_base_model(EngineConfig(str(path), device="cpu")).layout
+    reason = "LoRA on JetMoeParallelExperts is not served"
+    assert layout.refused["model.layers.0.mlp.input_linear"] == reason
+    assert not any(part.kind is SliceKind.EXPERTS for part in layout.slices)
+
+
+def test_a_router_that_multiplies_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+    once = Qwen3MoeTopKRouter.forward
+
+    def twice(self: Any, hidden_states: Tensor) -> Any:
+        torch.nn.functional.linear(hidden_states, self.weight)
+        return once(self, hidden_states)
+
+    monkeypatch.setattr(Qwen3MoeTopKRouter, "forward", twice)
+    path = save_family(tmp_path, *SERVED["qwen3_moe"])
+    layout = load_base_model(EngineConfig(str(path), device="cpu")).layout
+    assert layout.refused["model.layers.0.mlp.gate"] == ("LoRA on Qwen3MoeTopKRouter is not served")
+    assert "model.layers.0.mlp.experts.down_proj" in layout.slice_index
+    assert "model.layers.0.mlp.gate" not in layout.slice_index
+
+
+@pytest.mark.parametrize("parameter", EXPERTS)
+def test_what_overflows_in_one_adapters_experts_leaves_other_rows_bit_equal(
+    parameter: str, tmp_path: Path
+) -> None:
+    """In the last layer: what overflows before it goes to other experts than it would have."""
+    model = save_family(tmp_path / "base", *SERVED["qwen3_moe"])
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    target: dict[str, Any] = {"target_parameters": [f"layers.3.mlp.{parameter}"]}
+    everything: dict[str, Any] = {"target_parameters": [*EXPERTS, *ROUTERS]}
+    sequences, order = draw_sequences(3), [0, 1, None]
+    logits = []
+    for scale in (0.2, 1e30):
+        tuned = [
+            make_tuned(load_dense(model), seed=0, scale=scale, **target),
+            make_tuned(load_dense(model), seed=1, r=7, **everything),
+        ]
+        logits.append(make_resident(base, tuned, tmp_path).logits(sequences, order))
+    (modest, *before), (overflown, *after) = logits
+    assert modest.isfinite().all()
+    assert not overflown.isfinite().any()
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_router_that_overflows_for_one_adapter_leaves_the_others_right(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["mixtral"])
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    tuned = [
+        make_tuned(load_dense(model), seed=0, scale=1e30, target_parameters=ROUTERS),
+        make_tuned(load_dense(model), seed=1, target_parameters=[*EXPERTS, *ROUTERS]),
+    ]
+    sequences = draw_sequences(3)
+    overflown, *others = make_resident(base, tuned, tmp_path).logits(sequences, [0, 1, None])
+    assert not overflown.isfinite().any()
+    for tokens, ours, theirs in zip(
+        sequences[1:], others, (tuned[1], load_dense(model)), strict=True
+    ):
+        assert (ours - dense_logits(theirs, tokens)).abs().max() < TOLERANCE
+
+
+def test_a_step_that_touches_no_experts_runs_none_of_their_lora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("no adapter of the step touches these experts")
+
+    model = save_family(tmp_path / "base", *SERVED["mixtral"])
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    tuned = [
+        make_tuned(load_dense(model), seed=0, target_modules=["q_proj"]),
+        make_tuned(load_dense(model), seed=1, target_parameters=EXPERTS),
+    ]
+    resident = make_resident(base, tuned, tmp_path)
+    sequences = draw_sequences(2)
+    monkeypatch.setattr(loraplex.engine.experts, "add_experts", fail)
+    ours, _ = resident.logits(sequences, [0, None])
+    assert (ours - dense_logits(tuned[0], sequences[0])).abs().max() < TOLERANCE
+    with pytest.raises(AssertionError, match="touches these experts"):
+        resident.logits(sequences, [0, 1])
+
+
+def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["qwen2_moe"])
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    lora: dict[str, Any] = {"target_parameters": [*EXPERTS, *ROUTERS]}
+    sequences = draw_sequences(2)
+    for seed in (0, 1):  # both in row 0, one after the other
+        tuned = make_tuned(load_dense(model), seed=seed, **lora)
+        resident = make_resident(base, [tuned], tmp_path)
+        ours, plain = resident.logits(sequences, [0, None])
+        assert (ours - dense_logits(tuned, sequences[0])).abs().max() < TOLERANCE
+        assert (plain - dense_logits(load_dense(model), sequences[1])).abs().max() < TOLERANCE
+
+
+def test_an_int8_base_keeps_its_experts_and_routers_as_they_are(tmp_path: Path) -> None:
+    path = save_family(tmp_path, *SERVED["qwen3_moe"])
+    exact = load_base_model(EngineConfig(str(path), device="cpu"))
+    int8 = load_base_model(EngineConfig(str(path), device="cpu", quantization=Quantization.INT8))
+    assert int8.layout == exact.layout
+    weights = dict(exact.model.named_parameters())
+    for name, weight in int8.model.named_parameters():
+        assert torch.equal(weight, weights[name])
+    assert "model.layers.0.mlp.experts.down_proj" in dict(int8.model.named_parameters())
