@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters.arena import Arena
-from ..adapters.block import ExtraKind
 from ..adapters.layout import Projection, Slice, SliceKind
-from ..kernels.lora_batch import Segment
 from .forward import current_forward
-from .slice_extras import TokenRows, by_kind, change_embedding, values
+from .slice_extras import HeldExtras, change_embedding
 
 _PIECE_TOKENS = 1024
 
@@ -32,42 +30,55 @@ class InputEmbedding:
         )
         self.base_weights = TableWeights(module)
         self._scale = scale
-        self._arena: Arena | None = None
-        self._slice_index = 0
-        self._token_rows = TokenRows()
+        self._adapters: _TableAdapters | None = None
         module.register_forward_hook(self._change)
 
     def attach(self, arena: Arena, slice_range: range) -> None:
-        self._arena, self._slice_index = arena, slice_range.start
+        num_tokens = self.projection.in_features
+        self._adapters = _TableAdapters(
+            arena, slice_range, num_tokens=num_tokens, scale=self._scale
+        )
 
     def forget_adapter(self, row: int) -> None:
-        self._token_rows.forget(row)
+        if self._adapters:
+            self._adapters.forget(row)
 
     def forget_step(self) -> None:
         """It keeps nothing of a step."""
 
     def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         step = current_forward()
-        if self._arena and step and step.embedding_segments:
+        if self._adapters and step and step.embedding_segments:
             token_ids, rows = args[0].reshape(-1), y.view(-1, y.shape[-1])
             for segment in step.embedding_segments:
                 own = slice(segment.start, segment.end)
-                self._change_rows(self._arena, segment, token_ids[own], rows[own])
+                self._adapters.add(segment.row, token_ids[own], rows[own])
 
-    def _change_rows(self, arena: Arena, segment: Segment, token_ids: Tensor, y: Tensor) -> None:
-        if extras := arena.row_extras[segment.row].get(self._slice_index):
-            held = by_kind(extras)
-            replaced_ids = None
-            if placed := held.get(ExtraKind.TOKEN_ROWS):
-                replaced_ids = self._token_rows.token_ids(segment.row, placed, y.device)
-            served = {kind: values(arena.flat, placed) for kind, placed in held.items()}
-            change_embedding(token_ids, y, self._scale, served, replaced_ids)
-        a_offset, b_offset, rank = arena.row_tables[segment.row][self._slice_index]
+
+class _TableAdapters:
+    """Changes the base's rows in those of one adapter."""
+
+    def __init__(self, arena: Arena, slice_range: range, *, num_tokens: int, scale: float) -> None:
+        self._arena = arena
+        self._slice_index = slice_range.start
+        self._num_tokens = num_tokens
+        self._scale = scale
+        self._extras = HeldExtras(arena, slice_range)
+
+    def add(self, row: int, token_ids: Tensor, y: Tensor) -> None:
+        """Change y `[n, out]`, the base's rows of token_ids `[n]`, in place."""
+        for _, extras in self._extras.of_row(row):
+            change_embedding(token_ids, y, self._scale, extras)
+        a_start, b_start, rank = self._arena.row_tables[row][self._slice_index]
         if rank:
-            num_tokens, out_features = self.projection.in_features, y.shape[-1]
-            a = arena.flat[a_offset : a_offset + num_tokens * rank].view(num_tokens, rank)
-            b = arena.flat[b_offset : b_offset + rank * out_features].view(rank, out_features)
-            y.addmm_(a[token_ids], b, alpha=self._scale)
+            flat, out_features = self._arena.flat, y.shape[-1]
+            a = flat[a_start : a_start + rank * self._num_tokens].view(-1, rank)[token_ids]
+            b = flat[b_start : b_start + rank * out_features].view(rank, out_features)
+            y.addmm_(a, b, alpha=self._scale)
+
+    def forget(self, row: int) -> None:
+        """Drop what was kept of a table row's adapter."""
+        self._extras.forget(row)
 
 
 class TableWeights:

@@ -8,89 +8,97 @@ overflow to stays in its own rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..adapters.arena import Arena, RowExtras
 from ..adapters.block import ExtraKind, PlacedExtra
 
 
-class TokenRows:
-    """The device's copies of the token ids whose rows adapters replace, by table row."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceExtras:
+    """One adapter's extras for one slice, on the device."""
 
-    def __init__(self) -> None:
-        self._token_ids: dict[int, Tensor] = {}
+    values: Mapping[ExtraKind, Tensor]
+    """Views of the arena, each in its extra's shape."""
+    token_ids: Tensor | None
+    """int64 `[tokens]`, ascending: which rows TOKEN_ROWS replaces."""
 
-    def token_ids(self, row: int, placed: PlacedExtra, device: torch.device) -> Tensor:
-        """int64 `[tokens]`, ascending, of the extra that this table row's adapter holds."""
-        found = self._token_ids.get(row)
-        if found is None:
-            is_cuda = device.type == "cuda"
-            host = torch.tensor(placed.extra.token_ids, dtype=torch.int64, pin_memory=is_cuda)
-            found = self._token_ids[row] = host.to(device, non_blocking=True)
-        return found
+    @classmethod
+    def of(cls, placed: tuple[PlacedExtra, ...], flat: Tensor) -> SliceExtras:
+        """An adapter holds at most one extra of each kind for a slice."""
+        values, token_ids = {}, None
+        for offset, extra in ((part.offset, part.extra) for part in placed):
+            values[extra.kind] = flat[offset : offset + extra.num_elements].view(extra.shape)
+            if extra.kind is ExtraKind.TOKEN_ROWS:
+                is_cuda = flat.device.type == "cuda"
+                host = torch.tensor(extra.token_ids, dtype=torch.int64, pin_memory=is_cuda)
+                token_ids = host.to(flat.device, non_blocking=True)
+        return cls(values, token_ids)
+
+
+class HeldExtras:
+    """The extras of the adapters that ran, by slice of one projection: found once for each."""
+
+    def __init__(self, arena: Arena, slice_range: range) -> None:
+        self._arena = arena
+        self._slices = slice_range
+        self._rows: dict[int, tuple[RowExtras, list[tuple[int, SliceExtras]]]] = {}
+
+    def of_row(self, row: int) -> list[tuple[int, SliceExtras]]:
+        """What a table row's adapter holds: number of the slice in the projection, and extras."""
+        source = self._arena.row_extras[row]
+        found = self._rows.get(row)
+        if found is None or found[0] is not source:  # a row that passed to another adapter
+            held = [
+                (index, SliceExtras.of(source[slice_index], self._arena.flat))
+                for index, slice_index in enumerate(self._slices)
+                if slice_index in source
+            ]
+            found = self._rows[row] = (source, held)
+        return found[1]
 
     def forget(self, row: int) -> None:
-        """Drop what was kept for this table row's adapter."""
-        self._token_ids.pop(row, None)
+        """Drop what was found for a table row's adapter."""
+        self._rows.pop(row, None)
 
 
-def by_kind(extras: tuple[PlacedExtra, ...]) -> Mapping[ExtraKind, PlacedExtra]:
-    """The extras of one slice; an adapter holds at most one of each kind for it."""
-    return {placed.extra.kind: placed for placed in extras}
-
-
-def values(flat: Tensor, placed: PlacedExtra) -> Tensor:
-    """A view of an extra's values, in its shape."""
-    extra = placed.extra
-    return flat[placed.offset : placed.offset + extra.num_elements].view(extra.shape)
-
-
-def change_linear(
-    x: Tensor,
-    y: Tensor,
-    bias: Tensor | None,
-    extras: Mapping[ExtraKind, Tensor],
-    token_ids: Tensor | None,
-) -> None:
+def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, extras: SliceExtras) -> None:
     """Change a linear slice's base result y in place, before its LoRA delta is added.
 
-    x `[n, in]`, y `[n, out]`: rows of one adapter. bias `[out]`: the base's. token_ids: which
-    rows of the weight TOKEN_ROWS replaces.
+    x `[n, in]`, y `[n, out]`: rows of one adapter. bias `[out]`: the base's, in any type.
     """
-    if (matrix := extras.get(ExtraKind.MATRIX)) is not None:
-        y.copy_(F.linear(x, matrix, None if bias is None else bias.to(x.dtype)))
-    if (rows := extras.get(ExtraKind.TOKEN_ROWS)) is not None:
-        assert token_ids is not None
-        own = x @ rows.T
-        y.index_copy_(1, token_ids, own if bias is None else own + bias[token_ids].to(x.dtype))
-    if (factor := extras.get(ExtraKind.MAGNITUDE)) is not None:
+    values = extras.values
+    bias = None if bias is None else bias.to(y.dtype)
+    if (matrix := values.get(ExtraKind.MATRIX)) is not None:
+        y.copy_(F.linear(x, matrix, bias))
+    if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
+        assert extras.token_ids is not None
+        own = F.linear(x, rows, None if bias is None else bias[extras.token_ids])
+        y.index_copy_(1, extras.token_ids, own)
+    if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
         # PEFT scales the product and not the bias.
-        y.addcmul_(y if bias is None else y - bias.to(y.dtype), factor)
+        y.addcmul_(y if bias is None else y - bias, factor)
     for kind in (ExtraKind.BIAS, ExtraKind.LORA_BIAS):
-        if (added := extras.get(kind)) is not None:
+        if (added := values.get(kind)) is not None:
             y += added
 
 
-def change_embedding(
-    token_ids: Tensor,
-    y: Tensor,
-    scale: float,
-    extras: Mapping[ExtraKind, Tensor],
-    replaced_ids: Tensor | None,
-) -> None:
+def change_embedding(token_ids: Tensor, y: Tensor, scale: float, extras: SliceExtras) -> None:
     """Change an embedding's base result y in place, before its LoRA delta is added.
 
     token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: what the base multiplies its rows by.
-    replaced_ids: which rows of the table TOKEN_ROWS replaces, ascending.
     """
-    if (matrix := extras.get(ExtraKind.MATRIX)) is not None:
+    values = extras.values
+    if (matrix := values.get(ExtraKind.MATRIX)) is not None:
         y.copy_(F.embedding(token_ids, matrix) * scale)
-    if (rows := extras.get(ExtraKind.TOKEN_ROWS)) is not None:
-        assert replaced_ids is not None
-        place = torch.searchsorted(replaced_ids, token_ids).clamp_(max=len(rows) - 1)
-        is_replaced = replaced_ids[place] == token_ids
+    if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
+        assert extras.token_ids is not None
+        place = torch.searchsorted(extras.token_ids, token_ids).clamp_(max=len(rows) - 1)
+        is_replaced = extras.token_ids[place] == token_ids
         y.copy_(torch.where(is_replaced[:, None], rows[place] * scale, y))
-    if (factor := extras.get(ExtraKind.MAGNITUDE)) is not None:
+    if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
         y.addcmul_(y, factor)
