@@ -16,8 +16,9 @@ from .arrangement import (
     arrangement_of_a,
     arrangement_of_b,
 )
-from .block import NUMPY_DTYPES, BlockPlan, write_block_header
+from .block import MAX_HEADER_BYTES, NUMPY_DTYPES, BlockPlan, write_block_header
 from .bound import Binding, BoundExtra
+from .errors import AdapterRejected
 from .layout import BaseLayout
 from .peft_config import PeftConfig
 from .source import describe_source
@@ -47,7 +48,10 @@ def write_block(
     layout: BaseLayout,
     digest: str,
 ) -> WrittenBlock:
-    """Write the canonical block to the new file `path`; the payload holds the original values."""
+    """Write the canonical block to the new file `path`; the payload holds the original values.
+
+    Raises AdapterRejected if its header grows beyond what readers accept.
+    """
     dtype = block_dtype(binding)
     plan = BlockPlan(
         layout,
@@ -65,6 +69,11 @@ def write_block(
         plan=plan,
         source=describe_source(binding, config, placed),
     )
+    if payload_offset > MAX_HEADER_BYTES:
+        raise AdapterRejected(
+            "too_many_tensors",
+            f"the names and places of {len(placed)} tensors take {payload_offset} bytes",
+        )
     itemsize = np.dtype(NUMPY_DTYPES[dtype]).itemsize
     with path.open("xb") as file:
         output = _HashedOutput(file)

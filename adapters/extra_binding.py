@@ -108,12 +108,6 @@ class _ExtraBinder:
 
     def _check_has(self, index: int, kind: ExtraKind, missing: str) -> None:
         layer = self._layout.slices[index]
-        if kind is ExtraKind.MAGNITUDE and layer.kind is SliceKind.EMBEDDING:
-            raise AdapterRejected(
-                "unsupported_feature",
-                f"{layer.name}: {refusal_message('embedding_dora')}",
-                pointer=layer.name,
-            )
         if (index, kind) not in self.extras:
             raise AdapterRejected(
                 "config_contradiction",
@@ -122,13 +116,13 @@ class _ExtraBinder:
             )
 
     def _bind_magnitude(self, name: TensorName, tensor: TensorEntry) -> None:
-        index, layer = self._linear_slice(name, tensor)
+        index, layer = self._slice_of_vector(name, tensor)
         self._check_announced(tensor, self._config.uses_dora, "use_dora")
         self._check_has_pair(index, tensor)
         self._add(_vector(index, layer, ExtraKind.MAGNITUDE, tensor))
 
     def _bind_lora_bias(self, name: TensorName, tensor: TensorEntry) -> None:
-        index, layer = self._linear_slice(name, tensor)
+        index, layer = self._slice_of_vector(name, tensor)
         self._check_announced(tensor, self._config.uses_lora_bias, "lora_bias")
         self._check_has_pair(index, tensor)
         scale = self._slices[index].scale
@@ -141,7 +135,7 @@ class _ExtraBinder:
                 f"{tensor.name}: {refusal_message('norm_bias')}",
                 pointer=tensor.name,
             )
-        index, layer = self._linear_slice(name, tensor)
+        index, layer = self._slice_of_vector(name, tensor)
         is_trained = self._config.bias != "none" or self._saves(index)
         self._check_announced(tensor, is_trained, "bias")
         self._add(_vector(index, layer, ExtraKind.BIAS, tensor))
@@ -201,8 +195,9 @@ class _ExtraBinder:
             BoundExtra(extra, layer, tensor, () if order == tuple(range(len(order))) else order)
         )
 
-    def _linear_slice(self, name: TensorName, tensor: TensorEntry) -> tuple[int, Slice]:
-        """The slice of a vector's module, which must be a linear layer and no router."""
+    def _slice_of_vector(self, name: TensorName, tensor: TensorEntry) -> tuple[int, Slice]:
+        """The slice of a vector's module: a linear layer that is no router, or for DoRA an
+        embedding."""
         module = name.module
         if module in self._layout.refused:
             raise AdapterRejected(
@@ -216,19 +211,16 @@ class _ExtraBinder:
                 "wrong_base", f"this base has no linear layer named {module}", pointer=tensor.name
             )
         layer = self._layout.slices[index]
-        if layer.kind is SliceKind.EMBEDDING and name.role is TensorRole.MAGNITUDE:
-            raise AdapterRejected(
-                "unsupported_feature",
-                f"{tensor.name}: {refusal_message('embedding_dora')}",
-                pointer=tensor.name,
-            )
         if index in self._layout.routers:
             raise AdapterRejected(
                 "unsupported_feature",
                 f"{tensor.name}: {refusal_message('router_extras')}",
                 pointer=tensor.name,
             )
-        if layer.kind is not SliceKind.LINEAR:
+        is_embedding = layer.kind is SliceKind.EMBEDDING
+        if layer.kind is not SliceKind.LINEAR and not (
+            is_embedding and name.role is TensorRole.MAGNITUDE
+        ):
             raise AdapterRejected(
                 "unbound_tensor",
                 f"{tensor.name} is not how PEFT names a tensor of this layer",

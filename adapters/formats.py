@@ -101,7 +101,7 @@ SERVED: tuple[ServedFeature, ...] = (
     ),
     ServedFeature(
         "dora",
-        "`use_dora=True` on linear layers and the output head",
+        "`use_dora=True`, on any linear layer, the output head and `embed_tokens`",
         "The factor of each output, magnitude ÷ norm of the changed weight, is computed once "
         "when the adapter is loaded.",
     ),
@@ -208,13 +208,6 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "code_reference_refused",
         "They name code to import.",
         "Remove the field: nothing that an adapter brings is executed.",
-    ),
-    RefusedFeature(
-        "embedding_dora",
-        "`use_dora=True` on `embed_tokens`",
-        "unsupported_feature",
-        "Its norms run over the whole vocabulary.",
-        "Leave the embedding out of `target_modules`.",
     ),
     RefusedFeature(
         "parameter_of_a_linear_layer",

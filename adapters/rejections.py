@@ -86,7 +86,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Save the adapter again; the file is damaged or was written by a faulty tool.",
     ),
     "too_many_tensors": Rejection(
-        "The file holds more than 20,000 tensors.",
+        "The file holds more than 20,000 tensors, or too many trained tokens beside them.",
         "Send only the adapter's own tensors.",
     ),
     "no_tensors": Rejection(

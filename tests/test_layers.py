@@ -27,6 +27,8 @@ CORE_TORCH_FREE = (
     "adapters.layout",
     "adapters.block",
     "adapters.examination",
+    "adapters.export",
+    "adapters.formats",
     "adapters.residency",
     "adapters.extents",
     "adapters.fetcher",

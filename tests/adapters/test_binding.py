@@ -319,8 +319,10 @@ def test_refuses_experts_that_do_not_fit(shapes: Shapes, config: PeftConfig, rea
 
 def test_magnitudes_and_biases_bind_beside_their_matrices() -> None:
     dora = pair(Q, 8, 8) | {f"base_model.model.{Q}.lora_magnitude_vector": (8,)}
+    dora |= embedding_pair() | {f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (8,)}
     assert extras_of(bind_shapes(dora, make_config(uses_dora=True))) == [
-        Extra(1, ExtraKind.MAGNITUDE, (8,))
+        Extra(0, ExtraKind.MAGNITUDE, (8,)),
+        Extra(1, ExtraKind.MAGNITUDE, (8,)),
     ]
     biased = pair(V, 8, 4) | {f"base_model.model.{V}.lora_B.bias": (4,)}
     (lora_bias,) = bind_shapes(biased, make_config(uses_lora_bias=True)).extras
@@ -420,15 +422,20 @@ WRONG_EXTRAS: dict[str, tuple[Shapes, PeftConfig, str]] = {
         make_config(uses_dora=True),
         "wrong_base",
     ),
-    "embedding's magnitude": (
-        {**embedding_pair(), f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (8,)},
+    "embedding's magnitude, by token": (
+        {**embedding_pair(), f"base_model.model.{EMBEDDING}.lora_magnitude_vector": (99,)},
         make_config(uses_dora=True),
-        "unsupported_feature",
+        "shape_mismatch",
     ),
     "embedding without magnitude": (
         embedding_pair(),
         make_config(uses_dora=True),
-        "unsupported_feature",
+        "config_contradiction",
+    ),
+    "embedding's bias": (
+        {**embedding_pair(), f"base_model.model.{EMBEDDING}.bias": (8,)},
+        make_config(bias="all"),
+        "unbound_tensor",
     ),
     "lora bias missing": (pair(Q, 8, 8), make_config(uses_lora_bias=True), "config_contradiction"),
     "norm's bias": (

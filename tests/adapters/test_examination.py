@@ -17,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from loraplex.adapters import canonical
 from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport, examine
@@ -417,6 +418,14 @@ def test_does_not_warn_of_the_same_base_elsewhere(tmp_path: Path) -> None:
         target_modules=[Q],
     )
     assert warnings_of(adapter, tmp_path / "block", base_model_name="owner/tiny-base") == {}
+
+
+def test_refuses_a_block_whose_header_no_reader_would_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()))
+    monkeypatch.setattr(canonical, "MAX_HEADER_BYTES", 512)
+    assert refusal(adapter, SMALL, tmp_path / "block").reason == "too_many_tensors"
 
 
 def test_never_overwrites_a_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from loraplex.adapters.export import export_adapter
 from loraplex.adapters.formats import SERVED
 from support.blocks import make_key, write_block
 from support.feature_files import FeatureFiles
+from support.models import make_adapter
 
 FEATURES = [feature.name for feature in SERVED]
 DTYPES: dict[str, Callable[[], Iterator[torch.dtype]]] = {
@@ -90,6 +92,38 @@ def test_peft_answers_alike_with_the_exported_adapter(
     with torch.no_grad():
         plain = base(input_ids=torch.tensor([[5, 7, 101, 3, 44, 90]])).logits
     assert not torch.allclose(actual, plain, atol=1e-2), "the adapter has an effect"
+
+
+COMBINED: dict[str, dict[str, Any]] = {
+    "DoRA, biases, rows of tokens, head": {
+        "use_dora": True,
+        "use_rslora": True,
+        "bias": "all",
+        "target_modules": ["q_proj", "down_proj", "lm_head"],
+        "trainable_token_indices": [9, 4],
+        "rank_pattern": {"lm_head": 3, "down_proj": 2},
+    },
+    "bias of lora_B, whole embedding, rows of the head": {
+        "lora_bias": True,
+        "modules_to_save": ["embed_tokens"],
+        "trainable_token_indices": {"lm_head": [8, 2]},
+        "alpha_pattern": {"v_proj": 3},
+    },
+}
+
+
+@pytest.mark.parametrize("lora", COMBINED.values(), ids=COMBINED.keys())
+def test_features_go_together(lora: dict[str, Any], files: FeatureFiles, tmp_path: Path) -> None:
+    base = files.base("bias")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT takes biases of lora_B for broken matrices
+        adapter = make_adapter(base, tmp_path / "adapter", seed=3, **lora)
+    first = files.examine("bias", tmp_path / "first", folder=adapter)
+    (tmp_path / "exported").mkdir()
+    export_adapter(tmp_path / "first", tmp_path / "exported")
+    second = files.examine("bias", tmp_path / "second", folder=tmp_path / "exported")
+    assert second.digest == first.digest
+    assert torch.equal(logits_of(base, tmp_path / "exported"), logits_of(base, adapter))
 
 
 def test_export_replaces_what_was_there(files: FeatureFiles, tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.formats import (
@@ -16,6 +20,7 @@ from loraplex.adapters.formats import (
 )
 from loraplex.adapters.rejections import REJECTIONS
 from support.feature_files import FeatureFiles
+from support.peft_features import draw_trained_values
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 USED_WITH: dict[str, set[str]] = {
@@ -30,7 +35,7 @@ USED_WITH: dict[str, set[str]] = {
     "experts": {"lora"},
     "lora_bias": {"lora"},
     "bias": {"lora"},
-    "dora": {"lora", "output_head"},
+    "dora": {"lora", "output_head", "embedding"},
     "full_matrix": {"lora"},
     "token_rows": {"lora"},
 }
@@ -79,3 +84,42 @@ def test_refused_feature_is_refused_with_its_code_and_way_out(
     assert not (tmp_path / "block").exists()
     if feature.code in ("unsupported_feature", "unsupported_module"):
         assert feature.way_out in str(caught.value)
+
+
+def test_way_out_of_separate_experts_leads_to_a_served_adapter(
+    files: FeatureFiles, tmp_path: Path
+) -> None:
+    old = files.adapter("separate_experts")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT looks for its patterns among modules only
+        base = AutoModelForCausalLM.from_pretrained(files.base("separate_experts"))
+        PeftModel.from_pretrained(base, old).save_pretrained(tmp_path / "saved-again")
+    report = files.examine("experts", tmp_path / "block", folder=tmp_path / "saved-again")
+    assert "experts" in report.features
+    tensors = load_file(old / "adapter_model.safetensors")
+    products = [
+        2.0 * tensors[name.replace("lora_A", "lora_B")] @ values
+        for name, values in tensors.items()
+        if "lora_A" in name
+    ]
+    norm = sum(float(product.norm()) ** 2 for product in products) ** 0.5
+    assert report.delta_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_way_out_of_a_changed_base_leads_to_a_served_adapter(
+    files: FeatureFiles, tmp_path: Path
+) -> None:
+    base = files.base("changed_base")
+    config = LoraConfig(init_lora_weights="pissa", r=4, target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.peft_config["default"].init_lora_weights = True  # as PEFT's guide says
+    model.save_pretrained(tmp_path / "initial")
+    draw_trained_values(model, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT loads the initial adapter beside the trained one
+        model.save_pretrained(
+            tmp_path / "converted",
+            path_initial_model_for_weight_conversion=str(tmp_path / "initial"),
+        )
+    report = files.examine("lora", tmp_path / "block", folder=tmp_path / "converted")
+    assert (report.features, report.max_rank) == (("lora",), 8)

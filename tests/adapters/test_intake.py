@@ -22,6 +22,7 @@ from loraplex.adapters.layout import (
     BaseLayout,
     Projection,
     Slice,
+    SliceKind,
     layout_from_json,
     layout_to_json,
 )
@@ -79,6 +80,16 @@ def test_child_reports_exactly_what_the_examination_finds(tiny_base: Path, tmp_p
     assert [warning.code for warning in report.warnings] == ["pattern_unmatched"]
     assert (tmp_path / "block").read_bytes() == (tmp_path / "expected").read_bytes()
     assert read_block_header(tmp_path / "block").digest == report.digest
+
+
+def test_whole_matrices_and_features_cross_the_process(tmp_path: Path) -> None:
+    layout = BaseLayout(BASE_ID, (Projection((Slice("embed_tokens", 9, 8, SliceKind.EMBEDDING),)),))
+    tensors = {"base_model.model.embed_tokens.weight": np.ones((9, 8), np.float32)}
+    adapter = write_adapter(tmp_path / "adapter", tensors, modules_to_save=["embed_tokens"])
+    request = make_request(tmp_path, adapter, layout)
+    assert refusal(request).reason == "full_matrix_not_allowed"
+    report = run_intake(dataclasses.replace(request, max_full_matrix_bytes=1 << 10))
+    assert report.features == ("full_matrix",)
 
 
 def test_rejection_crosses_the_process_with_reason_message_and_pointer(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def test_accepts_what_peft_writes_by_default() -> None:
         {"layers_to_transform": [0, 1], "layers_pattern": "layers"},
         {"exclude_modules": ["lm_head"]},
         {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": "mica"},
         {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
         {"init_lora_weights": False},
         {"fan_in_fan_out": True},

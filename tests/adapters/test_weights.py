@@ -16,6 +16,7 @@ from loraplex.adapters.weights import (
     check_range,
     content_bytes,
     delta_norm,
+    from_float32,
     read_tensor,
     to_float32,
 )
@@ -33,6 +34,15 @@ def test_widens_bfloat16_exactly_as_torch_does() -> None:
     np.testing.assert_array_equal(
         to_float32(bits, "BF16").view(np.uint32), expected.view(np.uint32)
     )
+
+
+@pytest.mark.parametrize(("dtype", "item"), [("BF16", np.uint16), ("F16", np.float16)])
+def test_narrows_what_was_widened_to_the_same_bits(dtype: str, item: type) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256).T  # not contiguous
+    values = to_float32(bits.view(item) if item is np.uint16 else bits.copy().view(item), dtype)
+    is_number = ~np.isnan(values)
+    narrowed = np.ascontiguousarray(from_float32(values, dtype)).view(np.uint16)
+    np.testing.assert_array_equal(narrowed[is_number], bits[is_number])
 
 
 def test_reads_a_tensor_at_an_unaligned_offset() -> None:

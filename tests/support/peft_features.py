@@ -23,6 +23,7 @@ from transformers import (
     GptOssForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -51,7 +52,10 @@ _SERVED: dict[str, dict[str, Any]] = {
     "experts": {"target_modules": _Q_AND_V, "target_parameters": _EXPERT_PARAMETERS},
     "lora_bias": {"lora_bias": True},
     "bias": {"bias": "all"},
-    "dora": {"use_dora": True, "target_modules": [*_Q_AND_V, "down_proj", "lm_head"]},
+    "dora": {
+        "use_dora": True,
+        "target_modules": [*_Q_AND_V, "down_proj", "lm_head", "embed_tokens"],
+    },
     "full_matrix": {"modules_to_save": ["lm_head", "embed_tokens"]},
     "token_rows": {"trainable_token_indices": TRAINED_TOKENS},
 }
@@ -60,7 +64,6 @@ _REFUSED: dict[str, dict[str, Any]] = {
     "changed_base": {"init_lora_weights": "pissa"},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
     "activated_lora": {"alora_invocation_tokens": [1, 2]},
-    "embedding_dora": {"use_dora": True, "target_modules": ["embed_tokens"]},
     "parameter_of_a_linear_layer": {
         "target_modules": [],
         "target_parameters": ["o_proj.weight"],
@@ -170,7 +173,7 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
     targets = {"target_modules": ["w1", "w2", "w3"]}
-    old = _ModelOfSeparateExperts(model.config.hidden_size)
+    old = _ModelOfSeparateExperts(model.config)
     _save(old, directory, seed, {**targets, "task_type": None})
     # the stand-in is no class of transformers, as PEFT noted in the configuration
     LoraConfig(**{**_defaults(), **targets}).save_pretrained(directory)
@@ -186,12 +189,15 @@ _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
 class _ModelOfSeparateExperts(nn.Module):
     """Mixtral's modules as they were named before transformers stacked the experts."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
-        expert = nn.ModuleDict({name: nn.Linear(width, width) for name in ("w1", "w2", "w3")})
+        wide, narrow = config.hidden_size, config.intermediate_size
+        widths = {"w1": (wide, narrow), "w2": (narrow, wide), "w3": (wide, narrow)}
+        expert = nn.ModuleDict({name: nn.Linear(*width) for name, width in widths.items()})
         experts = nn.ModuleList(copy.deepcopy(expert) for _ in range(NUM_EXPERTS))
         layer = nn.ModuleDict({"block_sparse_moe": nn.ModuleDict({"experts": experts})})
-        self.model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+        layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(config.num_hidden_layers))
+        self.model = nn.ModuleDict({"layers": layers})
 
 
 def _draw_biases(path: Path) -> None:
