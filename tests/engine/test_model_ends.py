@@ -36,7 +36,7 @@ def test_both_ends_of_every_served_family_can_be_adapted(family: str, tmp_path: 
     assert ends.embedding.projection.in_features == ends.head.projection.out_features
 
 
-class TwiceCalled(nn.Linear):
+class OtherLinear(nn.Linear):
     """Another class than a plain linear layer."""
 
 
@@ -48,12 +48,12 @@ class ScaledByToken(nn.Embedding):
 def test_ends_that_are_not_what_they_seem_carry_no_adapters(tmp_path: Path) -> None:
     model = load(tmp_path, "llama")
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    model.set_output_embeddings(TwiceCalled(head.in_features, head.out_features, bias=False))
+    model.set_output_embeddings(OtherLinear(head.in_features, head.out_features, bias=False))
     model.set_input_embeddings(ScaledByToken(table.num_embeddings, table.embedding_dim))
     ends = adapt_ends(model)
     assert (ends.embedding, ends.head) == (None, None)
     assert "something else than the scaled rows" in ends.refused["model.embed_tokens"]
-    assert "it is a TwiceCalled" in ends.refused["lm_head"]
+    assert "it is a OtherLinear" in ends.refused["lm_head"]
 
 
 def test_an_end_that_the_model_calls_in_its_own_way_carries_no_adapters(tmp_path: Path) -> None:
