@@ -12,7 +12,6 @@ matrices begin `expert × rank × width` elements further on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,9 +93,6 @@ class ExpertRows:
     """int64 `[num_rows × num_experts, 1, 3]`."""
     pair_rows: Tensor
     """int32 `[num_pairs]`: row × num_experts + expert; -1 for the base."""
-    row_tables: Sequence[Sequence[Sequence[int]]] = ()
-    row_extras: Sequence[Mapping[int, object]] = ()
-    """Both empty: the forms that read `table` do not need them."""
 
 
 def expert_rows(

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .lora_batch import LoraTiles
-from .lora_weights import AdapterWeights
+from .lora_weights import DeviceWeights
 
 ALIGNMENT = 16
 """Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
@@ -39,7 +39,7 @@ EXPAND_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fu
 def add_tiles(
     x: Tensor,
     y: Tensor,
-    weights: AdapterWeights,
+    weights: DeviceWeights,
     token_rows: Tensor,
     work: LoraTiles,
     *,

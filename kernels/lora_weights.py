@@ -20,7 +20,14 @@ class CopyBudget(Protocol):
         """What an adapter that is being removed leaves: it is zeroed before long."""
 
 
-class AdapterWeights(Protocol):
+class DeviceWeights(Protocol):
+    """What kernels on a device read: see AdapterWeights."""
+
+    flat: Tensor
+    table: Tensor
+
+
+class AdapterWeights(DeviceWeights, Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
     For each slice of the base the table holds (a_offset, b_offset, rank): absolute element offsets

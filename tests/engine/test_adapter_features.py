@@ -190,7 +190,7 @@ def test_a_row_that_passed_to_another_adapter_serves_nothing_of_the_first(tmp_pa
     sequences = world.sequences()[:3]
     world.serve(world.sequences())
     for row, _ in world.rows:
-        world.arena.remove(row)
+        world.remove(row)
     for index in (1, 2):
         placed = world.publish(index)
         assert placed[0] == world.rows[index - 1][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.adapters.arena import Arena
+from loraplex.adapters.extents import Placement
 from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import BaseModel, load_base_model
@@ -46,6 +47,7 @@ class World:
     rows: list[tuple[int, int]]
     """Of each adapter: row and generation."""
     path: Path
+    placements: dict[int, Placement] = field(default_factory=dict)
 
     def read(self, index: int) -> HostBlock:
         """One adapter's block, prepared, in host memory."""
@@ -63,7 +65,15 @@ class World:
         self.arena.copy_into(placement, block)
         self.arena.publish(placement)
         self.host.remove(block.key)
+        self.placements[placement.row] = placement
         return placement.row, placement.generation
+
+    def remove(self, row: int) -> None:
+        """Take an adapter off the arena the way the engine does."""
+        placement = self.placements.pop(row)
+        self.arena.retire(placement)
+        self.arena.erase(placement)
+        self.arena.free(placement)
 
     def serve(
         self, sequences: Sequence[Sequence[int]], *, with_adapters: bool = True
