@@ -79,6 +79,21 @@ def serve(
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="How keys and values are held.")
     ] = DEFAULTS.kv_dtype,
+    lora_window_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="CPU copies of adapters that decode together.",
+            show_default="1/16 of the arena",
+        ),
+    ] = None,
+    num_loader_threads: Annotated[
+        int, typer.Option(min=1, help="Threads that load and zero adapters.")
+    ] = DEFAULTS.num_loader_threads,
+    loader_duty: Annotated[
+        float,
+        typer.Option(min=0.01, help="Part of a core that loading may have while requests run."),
+    ] = DEFAULTS.loader_duty,
     swap_gib: Annotated[
         float, typer.Option(min=0.0, help="Host memory for the KV of preempted sequences.")
     ] = DEFAULTS.swap_bytes / GIB,
@@ -105,21 +120,6 @@ def serve(
         float,
         typer.Option(min=0.01, max=1.0, help="Most that one tenant holds while others wait."),
     ] = DEFAULTS.tenant_cap,
-    lora_window_gib: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="CPU copies of adapters that decode together.",
-            show_default="1/16 of the arena",
-        ),
-    ] = None,
-    num_loader_threads: Annotated[
-        int, typer.Option(min=1, help="Threads that load and zero adapters.")
-    ] = DEFAULTS.num_loader_threads,
-    loader_duty: Annotated[
-        float,
-        typer.Option(min=0.01, help="Part of a core that loading may have while requests run."),
-    ] = DEFAULTS.loader_duty,
     num_threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
     ] = None,
