@@ -38,7 +38,8 @@ def lock_catalog(session: TenantSession) -> bool:
 
 def find_adapter(session: TenantSession, name: str) -> Adapter | None:
     """The adapter of this name, whether or not anything of it is left."""
-    return session.scalars(select(Adapter).where(Adapter.name == name)).one_or_none()
+    query = select(Adapter).where(Adapter.name == name)
+    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
 
 def find_adapter_of(session: TenantSession, version: AdapterVersion) -> Adapter:

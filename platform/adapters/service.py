@@ -1,4 +1,6 @@
-"""The catalog: versions and the states they go through, deletion; and aliases, by other names.
+"""The catalog: versions and the states they go through, and their deletion.
+
+What `aliases` does is offered here too: one door for callers.
 
 Every writer first locks its tenant's catalog, so numbers, digests and aliases need no second try.
 The caller orders the effects outside the database around these steps: bytes are stored before

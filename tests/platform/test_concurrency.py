@@ -274,7 +274,7 @@ def wait_until_one_is_blocked(session: PlatformSession) -> None:
     """Return when another transaction waits for this one; SQLite's wait before they begin."""
     if session.get_bind().dialect.name == "sqlite":
         return
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     deadline = time.monotonic() + 60
     while session.connection().exec_driver_sql(waiting).scalar_one() == 0:
         assert time.monotonic() < deadline, "nobody waits"
