@@ -457,7 +457,7 @@ def test_an_interrupted_wait_says_what_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(push, "SETTLED_STATES", frozenset({"settled"}))
-    monkeypatch.setattr(push.time, "sleep", interrupt)
+    monkeypatch.setattr("loraplex.api.cli.push.time.sleep", interrupt)
     code, out, err = command("push", str(adapters[0]), "bot")
     assert (code, out) == (ExitCode.INTERRUPTED, "")
     assert "loraplex adapters why bot@1" in err
