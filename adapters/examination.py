@@ -188,9 +188,12 @@ def _warnings(
     config: PeftConfig, binding: Binding, measured: Measured, base_model_name: str | None
 ) -> tuple[IntakeWarning, ...]:
     modules = _touched_modules(binding)
-    inert = [delta.module for delta in measured.deltas if not delta.norm]
-    if config.uses_dora:  # its magnitudes may act without B
-        inert = []
+    acting = {
+        part.layer.name for part in binding.extras if part.tensor.name not in measured.inert_extras
+    }
+    inert = [
+        delta.module for delta in measured.deltas if not delta.norm and delta.module not in acting
+    ]
     found = {
         "base_name_differs": _base_name_difference(config.base_model_name, base_model_name),
         "pattern_unmatched": _listed(_unmatched_patterns(config, modules)),

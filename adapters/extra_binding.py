@@ -93,18 +93,23 @@ class _ExtraBinder:
                 self._check_has(index, ExtraKind.MAGNITUDE, f"{part.module}.lora_magnitude_vector")
             if self._config.uses_lora_bias:
                 self._check_has(index, ExtraKind.LORA_BIAS, f"{part.module}.lora_B.bias")
-        num_announced = len(self._config.trained_tokens)
-        rows = [
-            part
+        for name, tokens in self._config.trained_tokens:
+            if not self._has_rows(name, tokens):
+                raise AdapterRejected(
+                    "config_contradiction",
+                    f"trainable_token_indices names {len(tokens)} tokens; their rows are not there",
+                    pointer="/trainable_token_indices",
+                )
+
+    def _has_rows(self, name: str, tokens: tuple[int, ...]) -> bool:
+        """Whether rows of just these tokens are bound to the module that this name means."""
+        return any(
+            part.extra.token_ids == tuple(sorted(tokens))
+            and part.layer.name.endswith(name)
+            and (bool(name) or part.extra.slice_index == self._layout.embedding)
             for part in self.extras.values()
-            if part.extra.kind is ExtraKind.TOKEN_ROWS and not part.is_derived
-        ]
-        if num_announced and not rows:
-            raise AdapterRejected(
-                "config_contradiction",
-                "trainable_token_indices names tokens; there are no rows of theirs",
-                pointer="/trainable_token_indices",
-            )
+            if part.extra.kind is ExtraKind.TOKEN_ROWS
+        )
 
     def _check_has(self, index: int, kind: ExtraKind, missing: str) -> None:
         layer = self._layout.slices[index]

@@ -147,6 +147,13 @@ REFUSED: tuple[RefusedFeature, ...] = (
         f"{_CONVERT}; of LoftQ: merge it into its own base model.",
     ),
     RefusedFeature(
+        "pattern_expression",
+        "keys of `rank_pattern` and `alpha_pattern` that are more than a name",
+        "pattern_not_literal",
+        "A regular expression can take hours on a single name.",
+        "Name the modules, such as `q_proj` or `layers.3.mlp.down_proj`.",
+    ),
+    RefusedFeature(
         "layer_replication",
         "`layer_replication`",
         "unsupported_feature",
@@ -222,6 +229,13 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "unsupported_feature",
         "The experts of this base are stacked in one parameter.",
         "Load it with a current PEFT, which stacks them, and save it again.",
+    ),
+    RefusedFeature(
+        "experts_of_one_shape",
+        "`target_parameters` of several stacked parameters of one shape and one rank",
+        "ambiguous_experts",
+        "PEFT names their matrices by depth, not by parameter.",
+        "Give them different ranks in `rank_pattern`, or name only one of them.",
     ),
     RefusedFeature(
         "router_extras",

@@ -51,7 +51,8 @@ def features(_amount: Amount) -> dict[str, Any]:
 
 
 def malformed(amount: Amount) -> dict[str, Any]:
-    """Each in the process of a push; a share of them by every processor."""
+    """Each in the process of a push, a share of them by every processor; as many again that use
+    every served feature, in this process."""
     run = _named("malformed", "run_malformed")
     examine_in_child = _named("malformed", "examine_in_child")
     num_workers = os.cpu_count() or 1
@@ -65,6 +66,9 @@ def malformed(amount: Amount) -> dict[str, Any]:
                 range(num_workers),
             )
         )
+    of_each_feature = -(-amount.malformed // len(_named("malformed_features", "SERVED")))
+    run_features = _named("malformed_features", "run_malformed_features")
+    outcomes.append(run_features(of_each_feature, seed=amount.seed))
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         for kind in ("crashes", "hangs", "uncoded", "misjudged"):
@@ -108,7 +112,7 @@ def crash_points(amount: Amount) -> dict[str, Any]:
 
 def reserved_over_true(_amount: Amount) -> float:
     """Bytes reserved for adapters of mixed ranks over what they hold."""
-    return float(_named("reserved_bytes", "measure_reserved_over_true")())
+    return float(_named("reserved_bytes", "measure_reserved_bytes")().ratio)
 
 
 SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
@@ -126,7 +130,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
 BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     "features": lambda rows, _: bool(rows) and all(row["is_right"] for row in rows.values()),
     "malformed": lambda found, amount: (
-        found["tried"] >= amount.malformed
+        found["tried"] >= 2 * amount.malformed
         and not any(
             found[kind] for kind in ("crashes", "hangs", "uncoded", "misjudged", "good_refused")
         )
@@ -152,10 +156,9 @@ def missed_bars(evidence: Mapping[str, Any], amount: Amount) -> list[str]:
     return [name for name, found in evidence.items() if not BARS[name](found, amount)]
 
 
-def _named(module: str, function: str) -> Callable[..., Any]:
+def _named(module: str, name: str) -> Any:
     """A section's own helper, loaded when the section is asked for."""
-    found: Callable[..., Any] = getattr(import_module(f"support.{module}"), function)
-    return found
+    return getattr(import_module(f"support.{module}"), name)
 
 
 def _note(line: str) -> None:

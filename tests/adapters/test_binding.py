@@ -400,6 +400,12 @@ def test_rows_of_a_tied_embedding_are_the_heads_too() -> None:
     assert head.tensor is embedding.tensor
 
 
+def test_a_tied_head_with_the_embeddings_tokens_needs_no_rows_of_its_own() -> None:
+    config = make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (7, 3))))
+    _, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).extras
+    assert head.is_derived
+
+
 def test_a_tied_head_with_rows_of_its_own_keeps_them() -> None:
     config = make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (5,))))
     shapes = rows_of(EMBEDDING, 2) | rows_of(HEAD, 1)
@@ -479,6 +485,11 @@ WRONG_EXTRAS: dict[str, tuple[Shapes, PeftConfig, str]] = {
     "rows missing": (
         pair(Q, 8, 8),
         make_config(trained_tokens=(("", (5,)),)),
+        "config_contradiction",
+    ),
+    "rows of one of two modules missing": (
+        rows_of(EMBEDDING, 2),
+        make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (7, 3)))),
         "config_contradiction",
     ),
     "too few rows": (

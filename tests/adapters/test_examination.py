@@ -288,6 +288,10 @@ def test_what_acts_without_any_product_is_not_called_ineffective(
     adapter = write_adapter(tmp_path / "acts", IDLE | tensors, **config)
     report = examine_folder(adapter, FULL, tmp_path / "block", **WHOLE)
     assert report.delta_norm == 0.0
+    is_of_the_layer = any(f".{Q}." in name for name in tensors)
+    assert [warning.code for warning in report.warnings] == (
+        [] if is_of_the_layer else ["modules_without_effect"]
+    )
     zeros = {name: np.zeros_like(values) for name, values in tensors.items()}
     silent = write_adapter(tmp_path / "silent", IDLE | zeros, **config)
     assert refusal(silent, FULL, tmp_path / "other", **WHOLE).reason == "no_effect"

@@ -9,9 +9,11 @@ import pytest
 
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport
+from loraplex.adapters.formats import SERVED
 from loraplex.adapters.intake import IntakeRequest
 from support import malformed
 from support.malformed import Examiner, examine_here, examine_in_child, run_malformed, valid_adapter
+from support.malformed_features import run_malformed_features
 from support.mutators import MUTATORS, mutated
 
 NUM_MALFORMED = 1000
@@ -39,12 +41,18 @@ def test_one_of_each_kind_through_the_process_of_a_push() -> None:
     assert outcome.tried == len(MUTATORS)
 
 
+def test_adapters_of_every_served_feature_neither_crash_nor_hang_intake() -> None:
+    outcome = run_malformed_features(NUM_MALFORMED // len(SERVED))
+    assert outcome.is_good, outcome
+    assert outcome.refused > outcome.tried // 2
+
+
 def _crash(_request: IntakeRequest) -> NoReturn:
     raise IndexError
 
 
 def _hang(_request: IntakeRequest) -> IntakeReport:
-    with malformed._cpu_limit(0.05):
+    with malformed.cpu_limit(0.05):
         while True:
             pass
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ from loraplex.platform.errors import InvalidValue
 from support.engine import LocalEngine
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.models import make_adapter, make_tiny_llama
-from support.server import serving
+from support.server import Caller, serving
 from support.waiting import wait_for
 
 
@@ -202,27 +204,35 @@ def test_a_reference_of_another_base_is_refused_at_the_start(
         check_reference(other, served.base_id)
 
 
-def test_a_version_beyond_the_limit_is_rejected_and_its_report_says_by_how_much(
+def push_until_settled(caller: Caller, folder: Path, name: str) -> dict[str, Any]:
+    upload = open_upload(caller, folder, name)
+    put(caller, upload, (folder / WEIGHTS).read_bytes(), 0)
+    path = f"/v1/adapters/{name}/versions/{commit(caller, upload).json()['version']}"
+    wait_for(lambda: caller.http.get(path).json()["state"] in SETTLED_STATES, seconds=120)
+    version: dict[str, Any] = caller.http.get(path).json()
+    return version
+
+
+def test_a_version_beyond_the_limit_is_rejected_and_one_that_cannot_be_measured_is_not(
     served: Served, tmp_path: Path
 ) -> None:
+    reference = Path(shutil.copytree(served.base, tmp_path / "reference"))
     limit = min(peft_divergences(served)) / 100
-    options = ("--quantize", "int8", "--reference-base", str(served.base))
+    options = ("--quantize", "int8", "--reference-base", str(reference))
     with serving(
         served.base, tmp_path / "server", *options, "--max-reference-kl", str(limit)
     ) as server:
         caller = server.make_caller("acme")
-        upload = open_upload(caller, served.adapter)
-        put(caller, upload, (served.adapter / WEIGHTS).read_bytes(), 0)
-        path = f"/v1/adapters/bot/versions/{commit(caller, upload).json()['version']}"
-        wait_for(
-            lambda: caller.http.get(path).json()["state"] in SETTLED_STATES,
-            seconds=120,
-        )
-        pushed = caller.http.get(path).json()
-    assert pushed["state"] == "rejected"
-    assert pushed["reason"]["code"] == "quantization_drift"
-    assert pushed["attestation"]["max_logit_delta"] > 0
-    reference = pushed["attestation"]["reference"]
-    assert reference["limit"] == pytest.approx(limit)
-    assert reference["kl_max"] > limit
-    assert reference["num_probes"] == len(served.prompts)
+        rejected = push_until_settled(caller, served.adapter, "bot")
+        (reference / "model.safetensors").unlink()
+        other = make_adapter(served.base, tmp_path / "other", seed=6)
+        unmeasured = push_until_settled(caller, other, "other")
+    assert rejected["state"] == "rejected"
+    assert rejected["reason"]["code"] == "quantization_drift"
+    assert rejected["attestation"]["max_logit_delta"] > 0
+    drift = rejected["attestation"]["reference"]
+    assert drift["limit"] == pytest.approx(limit)
+    assert drift["kl_max"] > limit
+    assert drift["num_probes"] == len(served.prompts)
+    assert unmeasured["state"] == "ready"
+    assert unmeasured["attestation"]["reference"].startswith("not measured: ")

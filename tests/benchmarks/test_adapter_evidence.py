@@ -13,7 +13,7 @@ from benchmarks import adapter_evidence
 GOOD: dict[str, Any] = {
     "features": {"lora": {"outcome": "served", "is_right": True, "max_error": 1e-6}},
     "malformed": {
-        **{"tried": 5, "refused": 4, "crashes": 0, "hangs": 0, "uncoded": 0},
+        **{"tried": 10, "refused": 8, "crashes": 0, "hangs": 0, "uncoded": 0},
         **{"misjudged": 0, "good_refused": 0},
     },
     "broken": {"tried": 20, "right_code": 20},
@@ -29,7 +29,7 @@ AMOUNT = Amount(seed=0, malformed=5, faulty_loads=5, canary_requests=5)
 BAD: list[tuple[str, Any]] = [
     ("features", {}),
     ("features", {"lora": {"outcome": "refused:no_effect", "is_right": False}}),
-    ("malformed", {"tried": 4}),
+    ("malformed", {"tried": 9}),
     ("malformed", {"crashes": 1}),
     ("malformed", {"hangs": 1}),
     ("malformed", {"uncoded": 1}),
@@ -82,6 +82,6 @@ def test_chosen_sections_are_printed_as_json_and_decide_the_exit_status(
 
 def test_malformed_adapters_are_counted_over_all_workers() -> None:
     found = adapter_evidence.malformed(AMOUNT)
-    assert found["tried"] >= AMOUNT.malformed
+    assert found["tried"] >= 2 * AMOUNT.malformed
     assert found["crashes"] == found["uncoded"] == 0
     assert missed_bars({"malformed": found}, AMOUNT) == []

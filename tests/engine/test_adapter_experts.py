@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from transformers import AutoModelForCausalLM
 
 import loraplex.engine.experts
 from loraplex.adapters.arena import Arena
+from loraplex.adapters.examination import examine
 from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import SliceKind
 from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
-from support.peft_blocks import adapted_layers, expert_matrices, make_tuned, write_peft_block
+from support.tuned import adapted_layers, make_tuned
 
 pytestmark = pytest.mark.filterwarnings(
     # PEFT says so of every pattern that names a parameter, and applies it.
@@ -81,33 +85,43 @@ class Resident:
     """Adapters in a base's arena."""
 
     base: BaseModel
-    builder: LoraBatchBuilder
+    arena: Arena
     rows: list[tuple[int, int]]
     """Each adapter's (row, generation)."""
 
     def logits(self, sequences: list[list[int]], adapters: list[int | None]) -> list[Tensor]:
         """Of all sequences in one mixed batch; adapters by their place, None for the base."""
         rows = [(-1, 0) if index is None else self.rows[index] for index in adapters]
-        return paged_logits(self.base, sequences, builder=self.builder, adapters=rows)
+        builder = LoraBatchBuilder(self.arena, self.base.device)
+        return paged_logits(self.base, sequences, builder=builder, adapters=rows)
 
 
 def make_resident(base: BaseModel, tuned: list[Any], blocks: Path) -> Resident:
-    """Bring adapters to the arena as the engine does."""
+    """Bring adapters to the arena as intake and the engine do."""
     arena = Arena(base.layout, 8 * MIB, base.dtype, base.device)
     base.attach_arena(arena)
-    host = HostCache(base.layout, 8 * MIB, base.dtype)
+    prepare = BlockPreparation(base.layout, base.extended, rest=lambda _seconds: None)
+    host = HostCache(base.layout, 8 * MIB, base.dtype, prepare=prepare)
     rows = []
-    for index, adapter in enumerate(tuned):
-        path = blocks / f"{index}.block"
-        key = write_peft_block(path, adapter, base.layout)
-        block = host.read(key, path)
+    for adapter in tuned:
+        folder = Path(tempfile.mkdtemp(dir=blocks))
+        adapter.save_pretrained(folder, save_embedding_layers=False)
+        report = examine(
+            folder / "adapter_config.json",
+            folder / "adapter_model.safetensors",
+            folder / "adapter.block",
+            layout=base.layout,
+            serving_dtype="float32",
+        )
+        key = AdapterKey("acme", report.digest)
+        block = host.read(key, folder / "adapter.block")
         assert block is not None
         placement = arena.place(key, block.num_elements, block.table, block.extras)
         assert placement is not None
         arena.copy_into(placement, block)
         arena.publish(placement)
         rows.append((placement.row, placement.generation))
-    return Resident(base, LoraBatchBuilder(arena, base.device), rows)
+    return Resident(base, arena, rows)
 
 
 def draw_sequences(count: int) -> list[list[int]]:
@@ -174,16 +188,30 @@ def test_all_linear_doubles_the_rank_of_fused_experts_and_is_served_so(
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss-sinks-window"])
-def test_the_matrices_of_a_block_are_what_peft_says_the_adapter_changes(
+def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
     family: str, tmp_path: Path
 ) -> None:
-    dense = load_dense(save_family(tmp_path, *SERVED[family]))
-    tuned = make_tuned(dense, seed=0, r=3, lora_alpha=5, target_parameters=[*EXPERTS, *ROUTERS])
-    for name, layer in adapted_layers(tuned).items():
-        a, b = expert_matrices(layer)  # [experts, rank, in], [experts, rank, out]
-        delta = layer.scaling["default"] * b.transpose(1, 2) @ a  # [experts, out, in]
+    model = save_family(tmp_path / "base", *SERVED[family])
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    lora: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_parameters": [*EXPERTS, *ROUTERS]}
+    tuned = make_tuned(load_dense(model), seed=0, **lora)
+    arena = make_resident(base, [tuned], tmp_path).arena
+    layers = adapted_layers(tuned)
+    assert len(layers) == 3 * base.config.num_hidden_layers
+    for name, layer in layers.items():
+        index = base.layout.slice_index[name]
+        part = base.layout.slices[index]
+        a_offset, b_offset, rank = arena.row_tables[0][index]
+        num_rows = part.num_experts * rank
+        a = arena.flat[a_offset : a_offset + num_rows * part.in_features]
+        b = arena.flat[b_offset : b_offset + num_rows * part.out_features]
+        delta = torch.einsum(
+            "ero,eri->eoi",
+            b.view(part.num_experts, rank, part.out_features),
+            a.view(part.num_experts, rank, part.in_features),
+        )
         theirs = layer.get_delta_weight("default").detach()
-        if name.endswith(("gate", "router")):
+        if part.kind is SliceKind.LINEAR:
             theirs = theirs[None]
         elif family.startswith("gpt_oss"):
             theirs = theirs.transpose(1, 2)  # it stores [experts, in, out]
@@ -216,6 +244,16 @@ def test_shared_experts_and_dense_layers_of_an_moe_model_are_ordinary_linears(
     model = save_family(tmp_path / "base", *SERVED["deepseek_v3-mla"])
     linears = ["gate_proj", "up_proj", "down_proj"]
     check_against_peft(model, [{"target_modules": linears, "target_parameters": EXPERTS}], tmp_path)
+
+
+def test_experts_share_a_batch_with_the_other_features_of_adapters(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["qwen3_moe"])
+    adapters: list[dict[str, Any]] = [
+        {"target_modules": ["lm_head", "q_proj"], "target_parameters": EXPERTS},
+        {"target_modules": ["o_proj"], "use_dora": True},
+        {"target_modules": ["embed_tokens"], "target_parameters": ROUTERS},
+    ]
+    check_against_peft(model, adapters, tmp_path)
 
 
 def test_experts_that_transformers_computes_in_its_own_way_are_refused(tmp_path: Path) -> None:

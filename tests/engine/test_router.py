@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from loraplex.adapters.arena import Arena
 from loraplex.engine.forward import forward_context
 from loraplex.engine.router import RouterProjection, find_routers
-from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, Segment
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
 
@@ -39,6 +40,8 @@ class Step:
 
     def __init__(self, lora: LoraBatch | None) -> None:
         self.lora = lora
+        self.head_lora: LoraBatch | None = None
+        self.embedding_segments: Sequence[Segment] = ()
 
     def attend(self, *_args: Any) -> Tensor:
         raise NotImplementedError

@@ -33,6 +33,8 @@ class BrokenKind:
     pointer: str = ""
     """How the pointer to the field at fault begins."""
     serving_dtype: str = "float32"
+    is_base_tied: bool = False
+    """Whether the base's embedding is its output head, too."""
 
 
 def _adapter(base: Path, folder: Path, **lora: Any) -> Path:
@@ -161,6 +163,14 @@ def _classifier(base: Path, folder: Path) -> None:
     get_peft_model(model, lora).save_pretrained(folder)
 
 
+def _with_resized_vocabulary(base: Path, folder: Path) -> None:
+    """Tokens of its own were added to the tokenizer before training."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.resize_token_embeddings(model.config.vocab_size + 3, mean_resizing=False)
+    adapter = get_peft_model(model, LoraConfig(r=4, target_modules=list(ATTENTION_TARGETS)))
+    adapter.save_pretrained(folder, save_embedding_layers=True)
+
+
 def _checkpoint_folder(base: Path, folder: Path) -> None:
     """As a trainer leaves it: the adapter between everything else."""
     _adapter(base, folder)
@@ -250,6 +260,14 @@ BROKEN: dict[str, BrokenKind] = {
     ),
     "mixed precision": BrokenKind(_changing_tensors(_every("lora_A", Tensor.bfloat16)), SERVED),
     "folder of a trainer": BrokenKind(_checkpoint_folder, SERVED),
+    "tied head": BrokenKind(
+        _training(target_modules=["q_proj", "lm_head"]), SERVED, is_base_tied=True
+    ),
+    "tokens of its own": BrokenKind(_with_resized_vocabulary, "resized_vocabulary", PREFIX),
+    "whole head": BrokenKind(
+        _training(modules_to_save=["lm_head"]), "full_matrix_not_allowed", PREFIX
+    ),
+    "trained norms": BrokenKind(_training(modules_to_save=["norm"]), "unsupported_module", PREFIX),
     # values
     "diverged": BrokenKind(_changing_tensors(_diverged), "non_finite_weights", PREFIX),
     "overflow while saving": BrokenKind(_changing_tensors(_infinite), "non_finite_weights", PREFIX),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,7 @@ from loraplex.adapters.examination import examine
 from loraplex.adapters.formats import REFUSED, SERVED, RefusedFeature, ServedFeature
 from loraplex.adapters.identity import AdapterKey
 from support.engine import Answer, LocalEngine
-from support.feature_files import ALLOWED_MATRIX_BYTES, FeatureFiles
+from support.feature_files import ALLOWED_MATRIX_BYTES, LAYOUTS, FeatureFiles
 from support.peft_features import TRAINED_TOKENS, base_name
 
 TOLERANCE = 1e-4
@@ -78,11 +79,13 @@ class FeatureProofs:
 
     def _examine(self, feature: str, engine: LocalEngine, block: Path) -> AdapterKey:
         adapter = self._files.adapter(feature)
+        if feature == "base_weights":
+            _train_the_copy(adapter / "adapter_model.safetensors")
         report = examine(
             adapter / "adapter_config.json",
             adapter / "adapter_model.safetensors",
             block,
-            layout=engine.core.info.layout,
+            layout=LAYOUTS.get(feature, engine.core.info.layout),
             serving_dtype=engine.core.info.dtype,
             max_full_matrix_bytes=ALLOWED_MATRIX_BYTES.get(feature, 1 << 20),
         )
@@ -119,6 +122,15 @@ def prove_all_features() -> dict[str, Proof]:
     rows: list[ServedFeature | RefusedFeature] = [*SERVED, *REFUSED]
     with open_feature_proofs() as proofs:
         return {feature.name: proofs.prove(feature) for feature in rows}
+
+
+def _train_the_copy(path: Path) -> None:
+    """Let the copy of the base's matrix differ: an equal one is left out and served without."""
+    tensors = load(path.read_bytes())
+    save_file(
+        {name: value * (1.5 if "base_layer" in name else 1) for name, value in tensors.items()},
+        path,
+    )
 
 
 def _next_logits(model: Any) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import random
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -70,13 +71,19 @@ def _mutator(function: Mutator) -> Mutator:
     return function
 
 
-def mutated(valid: AdapterFiles, count: int, seed: int = 0) -> Iterator[tuple[str, AdapterFiles]]:
-    """`count` adapters, each mutator in turn with ever new draws, named for a failure's message."""
+def mutated(
+    valid: AdapterFiles, count: int, seed: int = 0, *, label: str = "adapter"
+) -> Iterator[tuple[str, AdapterFiles]]:
+    """`count` adapters, each mutator in turn with ever new draws, named for a failure's message.
+
+    `label` tells the draws of one adapter from those of another; the first mutator depends on it.
+    """
     names = list(MUTATORS)
+    first = random.Random(label).randrange(len(names))
     for number in range(count):
-        name = names[number % len(names)]
-        drawn = random.Random(f"{seed} {number} {name}")
-        yield f"{name}#{number}", MUTATORS[name](valid, drawn)
+        name = names[(first + number) % len(names)]
+        drawn = random.Random(f"{label} {seed} {number} {name}")
+        yield f"{label} {name}#{number}", MUTATORS[name](valid, drawn)
 
 
 # --- whole files ----------------------------------------------------------------------------------
@@ -314,9 +321,7 @@ def transposed_shape(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
 
 @_mutator
 def flat_shape(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
-    return _with_entry(
-        files, draw, lambda entry: {**entry, "shape": [entry["shape"][0] * entry["shape"][1]]}
-    )
+    return _with_entry(files, draw, lambda entry: {**entry, "shape": [math.prod(entry["shape"])]})
 
 
 @_mutator
@@ -343,11 +348,7 @@ def shifted_offsets(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
 @_mutator
 def two_tensors_in_one_place(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
     header = files.header
-    names = _names(files)
-    same_shape = [
-        (a, b) for a in names for b in names if a < b and header[a]["shape"] == header[b]["shape"]
-    ]
-    one, other = draw.choice(same_shape)
+    one, other = draw.sample(_names(files), 2)
     header[other]["data_offsets"] = header[one]["data_offsets"]
     return files.with_header(header)
 

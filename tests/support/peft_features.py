@@ -62,6 +62,7 @@ _SERVED: dict[str, dict[str, Any]] = {
 _REFUSED: dict[str, dict[str, Any]] = {
     "other_task": {"task_type": "FEATURE_EXTRACTION"},
     "changed_base": {"init_lora_weights": "pissa"},
+    "pattern_expression": {"rank_pattern": {"[qv]_proj": 2}},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
     "activated_lora": {"alora_invocation_tokens": [1, 2]},
     "parameter_of_a_linear_layer": {
@@ -93,6 +94,7 @@ _BASES = {
     "router_extras": "gpt_oss",
     "norm_bias": "gpt2",
     "separate_experts": "mixtral",
+    "experts_of_one_shape": "mixtral",
 }
 BASE_NAMES = ("llama", "llama_tied", "llama_bias", "mixtral", "gpt_oss", "gpt2")
 
@@ -173,16 +175,25 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
     targets = {"target_modules": ["w1", "w2", "w3"]}
-    old = _ModelOfSeparateExperts(model.config)
-    _save(old, directory, seed, {**targets, "task_type": None})
+    _save_stand_in(_ModelOfSeparateExperts(model.config), directory, seed, targets)
+
+
+def _save_experts_of_one_shape(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    targets = {"target_modules": [], "target_parameters": ["gate_proj", "up_proj"]}
+    _save_stand_in(_ModelOfTwinExperts(model.config), directory, seed, targets)
+
+
+def _save_stand_in(model: nn.Module, directory: Path, seed: int, lora: dict[str, Any]) -> None:
+    _save(model, directory, seed, {**lora, "task_type": None})
     # the stand-in is no class of transformers, as PEFT noted in the configuration
-    LoraConfig(**{**_defaults(), **targets}).save_pretrained(directory)
+    LoraConfig(**{**_defaults(), **lora}).save_pretrained(directory)
 
 
 _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "other_type": _save_other_type,
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
+    "experts_of_one_shape": _save_experts_of_one_shape,
 }
 
 
@@ -198,6 +209,18 @@ class _ModelOfSeparateExperts(nn.Module):
         layer = nn.ModuleDict({"block_sparse_moe": nn.ModuleDict({"experts": experts})})
         layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(config.num_hidden_layers))
         self.model = nn.ModuleDict({"layers": layers})
+
+
+class _ModelOfTwinExperts(nn.Module):
+    """Stacked experts whose gate and up are parameters of their own."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        shape = (NUM_EXPERTS, config.intermediate_size, config.hidden_size)
+        experts = nn.Module()
+        experts.gate_proj = nn.Parameter(torch.zeros(shape))
+        experts.up_proj = nn.Parameter(torch.zeros(shape))
+        self.model = nn.ModuleDict({"experts": experts})
 
 
 def _draw_biases(path: Path) -> None:
