@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT_ELEMENTS, PlacedExtra
+from .copy_budget import CopyBudget
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
+from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
-_CACHE_LINE = 64
 CUDA_PIECE_ELEMENTS = 4 << 20
 
 SliceEntry = tuple[int, int, int]
@@ -46,6 +47,8 @@ class _Occupant:
     """`[num_slices, 3]`: one SliceEntry for each slice."""
     extras: RowExtras
     is_published: bool = False
+    copies: list[Tensor] = field(default_factory=list)
+    """What the kernels held of it, to be zeroed with it."""
 
 
 class Arena:
@@ -72,15 +75,21 @@ class Arena:
         device: torch.device,
         *,
         pace: Pace = UNPACED,
+        copy_bytes: int = 1 << 62,
     ) -> None:
-        """`pace`: how much of a core copying and zeroing may have beside the owner's steps."""
+        """`pace`: how much of a core copying and zeroing may have beside the owner's steps.
+
+        `copy_bytes`: what the kernels may hold of copies of the adapters' matrices.
+        """
         self._pace = pace
+        self.copy_budget = CopyBudget(copy_bytes)
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
         self.flat = _zeros(self._extents.capacity, dtype, device)
         self.on_remove: Callable[[int], None] | None = None
-        """Called with each row that is removed: who keeps copies of its matrices zeroes them."""
+        """Called with each row that is removed: who keeps copies of its matrices zeroes them, or
+        hands them to `copy_budget`."""
         self._occupants: dict[int, _Occupant] = {}  # by row
         self._generations = [0] * INITIAL_ROWS
         self._free_rows = list(range(INITIAL_ROWS))  # heap: low rows first keep the table short
@@ -219,6 +228,7 @@ class Arena:
         assert occupant.generation == placement.generation
         if self.on_remove:
             self.on_remove(placement.row)
+            occupant.copies = self.copy_budget.take_discarded()
         if occupant.is_published:
             occupant.is_published = False
             self.row_tables[placement.row] = self._untouched
@@ -228,15 +238,19 @@ class Arena:
             self._cuda.follow_current_stream()
 
     def erase(self, placement: Placement) -> None:
-        """Zero a retired extent. For a loader thread: in pieces, beside the owner's steps."""
+        """Zero a retired extent, and what the kernels held of the adapter.
+
+        For a loader thread: in pieces, beside the owner's steps.
+        """
         target = self._part(placement.extent)
         if self._cuda is not None:
             self._cuda.erase(target)
             return
         work = Paced(self._pace)
-        for piece in _pieces(target.numel(), PIECE_ELEMENTS):
-            target[piece].zero_()
-            work.pause()
+        for values in (target, *(copy.view(-1) for copy in self._occupants[placement.row].copies)):
+            for piece in _pieces(values.numel(), PIECE_ELEMENTS):
+                values[piece].zero_()
+                work.pause()
 
     def free(self, placement: Placement) -> None:
         """Give an erased extent and its row to whoever comes next."""
@@ -269,13 +283,9 @@ def _by_slice(extras: Sequence[PlacedExtra], start: int) -> RowExtras:
 
 
 def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU of pages that take no memory until an adapter is written to them."""
-    if device.type != "cpu":
-        return torch.zeros(num_elements, dtype=dtype, device=device)
-    num_bytes = num_elements * dtype.itemsize
-    untouched = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)  # calloc; torch would fill
-    start = -untouched.ctypes.data % _CACHE_LINE
-    return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype)
+    if device.type == "cpu":
+        return untouched_zeros(num_elements, dtype)
+    return torch.zeros(num_elements, dtype=dtype, device=device)
 
 
 class _CudaCopies:

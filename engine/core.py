@@ -116,7 +116,14 @@ class EngineCore:
         self._utilization = Utilization(peak)
         self._cost = model_cost(base, tuple(_kv_reads(base, plan)))
         self._pace = Pace(config.loader_duty)
-        arena = Arena(base.layout, plan.arena_bytes, base.dtype, base.device, pace=self._pace)
+        arena = Arena(
+            base.layout,
+            plan.arena_bytes,
+            base.dtype,
+            base.device,
+            pace=self._pace,
+            copy_bytes=plan.window_bytes,
+        )
         base.attach_arena(arena)
         host = HostCache(
             base.layout,

@@ -21,6 +21,8 @@ RESERVE_FRACTION = 0.1
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
+WINDOW_FRACTION = 1 / 16
+"""Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class MemoryPlan:
     """Sizes of the engine's pools."""
 
     arena_bytes: int
+    window_bytes: int
+    """For copies of the adapters that decode together; 0 where the device needs none."""
     kv_groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
     """Blocks of host memory per group; empty: preempted sequences are computed again."""
@@ -58,7 +62,7 @@ def plan_memory(
     `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
     is what a block of each takes. `is_host`: the device is the host itself, so its memory also
     holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
-    together, given as much as the arena.
+    together.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
@@ -67,25 +71,25 @@ def plan_memory(
     reserve = int(available_bytes * RESERVE_FRACTION)
     host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
     usable = available_bytes - reserve - activation_bytes - host_bytes
-    copies = 2 if is_host else 1
     arena = config.arena_bytes
     if arena is None:
-        arena = max(0, int(usable * ARENA_FRACTION / copies))
+        arena = max(0, int(usable * ARENA_FRACTION))
+    windows = _window_bytes(config, arena) if is_host else 0
     demands = [
         KvDemand(config, group, size, max_model_len)
         for group, size in zip(groups, bytes_per_block, strict=True)
     ]
     kv = config.kv_cache_bytes
     if kv is None:
-        kv = max(0, min(usable - copies * arena, wanted_bytes(demands, max_model_len)))
+        kv = max(0, min(usable - arena - windows, wanted_bytes(demands, max_model_len)))
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
-        f"adapter arena {_mib(arena)}" + (", its decode windows as much" if is_host else ""),
+        f"adapter arena {_mib(arena)}" + (f", decode windows {_mib(windows)}" if is_host else ""),
     ]
     if is_host:
         lines.append(f"host cache {_mib(config.host_cache_bytes)}")
-    if copies * arena + kv > usable:
+    if arena + windows + kv > usable:
         raise InsufficientMemory(f"{_mib(kv)} for KV do not fit: " + "; ".join(lines))
     num_blocks = divide_kv(kv, demands)
     if num_blocks is None:
@@ -104,6 +108,7 @@ def plan_memory(
     ]
     return MemoryPlan(
         arena_bytes=arena,
+        window_bytes=windows,
         kv_groups=tuple(
             replace(group, num_blocks=count + 1)
             for group, count in zip(groups, num_blocks, strict=True)
@@ -112,6 +117,12 @@ def plan_memory(
         max_model_len=min([max_model_len, *held]),
         lines=lines,
     )
+
+
+def _window_bytes(config: EngineConfig, arena_bytes: int) -> int:
+    if config.lora_window_bytes is not None:
+        return config.lora_window_bytes
+    return int(arena_bytes * WINDOW_FRACTION)
 
 
 def available_bytes(device: torch.device) -> int:

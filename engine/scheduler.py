@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency, Tier
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence
@@ -44,6 +45,10 @@ from .step_costs import StepCosts, StepShape
 from .waiting import Candidates, WaitingQueue
 
 MIN_RETRY_SECONDS = 1.0
+PREFETCH_INTERVAL_SECONDS = 0.05
+PREFETCH_LINES = 8
+"""Lines whose adapters are asked for ahead of their turn: enough to hide a load behind the requests
+that run, few enough not to displace each other in a small arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class Scheduler:
             tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
+        self._next_prefetch_time = 0.0
         self._room = Room(
             kv=kv,
             running=self._running,
@@ -211,6 +217,7 @@ class Scheduler:
         prefills = self._schedule_decodes(step)
         self._bound_prefill(step)
         self._schedule_prefills(step, prefills)
+        self._prefetch_waiting()
         return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
     def advance(self, sequence: ScheduledSequence) -> None:
@@ -359,6 +366,18 @@ class Scheduler:
             else:
                 self._unlease(request)
                 return self._preemption.note_blocked(request)
+
+    def _prefetch_waiting(self) -> None:
+        """Ask for the adapters of those whose turn is next, however full the batch is.
+
+        Each was asked for when its request came, but may have been displaced or have failed since.
+        """
+        if not self._waiting or self._clock() < self._next_prefetch_time:
+            return
+        self._next_prefetch_time = self._clock() + PREFETCH_INTERVAL_SECONDS
+        for line in self._waiting.next_lines(PREFETCH_LINES):
+            assert isinstance(line, AdapterKey)
+            self._residency.request(line)
 
     def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
         """Continue the prompts of the candidate's tenant and of those that had less service."""

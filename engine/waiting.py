@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, KeysView
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice, zip_longest
 from typing import Generic, Protocol, TypeVar
 
 from .fairness import TokenCounters
@@ -188,6 +188,14 @@ class WaitingQueue(Generic[Entry]):
         tenant = self._tenants.get(tenant_id)
         if tenant:
             tenant.service.add(entry.line, service)
+
+    def next_lines(self, limit: int) -> list[Hashable]:
+        """Lines that wait, of the least served tenants first, one after another of each tenant."""
+        counter = self.counters.counter
+        tenants = sorted(self._tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
+        rounds = zip_longest(*(tenant.lines for tenant in tenants))
+        names = (name for names in rounds for name in names if name is not None)
+        return list(islice(names, limit))
 
     def candidates(self) -> Candidates[Entry]:
         """The walk of one step; it ends the one before."""

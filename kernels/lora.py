@@ -61,7 +61,11 @@ class LoraProjection:
     def _decode_window(self, weights: AdapterWeights) -> LoraWindow:
         if self._window is None:
             self._window = LoraWindow(
-                self._first_slice, self._in_features, self._slice_outs, dtype=weights.flat.dtype
+                self._first_slice,
+                self._in_features,
+                self._slice_outs,
+                dtype=weights.flat.dtype,
+                budget=weights.copy_budget,
             )
         return self._window
 

@@ -9,10 +9,14 @@ Why adapters cannot reach each other's tokens in the window, whatever they overf
 products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
 times a foreign B row is zero because the window's B rows are finite; and t's own Inf or NaN, from
 its x, its A or its sums, stays in row t of a matmul.
+
+The window is a copy, so all windows together keep to a budget. Adapters that find no room in it, or
+are so large that their rows would slow everyone's matmul, are computed one by one from the arena.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,12 +24,16 @@ import torch
 from torch import Tensor
 
 from .lora_batch import ActiveAdapter, Segment
-from .lora_weights import AdapterWeights
+from .lora_weights import AdapterWeights, CopyBudget
 
 NO_OWNER = -2
 """Owner of a dead window row: no token's row, not even the base's."""
 REBUILD_COST = 2
 """Copying a row into the window costs about as much as this many steps of carrying it idly."""
+
+MAX_MEMBER_ROWS = 256
+"""Every token is multiplied by every row of the window, and a member is copied within a step:
+adapters with more rows of A in a projection stay outside."""
 
 
 def add_segments(
@@ -85,9 +93,9 @@ class LoraWindow:
 
     The A rows of all members lie one under another, an adapter's slices together; for each slice,
     so do the B rows, with the number of the A row (column of h) that each belongs to. An adapter
-    that joins is appended. One that leaves stays, in case it comes back, until carrying the idle
-    rows has cost as much as packing anew. Members are copies, known by (row, generation): a row
-    that was given to another adapter is never taken for the old one.
+    that joins is appended, if the budget has room for it. One that leaves stays, in case it comes
+    back, until carrying the idle rows has cost as much as packing anew. Members are copies, known
+    by (row, generation): a row that was given to another adapter is never taken for the old one.
     """
 
     def __init__(
@@ -97,7 +105,10 @@ class LoraWindow:
         slice_outs: tuple[int, ...],
         *,
         dtype: torch.dtype,
+        budget: CopyBudget | None = None,
     ) -> None:
+        """`budget`: what all windows may hold together; None: whatever they want."""
+        self._budget = budget
         self._first_slice = first_slice
         self._in_features = in_features
         self._slice_outs = slice_outs
@@ -107,6 +118,8 @@ class LoraWindow:
         self._h_columns = [_GrowingRows((), torch.int64) for _ in slice_outs]
         self._members: dict[int, _Member] = {}
         self._active: tuple[ActiveAdapter, ...] | None = None
+        self._outside: tuple[ActiveAdapter, ...] = ()
+        """Those of `_active` that are no members."""
         self._num_active_rows = 0
         self._idle_cost = 0
 
@@ -114,6 +127,11 @@ class LoraWindow:
     def num_rows(self) -> int:
         """Rows of A in the window, idle ones included."""
         return self._a.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        """What the window holds of memory."""
+        return sum(rows.num_bytes for rows in self._all_rows())
 
     def add(
         self,
@@ -129,6 +147,8 @@ class LoraWindow:
         `[num_tokens]`, each -1 or the row of one of `adapters`.
         """
         self._activate(adapters, weights)
+        for adapter in self._outside:
+            self._add_alone(x, y, weights, token_rows, adapter.row)
         if not self._num_active_rows:
             return
         h = x @ self._a.rows.T  # [num_tokens, rows of A]
@@ -143,32 +163,93 @@ class LoraWindow:
             start += out_features
 
     def forget(self, row: int) -> None:
-        """Zero what the window holds of this table row's adapter, if anything."""
+        """Give up what the window holds of this table row's adapter, if anything.
+
+        Its values are zeroed at once, or handed to the budget, which has them zeroed beside the
+        steps; until then they are dead rows, which no token reaches.
+        """
+        for values in self._drop(row):
+            if self._budget is None:
+                values.zero_()
+            else:
+                self._budget.discard(values)
+
+    def _drop(self, row: int) -> Sequence[Tensor]:
+        """Make a member's rows dead; return their values."""
         member = self._members.pop(row, None)
         if member is None:
-            return
-        self._a.rows[member.a_rows] = 0
-        self._owners.rows[member.a_rows] = NO_OWNER
-        for b, rows in zip(self._b, member.b_rows, strict=True):
-            b.rows[rows] = 0
+            return ()
         self._active = None
+        self._owners.rows[member.a_rows] = NO_OWNER
+        parts = zip((self._a, *self._b), (member.a_rows, *member.b_rows), strict=True)
+        return [rows.bury(part) for rows, part in parts]
+
+    def _add_alone(
+        self, x: Tensor, y: Tensor, weights: AdapterWeights, token_rows: Tensor, row: int
+    ) -> None:
+        """The same for the tokens of one adapter, from the arena."""
+        entries = _entries(weights, row, self._first_slice, len(self._slice_outs))
+        a = _stacked_a(weights.flat, entries, self._in_features)
+        tokens = (token_rows == row).nonzero().flatten()
+        own = y[tokens]
+        _expand(x[tokens] @ a.T, own, weights.flat, entries, self._slice_outs)
+        y[tokens] = own
 
     def _activate(self, adapters: tuple[ActiveAdapter, ...], weights: AdapterWeights) -> None:
         if adapters != self._active:
             self._join(adapters, weights)
-        self._idle_cost += self.num_rows - self._num_active_rows
-        if self._idle_cost > REBUILD_COST * self._num_active_rows:
+        num_idle = self.num_rows - self._num_active_rows
+        num_outside = sum(self._count_rows(weights, adapter.row) for adapter in self._outside)
+        if num_idle:
+            self._idle_cost += num_idle + num_outside
+        if self._idle_cost > REBUILD_COST * (self._num_active_rows + num_outside):
             self._clear()
             self._join(adapters, weights)
 
     def _join(self, adapters: tuple[ActiveAdapter, ...], weights: AdapterWeights) -> None:
+        outside = []
         for adapter in adapters:
             member = self._members.get(adapter.row)
             if member is None or member.generation != adapter.generation:
-                self.forget(adapter.row)
-                self._members[adapter.row] = self._append(adapter, weights)
-        self._active = adapters
-        self._num_active_rows = sum(self._members[adapter.row].num_rows for adapter in adapters)
+                for values in self._drop(adapter.row):
+                    values.zero_()
+                if self._make_room(self._ranks(weights, adapter.row)):
+                    self._members[adapter.row] = self._append(adapter, weights)
+                else:
+                    outside.append(adapter)
+        self._active, self._outside = adapters, tuple(outside)
+        self._num_active_rows = sum(
+            self._members[adapter.row].num_rows for adapter in adapters if adapter not in outside
+        )
+
+    def _ranks(self, weights: AdapterWeights, row: int) -> list[int]:
+        """Of an adapter, by slice of the projection."""
+        entries = _entries(weights, row, self._first_slice, len(self._slice_outs))
+        return [entry[2] for entry in entries]
+
+    def _count_rows(self, weights: AdapterWeights, row: int) -> int:
+        """Rows of A that an outsider would join with; those that are too large never do."""
+        num_rows = sum(self._ranks(weights, row))
+        return num_rows if num_rows <= MAX_MEMBER_ROWS else 0
+
+    def _make_room(self, ranks: Sequence[int]) -> bool:
+        """Reserve memory for one more member's rows; False if it is too large or there is none."""
+        num_rows = sum(ranks)
+        if num_rows > MAX_MEMBER_ROWS:
+            return False
+        wanted = [(self._a, num_rows), (self._owners, num_rows)]
+        for rows, rank in zip(self._b, ranks, strict=True):
+            wanted.append((rows, rank))
+        for rows, rank in zip(self._h_columns, ranks, strict=True):
+            wanted.append((rows, rank))
+        for is_generous in (True, False):
+            growth = [(rows, rows.capacity_for(more, is_generous)) for rows, more in wanted]
+            num_bytes = sum(rows.bytes_of(capacity) - rows.num_bytes for rows, capacity in growth)
+            if self._budget is None or self._budget.take(num_bytes):
+                for rows, capacity in growth:
+                    rows.grow(capacity)
+                return True
+        return False
 
     def _append(self, adapter: ActiveAdapter, weights: AdapterWeights) -> _Member:
         entries = _entries(weights, adapter.row, self._first_slice, len(self._slice_outs))
@@ -185,42 +266,74 @@ class LoraWindow:
         return _Member(adapter.generation, a_rows, tuple(b_rows))
 
     def _clear(self) -> None:
-        for rows in (self._a, self._owners, *self._b, *self._h_columns):
+        num_bytes = self.num_bytes
+        for rows in self._all_rows():
             rows.clear()
+        if self._budget is not None:
+            self._budget.give_back(num_bytes)
         self._members.clear()
         self._idle_cost = 0
 
+    def _all_rows(self) -> Sequence[_GrowingRows]:
+        return (self._a, self._owners, *self._b, *self._h_columns)
+
 
 class _GrowingRows:
-    """A tensor that rows are appended to. Its memory doubles when full and is used again."""
+    """A tensor that rows are appended to."""
 
     def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._row_shape = row_shape
         self._dtype = dtype
         self._buffer = self._allocate(0)
+        self._dead: list[slice] = []
         self.num_rows = 0
 
     @property
     def rows(self) -> Tensor:
         return self._buffer[: self.num_rows]
 
+    @property
+    def num_bytes(self) -> int:
+        return self.bytes_of(self._buffer.shape[0])
+
+    def bytes_of(self, capacity: int) -> int:
+        """What so many rows take."""
+        return capacity * math.prod(self._row_shape) * self._dtype.itemsize
+
+    def capacity_for(self, num_more: int, is_generous: bool) -> int:
+        """Rows to have memory for, so that so many more fit; generous is twice as many as now."""
+        needed, capacity = self.num_rows + num_more, int(self._buffer.shape[0])
+        if needed <= capacity:
+            return capacity
+        return max(needed, 2 * self.num_rows) if is_generous else needed
+
     def append(self, rows: Tensor) -> slice:
-        """Copy these rows to the end; return where they lie."""
+        """Copy these rows to the end, for which there is memory; return where they lie."""
         added = slice(self.num_rows, self.num_rows + rows.shape[0])
-        if added.stop > self._buffer.shape[0]:
-            self._grow(added.stop)
         self._buffer[added] = rows
         self.num_rows = added.stop
         return added
 
+    def bury(self, part: slice) -> Tensor:
+        """These rows are dead; whoever gets them zeroes them."""
+        self._dead.append(part)
+        return self._buffer[part]
+
     def clear(self) -> None:
-        """Drop all rows and zero them."""
+        """Zero all rows and give their memory back."""
         self.rows.zero_()
+        self._dead.clear()
+        self._buffer = self._allocate(0)
         self.num_rows = 0
 
-    def _grow(self, num_rows: int) -> None:
-        grown = self._allocate(max(num_rows, 2 * self.num_rows))
+    def grow(self, capacity: int) -> None:
+        """Have memory for so many rows; less than now is nothing."""
+        if capacity <= self._buffer.shape[0]:
+            return
+        grown = self._allocate(capacity)
         grown[: self.num_rows] = self.rows
+        for part in self._dead:
+            grown[part] = 0  # it may not have been zeroed yet, and nobody will come for this copy
         self.rows.zero_()
         self._buffer = grown
 

@@ -8,6 +8,18 @@ from typing import Protocol
 from torch import Tensor
 
 
+class CopyBudget(Protocol):
+    """Bytes for copies of the adapters' matrices, of all projections together."""
+
+    def take(self, num_bytes: int) -> bool:
+        """Spend so much, or nothing and False if it is not left."""
+
+    def give_back(self, num_bytes: int) -> None: ...
+
+    def discard(self, values: Tensor) -> None:
+        """What an adapter that is being removed leaves: it is zeroed before long."""
+
+
 class AdapterWeights(Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
@@ -30,3 +42,7 @@ class AdapterWeights(Protocol):
     @property
     def row_extras(self) -> Sequence[Mapping[int, object]]:
         """For each row, by slice index, what its adapter holds beside A and B; mostly empty."""
+
+    @property
+    def copy_budget(self) -> CopyBudget:
+        """What the kernels may hold of copies of all this."""

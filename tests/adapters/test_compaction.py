@@ -105,8 +105,12 @@ def test_free_runs_are_joined_by_a_move_instead_of_an_eviction() -> None:
 
 def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> None:
     world = fragmented()
-    before = {key: world.residency.acquire(key, "look") for key in (C,)}
-    world.residency.release("look")
+    old = {}
+    for key in (A, C):
+        lease = world.residency.acquire(key, f"look {key.digest}")
+        assert lease is not None
+        old[key] = lease
+        world.residency.release(lease.request_id)
     world.residency.request(D)
     world.fetch(D, 6)
     world.residency.poll()
@@ -114,14 +118,14 @@ def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> No
     world.residency.poll()
     moving = [key for key in (A, C) if world.residency.acquire(key, f"r {key.digest}") is None]
     assert len(moving) == 1
-    world.residency.release(f"r {A.digest}")
-    world.residency.release(f"r {C.digest}")
+    for key in (A, C):
+        world.residency.release(f"r {key.digest}")
     world.settle()
     lease = world.residency.acquire(moving[0], "again")
     assert lease is not None
-    if moving == [C]:
-        assert before[C] is not None
-        assert (lease.row, lease.generation) != (before[C].row, before[C].generation)
+    assert world.arena.identity(lease.row) == (lease.key, lease.generation)
+    assert lease.generation != old[moving[0]].generation
+    assert world.arena.identity(old[moving[0]].row) != (moving[0], old[moving[0]].generation)
 
 
 def test_a_leased_adapter_is_not_moved() -> None:

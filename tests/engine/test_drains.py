@@ -103,8 +103,9 @@ def test_who_waits_for_a_deleted_adapter_ends_at_once(
     assert error_code(engine, waiting) == "adapter_deleted"
     assert engine.answers[running].finished is None
     engine.run()
-    assert engine.answers[running].finished is not None
-    assert engine.answers[running].finished.reason is FinishReason.LENGTH
+    end = engine.answers[running].finished
+    assert end is not None
+    assert end.reason is FinishReason.LENGTH
     assert engine.receipts[0].num_aborted == 1
     engine.close()
 

@@ -41,8 +41,13 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
 def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None:
     config = EngineConfig("m", host_cache_bytes=200 * MIB)
     plan = plan_memory(config, **{**SIZES, "is_host": True})
-    assert plan.arena_bytes == 75 * MIB  # half of a quarter of 800 - 200
-    assert plan.num_kv_blocks == 450
+    assert plan.arena_bytes == 150 * MIB  # a quarter of 800 - 200
+    assert plan.window_bytes == 150 * MIB // 16
+    assert plan.num_kv_blocks == 600 - 150 - 10
+    config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
+    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 400)
+    assert plan_memory(config, **SIZES).window_bytes == 0
     with pytest.raises(InsufficientMemory):
         plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **{**SIZES, "is_host": True})
 
@@ -124,7 +129,7 @@ def test_swap_space_has_slots_in_the_proportion_of_the_blocks() -> None:
     on_host = plan_groups(
         config, *one_group(2, 2), WINDOWED, is_host=True, available_bytes=3000 * MIB
     )
-    assert on_host.arena_bytes == (2700 - 100 - 300 - 1024) * MIB // 8
+    assert on_host.arena_bytes == (2700 - 100 - 300 - 1024) * MIB // 4
 
 
 @given(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.kernels.lora_batch import ActiveAdapter, Segment
-from loraplex.kernels.lora_cpu import LoraWindow, add_segments
+from loraplex.kernels.lora_cpu import MAX_MEMBER_ROWS, LoraWindow, add_segments
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import (
     POPULARITIES,
@@ -215,3 +216,96 @@ def test_window_keeps_overflow_in_the_rows_of_its_adapter(fault: str, dtype: tor
     assert not torch.equal(result[own], clean[own])
     if fault != "b":
         assert not result[own].isfinite().all()
+
+
+def test_windows_keep_to_their_common_budget_and_compute_the_rest_from_the_arena() -> None:
+    weights, budget = make_weights(), CopyBudget(60_000)
+    windows = [
+        LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+        for _ in range(2)
+    ]
+    rng = random.Random(1)
+    for num_tokens in (1, 6, 3, 8, 2, 7) * 10:
+        rows = [rng.choice([-1, 0, 1, 2, 3, 4, 5]) for _ in range(num_tokens)]
+        x, y = draw(num_tokens)
+        for window in windows:
+            result = run_window(window, weights, x, y, rows)
+            assert_lora_close(result, reference(weights, x, y, rows))
+        assert sum(window.num_bytes for window in windows) == budget.used_bytes <= 60_000
+    assert all(window.num_rows for window in windows)
+
+
+def test_an_adapter_without_room_joins_once_idle_ones_have_cost_their_place() -> None:
+    weights = make_weights()
+    x, y = draw(2)
+    measure = make_window()
+    run_window(measure, weights, x, y, [4, 4])
+    budget = CopyBudget(measure.num_bytes)
+    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+    run_window(window, weights, x, y, [3, 3])
+    assert window.num_rows == 48
+    for _ in range(10):
+        assert_lora_close(
+            run_window(window, weights, x, y, [4, 4]), reference(weights, x, y, [4, 4])
+        )
+    assert window.num_rows == 131
+
+
+def test_a_very_large_adapter_stays_outside_and_is_computed_all_the_same() -> None:
+    weights = make_weights()
+    weights.put(6, {1: MAX_MEMBER_ROWS, 2: 1})
+    window = make_window()
+    x, y = draw(3)
+    for _ in range(5):
+        rows = [6, 3, 6]
+        assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    assert window.num_rows == 48
+
+
+def test_overflow_outside_of_the_window_stays_in_its_own_rows() -> None:
+    weights = make_weights()
+    weights.put(6, {1: MAX_MEMBER_ROWS + 1})
+    for matrix in weights.matrices(6, 1):
+        matrix.fill_(1e30)
+    x, y = draw(4)
+    rows = [6, 3, -1, 6]
+    result = run_window(make_window(), weights, x, y, rows)
+    clean = [1, 2]
+    assert_lora_close(
+        result[clean], reference(weights, x[clean], y[clean], [rows[i] for i in clean])
+    )
+    assert not result[[0, 3]].isfinite().all()
+
+
+def test_forgetting_gives_no_memory_back_but_clearing_does() -> None:
+    weights, budget = make_weights(), CopyBudget(1 << 30)
+    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+    x, y = draw(2)
+    run_window(window, weights, x, y, [3, 4])
+    before = budget.used_bytes
+    window.forget(3)
+    assert budget.used_bytes == before == window.num_bytes
+    for _ in range(10):
+        run_window(window, weights, x, y, [0, 0])
+    assert budget.used_bytes == window.num_bytes < before
+
+
+def test_what_a_forgotten_adapter_leaves_is_handed_over_and_never_read_again() -> None:
+    """Dead rows are dirty until the budget's owner zeroes them; growing must not copy them."""
+    weights, budget = make_weights(), CopyBudget(1 << 30)
+    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+    for index in (1, 2, 3):
+        for matrix in weights.matrices(3, index):
+            matrix.fill_(3e30)
+    x, y = draw(2)
+    run_window(window, weights, x, y, [3, 0])
+    window.forget(3)
+    discarded = budget.take_discarded()
+    assert len(discarded) == 1 + len(OUTS)
+    assert all((values == 3e30).all() for values in discarded)
+    rows = [0, 0]
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    rows = [4, 1]  # makes the window grow
+    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    assert not (held_values(window) == 3e30).any()
+    assert budget.take_discarded() == []

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from loraplex.adapters.examination import IntakeReport, examine
 from loraplex.adapters.identity import AdapterKey
@@ -48,14 +49,9 @@ class Answer:
 class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
-    def __init__(
-        self,
-        model: Path,
-        blocks: Path,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        **config: object,
-    ) -> None:
+    def __init__(self, model: Path, blocks: Path, **config: object) -> None:
+        """`config`: fields of EngineConfig, and the engine's `clock`."""
+        clock = cast(Callable[[], float], config.pop("clock", time.monotonic))
         settings: dict[str, object] = {
             "device": "cpu",
             "kv_cache_bytes": 4 * MIB,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.block import BlockPlan
+from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
 
 GAP_ELEMENTS = 64
@@ -42,6 +43,7 @@ class PoisonedWeights:
         self.flat = torch.full((capacity,), torch.nan, dtype=dtype, device=device)
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
         self.generations = [0] * num_rows
+        self.copy_budget = CopyBudget(1 << 40)
         self._row_tables: list[list[list[int]]] = self.table.tolist()
         self.row_extras: list[dict[int, object]] = [{} for _ in range(num_rows)]
         self._generator = torch.Generator().manual_seed(0)

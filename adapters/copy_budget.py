@@ -1,0 +1,38 @@
+"""Copies of adapters' matrices outside of the arena: how much they may take, and what is left over.
+
+Kernels that keep such copies spend bytes here, and hand over what an adapter that goes leaves with
+them: it is zeroed with the adapter's own extent, beside the steps.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class CopyBudget:
+    """Not thread-safe: the engine's loop calls everything."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._discarded: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> bool:
+        """Spend so much, or nothing and False if it is not left."""
+        if self.used_bytes + num_bytes > self.max_bytes:
+            return False
+        self.used_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        assert num_bytes <= self.used_bytes, "more is given back than was taken"
+        self.used_bytes -= num_bytes
+
+    def discard(self, values: Tensor) -> None:
+        """What an adapter that is being removed leaves: nobody uses it any more."""
+        self._discarded.append(values)
+
+    def take_discarded(self) -> list[Tensor]:
+        """All that was discarded since the last call; the caller zeroes it."""
+        discarded, self._discarded = self._discarded, []
+        return discarded
