@@ -6,6 +6,7 @@ alone. They are kept here, and nowhere else, for the next process.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import select
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from .disk_cache import DiskCacheStats
@@ -62,7 +64,6 @@ FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 15.0
 GOOD_LIFE_SECONDS = 60.0
 """After a life so long the pauses before a restart begin anew."""
-SEND_BUFFER_BYTES = 1 << 20
 PAGE_OBJECTS = 500
 _RECEIVE_BYTES = 1 << 16
 _STDERR = 2
@@ -83,6 +84,29 @@ class _Call:
 
     outcome: Future[FromFetcher] = field(default_factory=Future)
     on_progress: OnProgress | None = None
+
+
+class _Outbox:
+    """What is on its way to the process: putting never waits, a thread sends in order."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name="fetcher-outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        self._queue.put(data)
+
+    def close(self) -> None:
+        """Wait for the thread's end; the other side must be gone."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # the process has ended, as its end will tell
+            while (data := self._queue.get()) is not None:
+                self._socket.sendall(data)
 
 
 class FetcherClient:
@@ -114,7 +138,7 @@ class FetcherClient:
         self._command = command
         self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._outbox: _Outbox | None = None
         """To the process that is ready; None while there is none."""
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: dict[int, _Call] = {}
@@ -173,7 +197,7 @@ class FetcherClient:
     def pid(self) -> int | None:
         """Of the process that is ready; None while there is none."""
         with self._lock:
-            return self._process.pid if self._process and self._socket else None
+            return self._process.pid if self._process and self._outbox else None
 
     def send(
         self, make: Callable[[int], ToFetcher], on_progress: OnProgress | None = None
@@ -185,29 +209,16 @@ class FetcherClient:
         """
         call = _Call(on_progress=on_progress)
         call_id = next(self._call_ids)
+        data = encode(make(call_id))
         with self._lock:
-            try:
-                self._send_now(encode(make(call_id)))
-            except StoreUnavailable as exc:
-                call.outcome.set_exception(exc)
+            if self._outbox is None:
+                call.outcome.set_exception(StoreUnavailable("the fetcher process is starting"))
             else:
                 self._calls[call_id] = call
+                self._outbox.put(data)
         return call.outcome
 
     # --- inside -----------------------------------------------------------------------------------
-
-    def _send_now(self, data: bytes) -> None:
-        """Send without waiting; the caller holds the lock. Raises StoreUnavailable."""
-        if self._socket is None:
-            raise StoreUnavailable("the fetcher process is starting")
-        try:
-            num_sent = self._socket.send(data, socket.MSG_DONTWAIT)
-        except OSError as exc:
-            raise StoreUnavailable("the fetcher process takes no calls") from exc
-        if num_sent < len(data):  # what follows could not be understood any more
-            assert self._process is not None
-            self._process.kill()
-            raise StoreUnavailable("the fetcher process takes no calls")
 
     def _keep_alive(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -233,7 +244,6 @@ class FetcherClient:
         """One life of the process, from its start to its end."""
         ours, theirs = socket.socketpair()
         with ours:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             with theirs:
                 process = subprocess.Popen(
                     self._command,
@@ -251,14 +261,14 @@ class FetcherClient:
                 ours.sendall(encode(self._open))
                 self._receive(ours)
             except (OSError, MessageRefused) as exc:
-                _log.warning("fetcher_ended: %s", exc)
+                _log.warning("fetcher_connection_failed", extra={"error": str(exc)})
             finally:
                 self._end_life(process)
 
     def _end_life(self, process: subprocess.Popen[bytes]) -> None:
         """Let nobody use it any more, and make sure that it is gone: it owns the cache."""
         with self._lock:
-            self._socket = None
+            outbox, self._outbox = self._outbox, None
             self._process = None
             calls, self._calls = self._calls, {}
             self._past = _added(self._past, self._present)._replace(used_bytes=0)
@@ -267,8 +277,10 @@ class FetcherClient:
             )
         process.kill()
         status = process.wait()
+        if outbox is not None:
+            outbox.close()
         if not self._closing.is_set():
-            _log.warning("fetcher_process_ended: status %s", status)
+            _log.warning("fetcher_process_ended", extra={"status": status})
         for call in calls.values():
             _fail(call.outcome, StoreUnavailable("the fetcher process ended; ask again"))
 
@@ -290,7 +302,7 @@ class FetcherClient:
         match message:
             case Ready():
                 with self._lock:
-                    self._socket = connected
+                    self._outbox = _Outbox(connected)
                 if not self._started.done():
                     self._started.set_result(None)
             case Note(_, disk):
@@ -301,7 +313,7 @@ class FetcherClient:
                 if call and call.on_progress:
                     call.on_progress(num_bytes)
             case Failed(call_id=0):
-                _log.error("fetcher_not_opened: %s", message.message)
+                _log.error("fetcher_not_opened", extra={"error": message.message})
                 if not self._started.done():
                     self._started.set_exception(message.as_error())
             case _:

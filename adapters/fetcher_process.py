@@ -56,6 +56,7 @@ from .fetcher_messages import (
     encode,
     read_path,
 )
+from .logs import log_to_stderr
 from .store import ObjectStore, open_store
 
 NUM_STORE_THREADS = 8
@@ -65,7 +66,6 @@ NICENESS = 5
 PROGRESS_BYTES = 4 << 20
 """How often progress is told."""
 RECEIVE_BYTES = 1 << 16
-ABANDONED_AFTER_SECONDS = 24 * 3600.0
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.adapters.fetcher_process")  # its own name is "__main__"
@@ -118,7 +118,6 @@ class FetcherService:
     def serve(self) -> Never:
         """Until the server ends this process."""
         threading.Thread(target=self._beat, daemon=True).start()
-        self._threads.submit(self._tidy_up)
         self._connection.send(Ready(NO_CALL))
         while True:
             self._take(self._connection.receive())
@@ -180,12 +179,6 @@ class FetcherService:
     def _note(self) -> None:
         self._connection.send(Note(NO_CALL, self._disk_cache.stats))
 
-    def _tidy_up(self) -> None:
-        try:
-            self._store.remove_abandoned(older_than_seconds=ABANDONED_AFTER_SECONDS)
-        except (AdapterError, OSError) as exc:
-            _log.info("abandoned_uploads_not_removed: %s", exc)
-
 
 class _Progress:
     """Tells the server of an upload's progress, not of every chunk."""
@@ -208,6 +201,8 @@ def _as_fetched(call_id: int, block: FetchedBlock) -> Fetched:
 def main() -> Never:
     """Serve the socket on standard input."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log_to_stderr()
     _end_with_parent()
     os.nice(NICENESS)
     connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))

@@ -10,7 +10,7 @@ import logging
 
 import structlog
 
-from ..engine.logs import log_to_stderr
+from ..adapters.logs import log_to_stderr
 
 
 def configure_logging() -> None:

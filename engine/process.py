@@ -24,11 +24,11 @@ from typing import Never, Protocol
 import msgspec
 import zmq
 
+from ..adapters.logs import log_to_stderr
 from .config import EngineConfig
 from .errors import EngineError, MalformedMessage
 from .garbage import GarbageCollection
 from .heartbeat import Heartbeat
-from .logs import log_to_stderr
 from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
 from .transport import decode_to_engine, encode
 

@@ -346,6 +346,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Large:
 def sent_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the parts that go over the wire, as they do."""
     sent: list[int] = []
+
     def watched(settings: S3Settings) -> Any:
         client = connect(settings)
         client.meta.events.register(

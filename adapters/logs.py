@@ -1,4 +1,4 @@
-"""Log records of the engine process: one JSON object a line on standard error.
+"""Log records of a process: one JSON object a line on standard error.
 
 The message is a stable event name, facts travel in `extra`; prompts, outputs and keys never do.
 """
