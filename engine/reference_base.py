@@ -24,7 +24,7 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Tier
 from .config import EngineConfig
 from .errors import EngineError
-from .logs import log_to_stderr
+from ..adapters.logs import log_to_stderr
 from .messages import (
     AdapterFetched,
     AdapterWanted,

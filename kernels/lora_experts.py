@@ -21,7 +21,7 @@ from torch import Tensor
 from .expert_pairs import ExpertPairs
 from .lora_batch import BASE_ROW, LoraBatch, LoraTiles
 from .lora_reference import add_lora_reference
-from .lora_weights import AdapterWeights
+from .lora_weights import AdapterWeights, CopyBudget
 
 BLOCK_PAIRS = 16
 """Pairs per tile: tl.dot's smallest, since an expert sees few tokens of one adapter."""
@@ -94,6 +94,7 @@ class ExpertRows:
     """int64 `[num_rows × num_experts, 1, 3]`."""
     pair_rows: Tensor
     """int32 `[num_pairs]`: row × num_experts + expert; -1 for the base."""
+    copy_budget: CopyBudget
     row_tables: Sequence[Sequence[Sequence[int]]] = ()
     row_extras: Sequence[Mapping[int, object]] = ()
     """Both empty: the forms that read `table` do not need them."""
@@ -120,7 +121,8 @@ def expert_rows(
     )
     rows = pairs.rows * pairs.num_experts + pairs.experts
     rows = torch.where(pairs.rows == BASE_ROW, BASE_ROW, rows)
-    return ExpertRows(weights.flat, table.view(-1, 1, 3), rows.to(torch.int32))
+    rows = rows.to(torch.int32)
+    return ExpertRows(weights.flat, table.view(-1, 1, 3), rows, weights.copy_budget)
 
 
 def plan_expert_tiles(pair_rows: Tensor, *, max_segments: int) -> Tensor:
