@@ -109,7 +109,7 @@ class Block(nn.Module):
         self.experts = Experts()
         self.router = router
 
-    def forward(self, input_ids: Tensor, use_cache: bool) -> None:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, use_cache: bool) -> None:
         self.router(torch.randn(input_ids.numel(), HIDDEN))
 
 
