@@ -24,9 +24,9 @@ from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
+from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
-_CACHE_LINE = 64
 CUDA_PIECE_ELEMENTS = 4 << 20
 
 SliceEntry = tuple[int, int, int]
@@ -283,13 +283,9 @@ def _by_slice(extras: Sequence[PlacedExtra], start: int) -> RowExtras:
 
 
 def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU of pages that take no memory until an adapter is written to them."""
-    if device.type != "cpu":
-        return torch.zeros(num_elements, dtype=dtype, device=device)
-    num_bytes = num_elements * dtype.itemsize
-    untouched = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)  # calloc; torch would fill
-    start = -untouched.ctypes.data % _CACHE_LINE
-    return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype)
+    if device.type == "cpu":
+        return untouched_zeros(num_elements, dtype)
+    return torch.zeros(num_elements, dtype=dtype, device=device)
 
 
 class _CudaCopies:

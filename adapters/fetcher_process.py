@@ -66,7 +66,6 @@ NICENESS = 5
 PROGRESS_BYTES = 4 << 20
 """How often progress is told."""
 RECEIVE_BYTES = 1 << 16
-ABANDONED_AFTER_SECONDS = 24 * 3600.0
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.adapters.fetcher_process")  # its own name is "__main__"
@@ -119,7 +118,6 @@ class FetcherService:
     def serve(self) -> Never:
         """Until the server ends this process."""
         threading.Thread(target=self._beat, daemon=True).start()
-        self._threads.submit(self._tidy_up)
         self._connection.send(Ready(NO_CALL))
         while True:
             self._take(self._connection.receive())
@@ -180,12 +178,6 @@ class FetcherService:
 
     def _note(self) -> None:
         self._connection.send(Note(NO_CALL, self._disk_cache.stats))
-
-    def _tidy_up(self) -> None:
-        try:
-            self._store.remove_abandoned(older_than_seconds=ABANDONED_AFTER_SECONDS)
-        except (AdapterError, OSError) as exc:
-            _log.info("abandoned_uploads_not_removed", extra={"error": str(exc)})
 
 
 class _Progress:

@@ -27,6 +27,7 @@ from .extents import Extent, ExtentAllocator
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
+from .untouched import untouched_zeros
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -87,7 +88,11 @@ class HostCache:
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
-        self._pool = torch.empty(self._extents.capacity, dtype=dtype, pin_memory=page_locked)
+        self._pool = (
+            torch.empty(self._extents.capacity, dtype=dtype, pin_memory=True)
+            if page_locked
+            else untouched_zeros(self._extents.capacity, dtype)
+        )
         self._blocks: OrderedDict[AdapterKey, HostBlock] = OrderedDict()  # oldest use first
         self._in_use: set[AdapterKey] = set()
         self._lock = Lock()

@@ -112,7 +112,7 @@ def crash_points(amount: Amount) -> dict[str, Any]:
 
 def reserved_over_true(_amount: Amount) -> float:
     """Bytes reserved for adapters of mixed ranks over what they hold."""
-    return float(_named("reserved_bytes", "measure_reserved_over_true")())
+    return float(_named("reserved_bytes", "measure_reserved_bytes")().ratio)
 
 
 SECTIONS: Mapping[str, Callable[[Amount], Any]] = {

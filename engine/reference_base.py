@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from ..adapters.block import BlockHeader, read_block_header
 from ..adapters.errors import AdapterError
 from ..adapters.identity import AdapterKey
+from ..adapters.logs import log_to_stderr
 from ..adapters.residency import Tier
 from .config import EngineConfig
 from .errors import EngineError
-from .logs import log_to_stderr
 from .messages import (
     AdapterFetched,
     AdapterWanted,

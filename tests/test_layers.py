@@ -61,6 +61,7 @@ CORE_TORCH_FREE = (
     "engine.quarantine",
     "engine.reference_base",
     "api.cli",
+    "api.cli.adapters",
     "api.app",
 )
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}

@@ -78,16 +78,16 @@ def push_adapter(
         "aliases": aliases,
         "base_id": base_id,
     }
-    upload = client.post(api_path("adapters", name, "uploads"), declaration)
-    if upload["already"]:
-        known: dict[str, Any] = upload["version"]
-        if not is_quiet:
-            note(f"Already there as {known['id']}: nothing was sent.")
-        return known
     try:
-        return _send(client, adapter, name, upload, is_quiet=is_quiet)
+        upload = client.post(api_path("adapters", name, "uploads"), declaration)
+        if not upload["already"]:
+            return _send(client, adapter, name, upload, is_quiet=is_quiet)
     except KeyboardInterrupt:
         raise PushInterrupted(name) from None
+    known: dict[str, Any] = upload["version"]
+    if not is_quiet:
+        note(f"Already there as {known['id']}: nothing was sent.")
+    return known
 
 
 def _send(
@@ -110,11 +110,19 @@ def _send(
 
 
 def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, Any]:
-    """The version once it is ready. Raises CommandFailed if it is rejected."""
+    """The version once it is ready. Raises CommandFailed if it is rejected, and at ^C."""
     path = api_path("adapters", version["adapter"], "versions", version["version"])
-    while version["state"] not in SETTLED_STATES:
-        time.sleep(POLL_SECONDS)
-        version = client.get(path)
+    try:
+        while version["state"] not in SETTLED_STATES:
+            time.sleep(POLL_SECONDS)
+            version = client.get(path)
+    except KeyboardInterrupt:
+        name = f"{version['adapter']}@{version['version']}"
+        raise CommandFailed(
+            f"Interrupted: {name} was sent and is still being checked. How it goes: "
+            f"loraplex adapters why {name}",
+            ExitCode.INTERRUPTED,
+        ) from None
     if version["state"] == "rejected":
         reason = version["reason"]
         raise _invalid(f"{version['id']} was rejected: {reason['message']} ({reason['code']})")

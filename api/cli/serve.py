@@ -80,6 +80,21 @@ def serve(
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="How keys and values are held.")
     ] = DEFAULTS.kv_dtype,
+    lora_window_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="CPU copies of adapters that decode together.",
+            show_default="1/16 of the arena",
+        ),
+    ] = None,
+    num_loader_threads: Annotated[
+        int, typer.Option(min=1, help="Threads that load and zero adapters.")
+    ] = DEFAULTS.num_loader_threads,
+    loader_duty: Annotated[
+        float,
+        typer.Option(min=0.01, help="Part of a core that loading may have while requests run."),
+    ] = DEFAULTS.loader_duty,
     swap_gib: Annotated[
         float, typer.Option(min=0.0, help="Host memory for the KV of preempted sequences.")
     ] = DEFAULTS.swap_bytes / GIB,
@@ -148,6 +163,9 @@ def serve(
         arena_bytes=_bytes(arena_gib),
         kv_cache_bytes=_bytes(kv_cache_gib),
         host_cache_bytes=_bytes(host_cache_gib) or 0,
+        lora_window_bytes=_bytes(lora_window_gib),
+        num_loader_threads=num_loader_threads,
+        loader_duty=loader_duty,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         swap_bytes=_bytes(swap_gib) or 0,

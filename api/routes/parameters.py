@@ -10,6 +10,7 @@ from ...adapters.identity import AdapterKey
 from ...platform.adapters import service
 from ...platform.adapters.models import Adapter, AdapterVersion
 from ...platform.keys.principal import Principal, Scope
+from ...platform.sessions import TenantSession
 from ..auth import require
 from ..runtime import Runtime
 
@@ -33,9 +34,9 @@ async def find_version(
     runtime: Runtime, principal: Principal, name: str, number: int
 ) -> FoundVersion:
     """One visible version of the caller's. Raises AdapterNotFound or VersionNotFound."""
-    return await runtime.control_plane.read(
-        principal.tenant_id,
-        lambda session: FoundVersion(
-            service.get_adapter(session, name), service.get_version(session, name, number)
-        ),
-    )
+
+    def find(session: TenantSession) -> FoundVersion:
+        version = service.get_version(session, name, number)  # first: it reloads the adapter's row
+        return FoundVersion(service.get_adapter(session, name), version)
+
+    return await runtime.control_plane.read(principal.tenant_id, find)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -16,10 +18,12 @@ from loraplex.adapters.fetcher import FetchedBlock
 from loraplex.adapters.fetcher_client import FetcherClient
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
+from loraplex.adapters.store.s3 import PART_BYTES
 from loraplex.adapters.tier import Tier
 from support.fault_proxy import Fault, FaultProxy
 from support.faulty_loads import run_faulty_loads
 from support.s3 import emulated_s3, fetcher_environment_for_tests, make_bucket
+from support.waiting import wait_for
 
 NUM_FAULTY_LOADS = 1000
 NUM_SLOW = 32
@@ -183,6 +187,29 @@ def test_what_is_on_the_disk_is_handed_out_while_the_store_is_down(
     assert outcome(client, 2) == "store_unavailable"
     proxy.is_down = False
     assert outcome(client, 2) == "served"
+
+
+def test_an_upload_goes_on_where_a_killed_process_left_it(
+    make_client: Callable[..., FetcherClient], proxy: FaultProxy, tmp_path: Path
+) -> None:
+    client = make_client()
+    large = tmp_path / "large"
+    large.write_bytes(hashlib.shake_128(b"large").digest(2 * PART_BYTES + 1000))
+    sha256 = hashlib.sha256(large.read_bytes()).hexdigest()
+    key = object_key(make_key(999))
+
+    def kill(_sent_bytes: int) -> None:
+        if client.pid is not None:
+            os.kill(client.pid, signal.SIGKILL)
+
+    with pytest.raises(StoreUnavailable):
+        client.store.put_file(key, large, sha256=sha256, on_progress=kill)
+    wait_for(lambda: client.stats().num_restarts and client.pid)
+    client.store.put_file(key, large, sha256=sha256)
+    assert proxy.part_numbers.count(1) == 1, "what had arrived was not sent again"
+    assert proxy.part_numbers[-1] == 3
+    copy = tmp_path / "copy"
+    client.store.fetch_file(key, copy, sha256=sha256, size_bytes=large.stat().st_size)
 
 
 def test_a_process_told_to_stop_while_it_loads_answers_everyone(

@@ -18,11 +18,9 @@ from loraplex.adapters.formats import (
     ServedFeature,
     format_reference,
 )
-from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.rejections import REJECTIONS
 from support.feature_files import FeatureFiles
-from support.layouts import BASE_ID
-from support.peft_features import NUM_EXPERTS, draw_trained_values
+from support.peft_features import draw_trained_values
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 USED_WITH: dict[str, set[str]] = {
@@ -42,14 +40,6 @@ USED_WITH: dict[str, set[str]] = {
     "token_rows": {"lora"},
 }
 """What else the adapter of each row uses."""
-TWIN_EXPERTS = BaseLayout(
-    BASE_ID,
-    tuple(
-        Projection((Slice(f"model.experts.{name}", 64, 48, SliceKind.EXPERTS, NUM_EXPERTS),))
-        for name in ("gate_proj", "up_proj")
-    ),
-)
-"""A base such as no family has that is small here."""
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +77,8 @@ def test_served_feature_is_accepted_and_reported(
 def test_refused_feature_is_refused_with_its_code_and_way_out(
     feature: RefusedFeature, files: FeatureFiles, tmp_path: Path
 ) -> None:
-    layout = TWIN_EXPERTS if feature.name == "experts_of_one_shape" else files.layout(feature.name)
     with pytest.raises(AdapterRejected) as caught:
-        files.examine(feature.name, tmp_path / "block", layout=layout)
+        files.examine(feature.name, tmp_path / "block")
     assert caught.value.reason == feature.code
     assert caught.value.pointer
     assert not (tmp_path / "block").exists()

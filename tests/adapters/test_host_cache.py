@@ -175,6 +175,24 @@ def test_drops_the_least_recently_used_block_that_is_not_in_use(tmp_path: Path) 
     assert cache.used_bytes == cache.capacity_bytes == 3 * num_bytes
 
 
+def test_a_tenant_beyond_its_share_gives_way_first(tmp_path: Path) -> None:
+    mine = write_block(tmp_path / "mine", make_key("mine", "me"))
+    size = 4 * mine.plan.num_elements
+    cache = make_cache(4 * size)
+    read(cache, mine)
+    cache.release(mine.key)
+    for index in range(10):
+        stored = write_block(tmp_path / str(index), make_key(str(index), "parade"))
+        read(cache, stored)
+        cache.release(stored.key)
+    assert cache.keys() == [mine.key, *(make_key(str(i), "parade") for i in (7, 8, 9))]
+    assert cache.size_of(mine.key) == size
+    assert cache.size_of(make_key("unknown")) == 0
+    block = cache.acquire(mine.key)
+    assert block is not None
+    assert_folded(block, mine)
+
+
 def test_has_no_room_while_everything_is_in_use(tmp_path: Path) -> None:
     first, second = (write_block(tmp_path / name, make_key(name)) for name in "ab")
     cache = make_cache(4 * first.plan.num_elements)

@@ -448,3 +448,16 @@ def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:
     out = command("rm", "bot", "--drain", "0")[1]
     assert "bytes zeroed" in out
     assert "device 0 bytes" not in out
+
+
+def test_an_interrupted_wait_says_what_goes_on(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(push, "SETTLED_STATES", frozenset({"settled"}))
+    monkeypatch.setattr("loraplex.api.cli.push.time.sleep", interrupt)
+    code, out, err = command("push", str(adapters[0]), "bot")
+    assert (code, out) == (ExitCode.INTERRUPTED, "")
+    assert "loraplex adapters why bot@1" in err

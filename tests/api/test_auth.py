@@ -138,5 +138,5 @@ def test_metrics_are_open_to_this_machine(server: ServerUnderTest, resident: Cal
     assert 'loraplex_http_requests_total{code="",method="POST",route="/v1/completions"' in text
     assert 'loraplex_tokens_total{kind="completion",tenant="resident"}' in text
     assert "loraplex_time_to_first_token_seconds_bucket" in text
-    assert "loraplex_adapter_arena_used_bytes" in text
+    assert "loraplex_adapter_tier_bytes" in text
     assert "sha256" not in text

@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 MAX_SECONDS = 60.0
 """For which a hanging answer hangs, if its reader is so patient."""
@@ -145,6 +145,8 @@ class FaultProxy:
         self.redirect_to = "http://127.0.0.1:9/other-bucket/key"
         self.num_requests: Counter[tuple[str, str]] = Counter()
         """By method and path."""
+        self.part_numbers: list[int] = []
+        """Of the parts that were sent, in their order."""
         self.num_faults: Counter[Fault] = Counter()
         self.num_open = 0
         """Reads of objects that are not answered yet."""
@@ -219,6 +221,8 @@ class FaultProxy:
             return
         request = await read_request(reader, writer)
         self.num_requests[request.method, request.path] += 1
+        if number := parse_qs(request.query).get("partNumber"):
+            self.part_numbers.append(int(number[0]))
         if not request.reads_object:
             writer.write((await self._forward(request)).encode())
             await writer.drain()

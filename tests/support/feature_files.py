@@ -8,12 +8,22 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.examination import IntakeReport, examine
-from loraplex.adapters.layout import BaseLayout
-from support.layouts import full_layout_of
-from support.peft_features import base_name, make_adapter, save_base
+from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from support.layouts import BASE_ID, full_layout_of
+from support.peft_features import NUM_EXPERTS, base_name, make_adapter, save_base
 
 ALLOWED_MATRIX_BYTES = {"full_matrix_not_allowed": 0, "full_matrix_too_large": 1 << 10}
 """Where a feature depends on what the operator allows."""
+TWIN_EXPERTS = BaseLayout(
+    BASE_ID,
+    tuple(
+        Projection((Slice(f"model.experts.{name}", 64, 48, SliceKind.EXPERTS, NUM_EXPERTS),))
+        for name in ("gate_proj", "up_proj")
+    ),
+)
+"""A base such as no family has that is small here."""
+LAYOUTS = {"experts_of_one_shape": TWIN_EXPERTS}
+"""Of bases that cannot be made here."""
 
 
 class FeatureFiles:
@@ -29,6 +39,8 @@ class FeatureFiles:
         return path if path.exists() else save_base(base_name(feature), path)
 
     def layout(self, feature: str) -> BaseLayout:
+        if feature in LAYOUTS:
+            return LAYOUTS[feature]
         name = base_name(feature)
         if name not in self._layouts:
             self._layouts[name] = full_layout_of(self.base(feature))

@@ -21,7 +21,7 @@ from loraplex.adapters.examination import examine
 from loraplex.adapters.formats import REFUSED, SERVED, RefusedFeature, ServedFeature
 from loraplex.adapters.identity import AdapterKey
 from support.engine import Answer, LocalEngine
-from support.feature_files import ALLOWED_MATRIX_BYTES, FeatureFiles
+from support.feature_files import ALLOWED_MATRIX_BYTES, LAYOUTS, FeatureFiles
 from support.peft_features import TRAINED_TOKENS, base_name
 
 TOLERANCE = 1e-4
@@ -85,7 +85,7 @@ class FeatureProofs:
             adapter / "adapter_config.json",
             adapter / "adapter_model.safetensors",
             block,
-            layout=engine.core.info.layout,
+            layout=LAYOUTS.get(feature, engine.core.info.layout),
             serving_dtype=engine.core.info.dtype,
             max_full_matrix_bytes=ALLOWED_MATRIX_BYTES.get(feature, 1 << 20),
         )
