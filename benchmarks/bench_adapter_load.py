@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows,
         size_bytes=size_bytes,
         store_latency_seconds=plan.latency_seconds,
-        p99_ratio=statistics.median(load.p99 / alone.p99 for load, alone in pairs),
+        p99_ratio=p99_ratio(loading, quiet),
         median_gap_ratio=statistics.median(
             statistics.median(load.gaps) / statistics.median(alone.gaps) for load, alone in pairs
         ),
@@ -151,11 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(model: Path, plan: Plan, directory: Path) -> tuple[int, list[Run], list[Run]]:
+def measure(
+    model: Path, plan: Plan, directory: Path, *, device: str = "cpu"
+) -> tuple[int, list[Run], list[Run]]:
     """The large block's size, the runs with a load, and those without."""
     engine = SlowlyFedEngine(
         model,
         directory,
+        device=device,
         max_num_seqs=plan.num_streams,
         kv_cache_bytes=256 << 20,
         arena_bytes=640 << 20,
@@ -173,6 +176,13 @@ def measure(model: Path, plan: Plan, directory: Path) -> tuple[int, list[Run], l
         quiet.append(streams.run_for(loading[-1].seconds))
     engine.close()
     return size_bytes, loading, quiet
+
+
+def p99_ratio(loading: Sequence[Run], quiet: Sequence[Run]) -> float:
+    """The median over the pairs."""
+    return statistics.median(
+        load.p99 / alone.p99 for load, alone in zip(loading, quiet, strict=True)
+    )
 
 
 class _Streams:

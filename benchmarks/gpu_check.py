@@ -5,8 +5,9 @@
 Serves the same requests, base and adapters of mixed ranks in mixed batches, on the CPU and on the
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
-near-tie). The Triton kernels must equal their reference. Prints one JSON object; exits 1 if
-something does not hold and 2 without a CUDA device.
+near-tie). Each served PEFT feature must equal PEFT on the CPU. The Triton kernels must equal their
+reference. Timed are the kernels, and others' inter-token latency while a large adapter is loaded.
+Prints one JSON object; exits 1 if something does not hold and 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -24,14 +25,21 @@ from typing import Any
 
 import torch
 from benchmarks.bench_lora import time_kernels
+from benchmarks.timed_engine import make_model
 
+from benchmarks import bench_adapter_load
+from loraplex.adapters.formats import SERVED
 from loraplex.adapters.identity import AdapterKey
 from support.engine import LocalEngine
+from support.feature_proofs import open_feature_proofs
 from support.greedy import parts_at_near_tie
 from support.models import make_adapter, make_tiny_llama
 
 NEAR_TIE = 1e-3
 """Logit gap, fp32, that different summation orders on two devices may cross."""
+FEATURE_TOLERANCE = 1e-3
+"""Of a logit, fp32 on the device against PEFT on the CPU."""
+MAX_LATENCY_RATIO = 1.1
 RANKS = (1, 4, 8, 13, 16, 32, 64, 4, 8, 16, 32, 7)
 LLAMA_SHAPE: dict[str, Any] = {
     "hidden_size": 512,
@@ -65,10 +73,12 @@ def main() -> int:
         result["serving"] = check_serving(
             Path(directory), device=arguments.device, num_requests=arguments.requests
         )
+    result["features"] = check_features(arguments.device)
     if not arguments.no_timing:
         result["kernels"] = time_kernels(arguments.device)
+        result["adapter_load"] = time_adapter_load(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    return 0 if result["serving"]["ok"] else 1
+    return 0 if result["serving"]["ok"] and result["features"]["ok"] else 1
 
 
 def device_name(device: str) -> str:
@@ -120,6 +130,26 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
         "adapter_evictions": stats.num_adapter_evictions,
         "leaked_blocks": tested.core.info.num_kv_blocks - stats.num_free_kv_blocks,
     }
+
+
+def check_features(device: str) -> dict[str, Any]:
+    """The largest error of each served PEFT feature's logits."""
+    with open_feature_proofs(device) as proofs:
+        errors = {feature.name: proofs.prove(feature).max_error for feature in SERVED}
+    is_ok = all(error is not None and error <= FEATURE_TOLERANCE for error in errors.values())
+    return {"ok": is_ok, "max_error": errors}
+
+
+def time_adapter_load(device: str) -> dict[str, Any]:
+    """Others' p99 gap while 500 MB come from a slow store, over the same without; bar 1.1."""
+    plan = bench_adapter_load.Plan()
+    with tempfile.TemporaryDirectory() as directory:
+        model = make_model(Path(directory), plan.shape)
+        size_bytes, loading, quiet = bench_adapter_load.measure(
+            model, plan, Path(directory), device=device
+        )
+    ratio = bench_adapter_load.p99_ratio(loading, quiet)
+    return {"size_bytes": size_bytes, "p99_ratio": ratio, "ok": ratio <= MAX_LATENCY_RATIO}
 
 
 def make_cases(count: int) -> list[Case]:

@@ -49,7 +49,8 @@ class Proof:
 class FeatureProofs:
     """One engine per base, and adapters made by PEFT."""
 
-    def __init__(self, folder: Path, resources: ExitStack) -> None:
+    def __init__(self, folder: Path, resources: ExitStack, device: str = "cpu") -> None:
+        self._device = device
         self._files = FeatureFiles(folder)
         self._folder = folder
         self._resources = resources
@@ -72,7 +73,9 @@ class FeatureProofs:
     def _engine(self, feature: str) -> LocalEngine:
         name = base_name(feature)
         if name not in self._engines:
-            engine = LocalEngine(self._files.base(feature), self._folder)
+            engine = LocalEngine(
+                self._files.base(feature), self._folder, device=self._device, dtype="float32"
+            )
             self._resources.callback(engine.close)
             self._engines[name] = engine
         return self._engines[name]
@@ -112,9 +115,10 @@ class FeatureProofs:
 
 
 @contextmanager
-def open_feature_proofs() -> Iterator[FeatureProofs]:
+def open_feature_proofs(device: str = "cpu") -> Iterator[FeatureProofs]:
+    """Proofs on an engine of this device; PEFT computes on the CPU."""
     with TemporaryDirectory() as directory, ExitStack() as resources:
-        yield FeatureProofs(Path(directory), resources)
+        yield FeatureProofs(Path(directory), resources, device)
 
 
 def prove_all_features() -> dict[str, Proof]:
