@@ -6,8 +6,9 @@ the device; displacing it costs the same copy and more when it comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from .eviction import FREE, Occupant, in_line
@@ -16,6 +17,8 @@ from .identity import AdapterKey
 
 MAX_MOVED_PER_PLACED = 2
 """Elements moved for each element of room that is made: beyond that it is not worth the copying."""
+MAX_TRIED_WINDOWS = 16
+"""Where the cheapest have no place elsewhere for what they move, adapters are displaced instead."""
 
 
 class Compaction(NamedTuple):
@@ -31,7 +34,7 @@ def plan_compaction(
     """The window of at least `size` that costs the fewest moved elements; None if there is none.
 
     An occupant with a cost may be moved, one whose cost is FREE is about to vanish. Nobody is moved
-    into `avoid`.
+    into `avoid`. The engine's loop waits for the answer, so only the cheapest windows are tried.
     """
     line = in_line(occupants, capacity=capacity, avoid=avoid)
     holes = [
@@ -41,47 +44,58 @@ def plan_compaction(
     ]
     if sum(hole.size for hole in holes) < size:
         return None
-    best: tuple[int, Compaction] | None = None
-    for start in range(len(line) - 1):
-        found = _window_from(line, start, size, holes)
-        if found and (best is None or found[0] < best[0]):
-            best = found
-    return best[1] if best else None
-
-
-def _window_from(
-    line: list[Occupant], start: int, size: int, holes: list[Extent]
-) -> tuple[int, Compaction] | None:
-    """The shortest window behind `line[start]` and what it moves, if all of that fits elsewhere."""
-    begin = line[start].extent.end
-    movers: list[Occupant] = []
-    for occupant in line[start + 1 :]:
-        window = Extent(begin, occupant.extent.offset - begin)
-        num_moved = sum(mover.extent.size for mover in movers)
-        if num_moved > MAX_MOVED_PER_PLACED * size:
-            return None
-        if window.size >= size:
-            movers.sort(key=lambda mover: mover.extent.size, reverse=True)
-            if not _fit(movers, [hole for hole in holes if not hole.overlaps(window)]):
-                return None
+    windows = sorted(_windows(line, size), key=lambda window: window.num_moved)
+    for window in windows[:MAX_TRIED_WINDOWS]:
+        movers = [other for other in line[window.start : window.stop] if other.cost != FREE]
+        movers.sort(key=lambda mover: mover.extent.size, reverse=True)
+        elsewhere = [hole for hole in holes if not hole.overlaps(window.extent)]
+        if _fit([mover.extent.size for mover in movers], elsewhere):
             keys = tuple(mover.key for mover in movers if mover.key is not None)
-            return num_moved, Compaction(window, keys)
-        if occupant.cost is None:
-            return None
-        if occupant.cost != FREE:
-            movers.append(occupant)
+            return Compaction(window.extent, keys)
     return None
 
 
-def _fit(movers: list[Occupant], holes: list[Extent]) -> bool:
+class _Window(NamedTuple):
+    """The occupants `line[start:stop]` may all go, and leave `extent` if they do."""
+
+    extent: Extent
+    start: int
+    stop: int
+    num_moved: int
+    """Elements."""
+
+
+def _windows(line: list[Occupant], size: int) -> Iterator[_Window]:
+    """Behind each occupant the shortest window, where none that may not move is in the way."""
+    moved = list(accumulate(map(_moved_elements, line), initial=0))
+    stop = next_fixed = 0
+    for start in range(1, len(line)):
+        begin = line[start - 1].extent.end
+        stop, next_fixed = max(stop, start), max(next_fixed, start)
+        while stop < len(line) and line[stop].extent.offset - begin < size:
+            stop += 1
+        if stop == len(line):
+            return
+        while line[next_fixed].cost is not None:  # the last one may not move
+            next_fixed += 1
+        num_moved = moved[stop] - moved[start]
+        if next_fixed >= stop and num_moved <= MAX_MOVED_PER_PLACED * size:
+            extent = Extent(begin, line[stop].extent.offset - begin)
+            yield _Window(extent, start, stop, num_moved)
+
+
+def _moved_elements(occupant: Occupant) -> int:
+    return 0 if occupant.cost is None or occupant.cost == FREE else occupant.extent.size
+
+
+def _fit(sizes: list[int], holes: list[Extent]) -> bool:
     """Whether each finds the tightest hole, as the allocator will choose it."""
-    for mover in movers:
-        size = mover.extent.size
-        fitting = [hole for hole in holes if hole.size >= size]
-        if not fitting:
+    free = sorted((hole.size, hole.offset) for hole in holes)
+    for size in sizes:
+        index = bisect_left(free, (size, 0))
+        if index == len(free):
             return False
-        hole = min(fitting, key=lambda hole: (hole.size, hole.offset))
-        holes.remove(hole)
-        if hole.size > size:
-            holes.append(Extent(hole.offset + size, hole.size - size))
+        hole_size, offset = free.pop(index)
+        if hole_size > size:
+            insort(free, (hole_size - size, offset + size))
     return True

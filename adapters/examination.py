@@ -25,6 +25,7 @@ from .served_features import features_of
 from .strict_json import shown
 
 NUM_REPORTED_MODULES = 8
+MAX_BASE_NAME_CHARACTERS = 256
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -62,6 +63,8 @@ class IntakeReport:
     warnings: tuple[IntakeWarning, ...] = ()
     features: tuple[str, ...] = ()
     """What PEFT features it uses, by their names in `formats.SERVED`, in that order."""
+    trained_on: str | None = None
+    """What the trainer called the base, unless that is very long."""
 
 
 def examine(
@@ -109,6 +112,7 @@ def examine(
         measured=measured,
         warnings=warnings,
         features=features_of(binding, config, layout),
+        trained_on=_trained_on(config),
     )
 
 
@@ -156,6 +160,7 @@ def _report(
     measured: Measured,
     warnings: tuple[IntakeWarning, ...],
     features: tuple[str, ...],
+    trained_on: str | None,
 ) -> IntakeReport:
     ranks = [part.rank for part in binding.slices] or [0]
     modules = _touched_modules(binding)
@@ -175,7 +180,13 @@ def _report(
         largest_deltas=tuple(largest[:NUM_REPORTED_MODULES]),
         warnings=warnings,
         features=features,
+        trained_on=trained_on,
     )
+
+
+def _trained_on(config: PeftConfig) -> str | None:
+    name = config.base_model_name
+    return None if name is None or len(name) > MAX_BASE_NAME_CHARACTERS else name
 
 
 def _touched_modules(binding: Binding) -> list[str]:

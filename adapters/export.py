@@ -26,9 +26,10 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _HEADER_ALIGNMENT_BYTES = 8
 
 
-def export_adapter(block: Path, directory: Path) -> None:
+def export_adapter(block: Path, directory: Path, *, base_model_name: str | None = None) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` into the existing `directory`.
 
+    `base_model_name` is what the trainer called the base, which no block says.
     Files of these names are replaced, the weights first: who finds the configuration finds a whole
     adapter. Raises ObjectCorrupt if the block is damaged or does not say what it was made from.
     """
@@ -40,7 +41,8 @@ def export_adapter(block: Path, directory: Path) -> None:
         for tensor in tensors:
             output.write(content_bytes(_read(file, header, tensor)))
     with _replacing(directory / CONFIG_NAME) as output:
-        output.write(json.dumps(source.config, indent=2).encode())
+        config = {**source.config, "base_model_name_or_path": base_model_name}
+        output.write(json.dumps(config, indent=2).encode())
 
 
 def _read(file: BinaryIO, header: BlockHeader, tensor: SourceTensor) -> Array:

@@ -1,6 +1,8 @@
 """What a block's header says of the files it was made from: enough to write them again.
 
 The configuration's fields, and per tensor its name, type, shape, place and order in the block.
+Nothing else of the files: equal digests are equal blocks, byte for byte, because both are stored
+under one key.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from .errors import ObjectCorrupt
 from .layout import SliceKind
 from .peft_config import PeftConfig
 from .tensor_names import PREFIX
-
-MAX_BASE_NAME_CHARACTERS = 256
 
 
 class SourceTensor(NamedTuple):
@@ -79,10 +79,8 @@ def parse_source(source: Mapping[str, Any]) -> Source:
 
 
 def _peft_fields(config: PeftConfig) -> dict[str, object]:
-    fields = config.to_peft()
-    name = config.base_model_name
-    if name is not None and len(name) > MAX_BASE_NAME_CHARACTERS:
-        fields["base_model_name_or_path"] = None
+    """What the digest covers; the base's name is not of it."""
+    fields = {**config.to_peft(), "base_model_name_or_path": None}
     return {**fields, "task_type": "CAUSAL_LM", "inference_mode": True}
 
 

@@ -28,7 +28,9 @@ async def download(
 ) -> Response:
     """One file of the adapter, as PEFT reads it. `Repr-Digest` is that of the whole file."""
     found = await find_version(runtime, principal, name, number)
-    exported = await runtime.downloads.export(found.key, file)
+    exported = await runtime.downloads.export(
+        found.key, file, base_model_name=found.version.intake_report.get("trained_on")
+    )
     return StreamingResponse(
         exported.pieces(),
         media_type=_MEDIA_TYPES[file],

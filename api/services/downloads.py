@@ -57,12 +57,17 @@ class Downloads:
         self._fetch_block = fetch_block
         self._threads = WorkerThreads("exports", NUM_EXPORTERS)
 
-    async def export(self, key: AdapterKey, name: str) -> ExportedFile:
-        """The file `name` of this content. Raises AdapterUnavailable, or as the store does."""
+    async def export(
+        self, key: AdapterKey, name: str, *, base_model_name: str | None = None
+    ) -> ExportedFile:
+        """The file `name` of this content, trained on the base that its trainer called so.
+
+        Raises AdapterUnavailable, or as the store does.
+        """
         for _ in range(MAX_ATTEMPTS):
             try:
                 block = await self._fetch_block(key)
-                return await self._threads.run(self._export, block.path, name)
+                return await self._threads.run(self._export, block.path, name, base_model_name)
             except FileNotFoundError:
                 continue
             except (ObjectNotFound, ObjectCorrupt, OSError) as exc:
@@ -72,8 +77,8 @@ class Downloads:
     def close(self) -> None:
         self._threads.close()
 
-    def _export(self, block: Path, name: str) -> ExportedFile:
+    def _export(self, block: Path, name: str, base_model_name: str | None) -> ExportedFile:
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
-            export_adapter(block, Path(directory))
+            export_adapter(block, Path(directory), base_model_name=base_model_name)
             descriptor = os.open(Path(directory) / name, os.O_RDONLY)
             return ExportedFile(descriptor, self._threads)

@@ -75,7 +75,7 @@ class Pushes:
         self._served_model_name = served_model_name
         self._max_full_matrix_bytes = max_full_matrix_bytes
         self._examiners = WorkerThreads("intake", NUM_EXAMINERS)
-        self._receiving: set[str] = set()
+        self._receiving: set[tuple[str, str]] = set()
         self._examinations: dict[str, asyncio.Task[Pushed]] = {}
 
     async def open(
@@ -117,19 +117,22 @@ class Pushes:
 
         Raises UploadConflict if the upload stands elsewhere or another request writes to it.
         """
-        upload = await self.get(tenant_id, upload_id)
-        is_next = upload.state is UploadState.RECEIVING and offset == upload.received_bytes
-        if not is_next or upload_id in self._receiving:
-            raise UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
-        self._receiving.add(upload_id)
+        claim = (tenant_id, upload_id)
+        if claim in self._receiving:
+            raise _conflict(await self.get(tenant_id, upload_id))
+        # Before looking where it stands: what was read earlier is old once another has written.
+        self._receiving.add(claim)
         try:
-            await self._staging.append(upload_id, offset, read(upload.size_bytes - offset))
-        finally:
-            failpoint("uploads.written")
+            upload = await self.get(tenant_id, upload_id)
+            if upload.state is not UploadState.RECEIVING or offset != upload.received_bytes:
+                raise _conflict(upload)
             try:
-                upload = await self._acknowledge(tenant_id, upload_id, offset)
+                await self._staging.append(upload_id, offset, read(upload.size_bytes - offset))
             finally:
-                self._receiving.discard(upload_id)
+                failpoint("uploads.written")
+                upload = await self._acknowledge(tenant_id, upload_id, offset)
+        finally:
+            self._receiving.discard(claim)
         failpoint("uploads.acknowledged")
         return upload
 
@@ -201,6 +204,9 @@ class Pushes:
             log.error("examination_failed", upload_id=upload.id, exc_info=error)
 
     async def _examine_and_store(self, upload: Upload) -> Pushed:
+        upload = await self.get(upload.tenant_id, upload.id)
+        if upload.state is not UploadState.VALIDATING:
+            return await self._outcome(upload)  # another examination has ended meanwhile
         try:
             report = await self._examiners.run(self._examine, upload)
         except AdapterRejected as exc:
@@ -284,6 +290,10 @@ class Pushes:
         )
         assert version is not None, "versions' rows stay"
         return Pushed(upload.adapter_name, version.number)
+
+
+def _conflict(upload: Upload) -> UploadConflict:
+    return UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
 
 
 def check_fits(report: IntakeReport, info: EngineInfo) -> None:

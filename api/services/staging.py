@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -40,13 +41,18 @@ class Staging:
         """
         file = await self._threads.run(_open_at, self.weights_path(upload_id), offset)
         buffer = bytearray()
+        writing: asyncio.Future[None] | None = None
         try:
             async for chunk in chunks:
                 buffer += chunk
                 if len(buffer) >= WRITE_BYTES:
-                    await self._threads.run(_write_all, file, bytes(buffer))
-                    buffer.clear()
+                    piece = bytes(buffer)
+                    buffer.clear()  # now: a piece that fails or goes on alone is not written twice
+                    writing = asyncio.ensure_future(self._threads.run(_write_all, file, piece))
+                    await asyncio.shield(writing)
         finally:
+            if writing is not None:
+                await asyncio.wait([writing])  # cancelling the request does not stop its thread
             await self._threads.run(_finish, file, bytes(buffer))
 
     def num_bytes(self, upload_id: str) -> int:
@@ -93,6 +99,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _finish(descriptor: int, data: bytes) -> None:
     try:
         _write_all(descriptor, data)
-        os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +78,19 @@ def test_there_is_no_plan_where_the_free_room_would_not_do(
     used = sum(other.extent.size for other in occupants)
     if CAPACITY - used < size:
         assert plan_compaction(size, capacity=CAPACITY, occupants=occupants) is None
+
+
+@pytest.mark.parametrize("gap", [9, 10])
+def test_a_plan_among_a_thousand_adapters_does_not_hold_up_a_step(gap: int) -> None:
+    """A large one that needs hundreds of small ones moved, where it finds a plan and where not."""
+    occupants = [
+        Occupant(Extent(start * (10 + gap), 10), make_key(str(start)), Cost(1, 0.0))
+        for start in range(1000)
+    ]
+    begun_at = time.thread_time()
+    plan = plan_compaction(500 * gap, capacity=1000 * (10 + gap), occupants=occupants)
+    assert time.thread_time() - begun_at < 0.5
+    assert (plan is not None) == (gap == 10)
 
 
 def fragmented() -> ResidencyWorld:

@@ -140,18 +140,41 @@ def test_export_replaces_what_was_there(files: FeatureFiles, tmp_path: Path) -> 
     ]
 
 
-def test_a_long_name_of_the_base_is_left_out(files: FeatureFiles, tmp_path: Path) -> None:
-    shutil.copytree(files.adapter("lora"), tmp_path / "original")
-    config_path = tmp_path / "original" / "adapter_config.json"
+def copy_with_base_name(adapter: Path, path: Path, name: str) -> Path:
+    shutil.copytree(adapter, path)
+    config_path = path / "adapter_config.json"
     fields = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps({**fields, "base_model_name_or_path": name}))
+    return path
+
+
+def test_equal_digests_are_equal_blocks(files: FeatureFiles, tmp_path: Path) -> None:
+    """The store has one object for a digest, and each version notes the SHA-256 of its own block:
+    a second push must not put other bytes in the first one's place."""
+    first = copy_with_base_name(files.adapter("lora"), tmp_path / "first", "owner/base")
+    second = copy_with_base_name(files.adapter("lora"), tmp_path / "second", "/mnt/models/base")
+    tensors = load_file(second / "adapter_model.safetensors")
+    backwards = {name: tensors[name] for name in sorted(tensors, reverse=True)}
+    save_file(backwards, second / "adapter_model.safetensors", metadata={"by": "another tool"})
+    reports = [
+        files.examine("lora", tmp_path / f"{at.name}-block", folder=at) for at in (first, second)
+    ]
+    assert reports[0].digest == reports[1].digest
+    assert reports[0].file_sha256 == reports[1].file_sha256
+
+
+def test_the_bases_name_is_in_the_report_and_returns_unless_it_is_long(
+    files: FeatureFiles, tmp_path: Path
+) -> None:
     (tmp_path / "exported").mkdir()
-    for name, exported in (("owner/base", "owner/base"), ("x" * 300, None)):
-        config_path.write_text(json.dumps({**fields, "base_model_name_or_path": name}))
+    for name, kept in (("owner/base", "owner/base"), ("x" * 300, None)):
         block = tmp_path / f"block-{len(name)}"
-        files.examine("lora", block, folder=tmp_path / "original")
-        export_adapter(block, tmp_path / "exported")
+        folder = copy_with_base_name(files.adapter("lora"), tmp_path / f"at-{len(name)}", name)
+        report = files.examine("lora", block, folder=folder)
+        assert report.trained_on == kept
+        export_adapter(block, tmp_path / "exported", base_model_name=report.trained_on)
         written = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
-        assert written["base_model_name_or_path"] == exported
+        assert written["base_model_name_or_path"] == kept
 
 
 def test_a_block_that_does_not_say_what_it_was_made_from_is_not_exported(tmp_path: Path) -> None:

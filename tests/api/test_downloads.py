@@ -41,6 +41,8 @@ def test_what_comes_back_is_the_same_adapter(
         assert np.array_equal(back[name], tensor)
     config = json.loads((folder / FILES[0]).read_text())
     assert config["r"] == 4
+    pushed = json.loads((adapters[0] / FILES[0]).read_text())
+    assert config["base_model_name_or_path"] == pushed["base_model_name_or_path"] is not None
     again = caller.push(folder, "again")
     assert again["digest"] == version["digest"]
 

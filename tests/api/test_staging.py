@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -75,3 +77,46 @@ def test_the_folder_is_private(staging: Staging, tmp_path: Path) -> None:
     append(staging, 0, three_chunks)
     assert (tmp_path / "uploads").stat().st_mode & 0o777 == 0o700
     assert staging.weights_path("one").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cancelled_request_leaves_what_it_sent_once(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stops cancels its requests; the thread that writes goes on."""
+    monkeypatch.setattr(staging_module, "WRITE_BYTES", 4)
+    may_write, write_all = threading.Event(), staging_module._write_all
+
+    def slow_write_all(descriptor: int, data: bytes) -> None:
+        may_write.wait(10)
+        write_all(descriptor, data)
+
+    async def run() -> None:
+        monkeypatch.setattr(staging_module, "_write_all", slow_write_all)
+        appending = asyncio.create_task(staging.append("one", 0, three_chunks()))
+        await asyncio.sleep(0.1)
+        appending.cancel()
+        await asyncio.sleep(0.1)
+        may_write.set()
+        with pytest.raises(asyncio.CancelledError):
+            await appending
+
+    asyncio.run(run())
+    assert staging.weights_path("one").read_bytes() == b"aaaaa"
+
+
+def test_a_piece_that_a_full_disk_cut_off_is_not_written_again(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_module, "WRITE_BYTES", 5)
+    write_all = staging_module._write_all
+
+    def write_part(descriptor: int, data: bytes) -> None:
+        write_all(descriptor, data[:2])
+        if data:
+            monkeypatch.setattr(staging_module, "_write_all", write_all)  # now there is room again
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(staging_module, "_write_all", write_part)
+    with pytest.raises(OSError, match="no space left"):
+        append(staging, 0, three_chunks)
+    assert staging.weights_path("one").read_bytes() == b"aa"

@@ -1,0 +1,145 @@
+"""Requests for one upload that overtake each other: nothing acknowledged is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services.pushes import Pushed, Pushes
+from loraplex.api.services.staging import Staging
+from loraplex.platform.adapters import service, uploads
+from loraplex.platform.adapters.uploads import NewUpload
+from loraplex.platform.database import Database
+from loraplex.platform.errors import UploadConflict
+from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.sessions import TenantSession
+from support.catalog import make_new_version, make_tenant
+from support.databases import copy_of_migrated_sqlite
+
+Result = TypeVar("Result")
+CONTENT = b"0123456789"
+
+
+class SlowControlPlane(ControlPlane):
+    """Its reads come to their callers late, when the test says so."""
+
+    gate: asyncio.Event | None = None
+
+    async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
+        gate = self.gate
+        result = await super().read(tenant_id, query)
+        if gate is not None:
+            await gate.wait()
+        return result
+
+
+@dataclass
+class Server:
+    """The part of a server that takes pushes."""
+
+    folder: Path
+    database: Database
+    tenant_id: str
+    control_plane: SlowControlPlane = field(init=False)
+    pushes: Pushes = field(init=False)
+    staging: Staging = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.control_plane = SlowControlPlane(self.database, ApiKeyService(b"pepper" * 8))
+        self.staging = Staging(self.folder / "uploads")
+        self.pushes = Pushes(
+            info=cast(Any, SimpleNamespace(base_id="base")),
+            layout_path=self.folder / "layout.json",
+            staging=self.staging,
+            store=cast(Any, None),
+            control_plane=self.control_plane,
+            attestations=cast(Any, None),
+            served_model_name="base",
+        )
+
+    def open_upload(self) -> str:
+        new = NewUpload(
+            adapter_name="bot",
+            config_json="{}",
+            size_bytes=len(CONTENT),
+            sha256=hashlib.sha256(CONTENT).hexdigest(),
+        )
+        with self.database.transaction(self.tenant_id) as session:
+            return uploads.open_upload(session, new).id
+
+    async def send(self, upload_id: str, content: bytes) -> None:
+        async def read(_max_bytes: int) -> AsyncIterator[bytes]:
+            yield content
+
+        await self.pushes.receive(self.tenant_id, upload_id, offset=0, read=read)
+
+    def received_bytes(self, upload_id: str) -> int:
+        with self.database.transaction(self.tenant_id) as session:
+            return uploads.get_upload(session, upload_id).received_bytes
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    yield Server(tmp_path, database, make_tenant(database, "acme").id)
+    database.close()
+
+
+def test_a_repeated_part_does_not_cut_off_what_the_first_one_acknowledged(server: Server) -> None:
+    """A sender gave up waiting and sends the same part again while the first still arrives."""
+    upload_id = server.open_upload()
+
+    async def run() -> None:
+        plane = server.control_plane
+        arrived = asyncio.Event()
+
+        async def slow(_max_bytes: int) -> AsyncIterator[bytes]:
+            yield CONTENT[:8]
+            await arrived.wait()
+
+        first = asyncio.create_task(
+            server.pushes.receive(server.tenant_id, upload_id, offset=0, read=slow)
+        )
+        await asyncio.sleep(0.1)
+        plane.gate = gate = asyncio.Event()
+        again = asyncio.create_task(server.send(upload_id, CONTENT[:3]))
+        await asyncio.sleep(0.1)
+        plane.gate = None
+        arrived.set()
+        await first
+        gate.set()
+        with pytest.raises(UploadConflict):
+            await again
+
+    asyncio.run(run())
+    assert server.received_bytes(upload_id) == 8
+    assert server.staging.weights_path(upload_id).read_bytes() == CONTENT[:8]
+
+
+def test_a_commit_that_comes_when_another_ends_has_the_same_answer(server: Server) -> None:
+    upload_id = server.open_upload()
+
+    async def run() -> Pushed:
+        await server.send(upload_id, CONTENT)
+        with server.database.transaction(server.tenant_id) as session:
+            uploads.begin_validation(session, upload_id)
+        server.control_plane.gate = gate = asyncio.Event()
+        committing = asyncio.create_task(server.pushes.commit(server.tenant_id, upload_id))
+        await asyncio.sleep(0.1)
+        server.control_plane.gate = None
+        with server.database.transaction(server.tenant_id) as session:
+            version, _ = service.create_version(session, make_new_version("bot", "content"))
+            uploads.mark_accepted(session, upload_id, version.id)
+        server.staging.discard(upload_id)
+        gate.set()
+        return await committing
+
+    assert asyncio.run(run()) == Pushed("bot", 1)
