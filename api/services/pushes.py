@@ -120,7 +120,9 @@ class Pushes:
         upload = await self.get(tenant_id, upload_id)
         is_next = upload.state is UploadState.RECEIVING and offset == upload.received_bytes
         if not is_next or upload_id in self._receiving:
-            raise UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
+            raise UploadConflict(
+                received_bytes=upload.received_bytes, size_bytes=upload.size_bytes, is_busy=is_next
+            )
         self._receiving.add(upload_id)
         try:
             await self._staging.append(upload_id, offset, read(upload.size_bytes - offset))
