@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .client import ApiClient, ServerUnreachable, api_path
+from .client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .progress import open_progress
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+MODEL_CONFIG_FILE = "config.json"
 PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 PART_BYTES = 8 << 20
 MAX_RECONNECTS = 5
@@ -50,7 +52,7 @@ def read_adapter(folder: Path) -> LocalAdapter:
     """Check the folder and hash its weights. Raises CommandFailed, saying the way out."""
     weights = folder / WEIGHTS_FILE
     if not folder.is_dir():
-        raise _invalid(f"{folder} is not a folder.")
+        raise _invalid(f"{folder} is not a folder. Give the one that save_pretrained wrote.")
     if not weights.is_file():
         raise _invalid(_explain_missing_weights(folder))
     with weights.open("rb") as file:
@@ -105,8 +107,26 @@ def _send(
         _send_parts(
             client, upload, weights, lambda received: progress.update(task, completed=received)
         )
-    version: dict[str, Any] = client.post(api_path("uploads", upload["id"], "commit"), is_slow=True)
-    return version
+    return _commit(client, upload)
+
+
+def _commit(client: ApiClient, upload: dict[str, Any]) -> dict[str, Any]:
+    """The version that the upload became; asked for again while that may succeed later."""
+    path = api_path("uploads", upload["id"], "commit")
+    num_failures = 0
+    while True:
+        try:
+            version: dict[str, Any] = client.post(path, is_slow=True)
+            return version
+        except (ServerUnreachable, ApiRefused) as exc:
+            if isinstance(exc, ApiRefused) and not exc.is_retryable:
+                raise
+            num_failures += 1
+            if num_failures > MAX_RECONNECTS:
+                raise CommandFailed(
+                    f"{exc} What was sent is kept: the same command goes on.", exc.exit_code
+                ) from exc
+            time.sleep(_pause(num_failures))
 
 
 def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +155,10 @@ def _send_parts(
     weights: BinaryIO,
     report: Callable[[int], None],
 ) -> None:
-    """Send what the server does not have yet; ask again where it stands when a part breaks."""
+    """Send what the server does not have yet; ask again where it stands when a part breaks.
+
+    A part may also be refused because an interrupted push's last one is still under way.
+    """
     path = api_path("uploads", upload["id"])
     num_failures = 0
     while upload["received_bytes"] < upload["size_bytes"]:
@@ -145,13 +168,20 @@ def _send_parts(
         try:
             upload = client.put_bytes(f"{path}/content", weights.read(PART_BYTES), offset=offset)
             num_failures = 0
-        except ServerUnreachable:
+        except (ServerUnreachable, ApiRefused) as exc:
+            if isinstance(exc, ApiRefused) and exc.code != "upload_conflict":
+                raise
             num_failures += 1
             if num_failures > MAX_RECONNECTS:
                 raise
-            time.sleep(FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1))
+            time.sleep(_pause(num_failures))
             upload = _ask_again(client, path, upload)
     report(upload["received_bytes"])
+
+
+def _pause(num_failures: int) -> float:
+    """Seconds before the next try."""
+    return math.ldexp(FIRST_PAUSE_SECONDS, num_failures - 1)
 
 
 def _ask_again(client: ApiClient, path: str, upload: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +213,11 @@ def _explain_missing_weights(folder: Path) -> str:
                 f"{folder / name} is a pickle, which could execute code. Save it again with "
                 "model.save_pretrained(path, safe_serialization=True)."
             )
+    if (folder / MODEL_CONFIG_FILE).exists() and not (folder / CONFIG_FILE).exists():
+        return (
+            f"{folder} holds a whole model and no adapter. Save the PEFT model itself, before "
+            "merge_and_unload(): peft_model.save_pretrained(path)."
+        )
     return f"{folder} has no {WEIGHTS_FILE}: push what PEFT's save_pretrained wrote."
 
 

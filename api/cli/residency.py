@@ -9,6 +9,7 @@ import typer
 
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import AsJson, note, print_json
 from .references import Reference, Version, version_path
 
@@ -16,7 +17,13 @@ POLL_SECONDS = 0.2
 
 Ttl = Annotated[
     float | None,
-    typer.Option("--ttl", min=1, help="Seconds that the wish stands.", show_default="for good"),
+    typer.Option(
+        "--ttl",
+        min=1,
+        callback=check_finite,
+        help="Seconds that the wish stands.",
+        show_default="for good",
+    ),
 ]
 Wait = Annotated[bool, typer.Option(help="Wait until the weights are on the device.")]
 
@@ -76,10 +83,20 @@ def _history_path(version: Reference, standing: dict[str, Any]) -> str:
 
 def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
     """Where it stands once it is resident. Raises CommandFailed if it will not become that."""
+    try:
+        return _wait(client, path, standing)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            "Interrupted: what you asked for stands.", ExitCode.INTERRUPTED
+        ) from None
+
+
+def _wait(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
     while not standing["is_ready"]:
         if not standing["is_servable"] or standing["reason"] == "load_failed":
             raise CommandFailed(
-                standing["summary"], _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE)
+                f"{standing['summary']} What you asked for stands.",
+                _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE),
             )
         time.sleep(POLL_SECONDS)
         standing = client.get(f"{path}/readiness")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loraplex.api.cli import push
-from loraplex.api.cli.client import ApiClient, ServerUnreachable, api_path
+from loraplex.api.cli.client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
 from support.command import Command
 from support.server import Caller, free_port
@@ -112,16 +112,34 @@ def test_a_part_of_a_path_stays_one_part() -> None:
 def test_a_url_of_something_else_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LORAPLEX_URL", "http://host:port")
-    assert command("ls")[0] == ExitCode.USAGE
-    monkeypatch.setattr(
-        "loraplex.api.cli.client.httpx.Client.request",
-        lambda *_args, **_options: httpx.Response(200, text="<html>"),
-    )
+    for url in ("http://host:port", "127.0.0.1:8000", "ftp://host"):
+        monkeypatch.setenv("LORAPLEX_URL", url)
+        code, _, err = command("ls")
+        assert (code, "LORAPLEX_URL" in err) == (ExitCode.USAGE, True)
     monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
-    code, _, err = command("ls")
-    assert code == ExitCode.UNAVAILABLE
-    assert "LORAPLEX_URL" in err
+    for status in (200, 404, 502):
+        answer = httpx.Response(status, text="<html>")
+        monkeypatch.setattr(
+            "loraplex.api.cli.client.httpx.Client.request",
+            lambda *_args, answer=answer, **_options: answer,
+        )
+        code, _, err = command("ls")
+        assert (code, "LORAPLEX_URL" in err) == (ExitCode.UNAVAILABLE, True)
+
+
+def test_what_is_no_key_is_not_repeated(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("lpx_live_id_secret\nnext", "lpx_live_id_secret\x7f", "schlüssel_secret"):
+        monkeypatch.setenv("LORAPLEX_API_KEY", key)
+        code, out, err = command("ls")
+        assert (code, out) == (ExitCode.AUTHENTICATION, "")
+        assert "secret" not in err
+
+
+def test_a_key_from_a_file_may_end_in_a_line_break(
+    command: Command, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_API_KEY", f"{caller.key}\r\n")
+    assert command("ls")[0] == ExitCode.OK
 
 
 def test_the_life_of_an_adapter_as_json(
@@ -174,7 +192,8 @@ def test_exit_codes(
     assert "LORAPLEX_API_KEY" in err
     monkeypatch.setenv("LORAPLEX_API_KEY", "x")
     monkeypatch.setenv("LORAPLEX_URL", f"http://127.0.0.1:{free_port()}")
-    assert command("ls")[0] == ExitCode.UNAVAILABLE
+    code, _, err = command("ls")
+    assert (code, "Does the server run" in err) == (ExitCode.UNAVAILABLE, True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -187,6 +206,13 @@ def spoil_config(folder: Path) -> None:
 
 def remove_config(folder: Path) -> None:
     (folder / push.CONFIG_FILE).unlink()
+
+
+def merge_into_a_model(folder: Path) -> None:
+    for file in list(folder.iterdir()):
+        file.unlink()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
 
 
 def remove_weights(folder: Path) -> None:
@@ -205,6 +231,8 @@ def pickle_weights(folder: Path) -> None:
         (remove_config, "has no adapter_config.json"),
         (remove_weights, "has no adapter_model.safetensors"),
         (pickle_weights, "safe_serialization=True"),
+        (merge_into_a_model, "before merge_and_unload()"),
+        (shutil.rmtree, "is not a folder"),
     ],
 )
 def test_a_folder_that_is_no_adapter_is_refused_before_sending(
@@ -221,6 +249,25 @@ def test_a_folder_that_is_no_adapter_is_refused_before_sending(
     code, _, err = command("push", str(folder), "bot")
     assert code == ExitCode.INVALID_ADAPTER
     assert advice in err
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("alias", "canary", "bot", "prod", "2", "--percent"),
+        ("pin", "bot", "--ttl"),
+        ("prefetch", "bot", "--ttl"),
+        ("rm", "bot", "--drain"),
+        ("validate", ".", "--max-full-matrix-mib"),
+    ],
+)
+def test_a_number_without_end_is_a_mistake_on_the_command_line(
+    command: Command, args: tuple[str, ...], number: str
+) -> None:
+    code, out, err = command(*args, number)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert args[-1] in err
 
 
 def test_a_broken_connection_is_taken_up_again(
@@ -253,6 +300,67 @@ def test_a_broken_connection_is_taken_up_again(
         )
     assert num_parts > 3
     assert version["version"] == 1
+
+
+def test_an_interrupted_pushs_last_part_is_waited_for(
+    caller: Caller, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is between may still send what the command that was interrupted gave it."""
+    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    adapter = push.read_adapter(adapters[0])
+    others_part = 10_000
+    refused: list[httpx.Response] = []
+
+    class Busy(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method != "PUT" or refused:
+                return super().handle_request(request)
+            first = adapter.weights.read_bytes()[:others_part]
+            path = request.url.path
+            octets = {"content-type": "application/octet-stream"}
+            caller.http.put(path, params={"offset": 0}, content=first, headers=octets)
+            refused.append(super().handle_request(request))
+            return refused[0]
+
+    headers = {"authorization": f"Bearer {caller.key}"}
+    with httpx.Client(base_url=caller.url, headers=headers, transport=Busy()) as http:
+        client = ApiClient(http, caller.url)
+        version = push.push_adapter(client, adapter, "bot", aliases=[], base_id=None, is_quiet=True)
+    assert refused[0].status_code == 409
+    assert version["version"] == 1
+
+
+@pytest.mark.parametrize("num_refused", [2, 99])
+def test_a_commit_is_asked_for_again_while_that_may_succeed(
+    command: Command,
+    adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    num_refused: int,
+) -> None:
+    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    post = ApiClient.post
+    num_tries = 0
+
+    def refused(client: ApiClient, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
+        nonlocal num_tries
+        if path.endswith("/commit"):
+            num_tries += 1
+            if num_tries <= num_refused:
+                raise ApiRefused(
+                    "planted",
+                    ExitCode.UNAVAILABLE,
+                    code="store_unavailable",
+                    is_retryable=True,
+                )
+        return post(client, path, body, is_slow=is_slow)
+
+    monkeypatch.setattr(ApiClient, "post", refused)
+    code, _, err = command("push", str(adapters[0]), "bot")
+    if num_refused == 2:
+        assert (code, num_tries) == (ExitCode.OK, 3)
+    else:
+        assert (code, num_tries) == (ExitCode.UNAVAILABLE, 1 + push.MAX_RECONNECTS)
+        assert "planted What was sent is kept: the same command goes on." in err
 
 
 def test_a_server_that_stays_away_is_given_up(
@@ -438,6 +546,22 @@ def test_a_damaged_download_gets_no_name(
     assert code == ExitCode.UNAVAILABLE
     assert "damaged" in err
     assert list((tmp_path / "back").iterdir()) == []
+
+
+def test_an_interrupted_command_says_what_goes_on(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("push", str(adapters[0]), "bot")
+
+    def interrupted(*_args: Any, **_options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ApiClient, "delete", interrupted)
+    code, _, err = command("rm", "bot")
+    assert (code, "/v1/adapters/bot/deletions" in err) == (ExitCode.INTERRUPTED, True)
+    monkeypatch.setattr("loraplex.api.cli.residency._wait", interrupted)
+    code, _, err = command("pin", "bot", "--wait")
+    assert (code, "what you asked for stands" in err) == (ExitCode.INTERRUPTED, True)
 
 
 def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:
