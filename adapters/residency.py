@@ -10,6 +10,7 @@ leased adapter stays where it is; the others make room when one that waits needs
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,6 +34,9 @@ __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Resid
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 PIN_INTERVAL_SECONDS = 0.25
+FRUITLESS_REST = 10.0
+"""A search for room that finds none is repeated after so many times as long as it took: with
+hundreds of residents it takes milliseconds, and the loop has steps to run."""
 """How often pinned adapters are looked for that are not on their way."""
 DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
 STORED = "stored"
@@ -117,6 +121,8 @@ class Residency(Generic[BlockT]):
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._leases = Leases()
         self._reads = ReadQueue(host, loaders)
+        self._place_after = -math.inf
+        """When room is looked for again."""
         self._copies: dict[AdapterKey, Future[None]] = {}
         self._retirements = Retirements(host, loaders)
         self._histories = Histories()
@@ -539,6 +545,9 @@ class Residency(Generic[BlockT]):
 
     def _place_waiting(self) -> bool:
         """Begin the copies of those that fit, and make room for the others."""
+        begun_at = self._clock()
+        if begun_at < self._place_after:
+            return False
         waiting = [record for record in self._waiting() if record.key not in self._retirements]
         for displaced in self._room.place_in_order(waiting):
             self._forget_displaced(displaced)
@@ -553,7 +562,11 @@ class Residency(Generic[BlockT]):
                     record.placement,
                     record.block,
                 )
-        return len(self._copies) > num_copies
+        is_fruitful = len(self._copies) > num_copies
+        ended_at = self._clock()
+        if not is_fruitful:
+            self._place_after = ended_at + FRUITLESS_REST * (ended_at - begun_at)
+        return is_fruitful
 
     def _give_up_wishes(self, waiting: list[Record[BlockT]]) -> None:
         """What no request waits for does not hold host memory for ever where there is no room.

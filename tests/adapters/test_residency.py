@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loraplex.adapters.errors import ObjectCorrupt
@@ -672,3 +674,34 @@ def test_the_same_content_of_another_tenant_outlives_a_deletion() -> None:
     world.residency.evict(mine)
     assert world.arena.identity(lease.row) == (theirs, lease.generation)
     assert world.host.holds(theirs)
+
+
+def test_a_search_for_room_that_found_none_is_not_repeated_in_every_step() -> None:
+    world = ResidencyWorld(arena=10)
+    holder, waiting = make_key("holder"), make_key("waiting")
+    world.load(holder, 10)
+    assert world.residency.acquire(holder, "long") is not None
+    world.load(waiting, 10)
+    num_searches = 0
+    place = world.arena.place
+
+    def slow_place(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_searches
+        num_searches += 1
+        world.now += 0.001
+        return place(*args, **kwargs)
+
+    world.arena.place = slow_place  # type: ignore[method-assign]
+    world.residency.release("long")
+    assert world.residency.acquire(holder, "longer") is not None
+
+    for _ in range(100):
+        world.residency.poll()
+        world.now += 0.0005
+
+    assert num_searches <= 6, "50 ms of steps, and eleven of them for each search of one"
+    world.arena.place = place  # type: ignore[method-assign]
+    world.residency.release("longer")
+    world.now += 1.0
+    world.settle()
+    assert world.residency.tier(waiting) is Tier.DEVICE
