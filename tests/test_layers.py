@@ -98,6 +98,19 @@ def imported(path: Path, tree: ast.Module) -> Iterator[str]:
             yield ".".join([*base, *([node.module] if node.module else [])])
 
 
+def test_every_module_of_ours_that_is_imported_is_there() -> None:
+    missing = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path, tree in sources()
+        for name in imported(path, tree)
+        if name.startswith("loraplex.")
+        and not (place := ROOT.joinpath(*name.split(".")[1:])).is_dir()
+        and not place.with_suffix(".py").is_file()
+        and name != "loraplex.platform.version"
+    ]
+    assert missing == []
+
+
 def test_no_layer_imports_one_above_it() -> None:
     upward = [
         f"{path.relative_to(ROOT)} imports {name}"
