@@ -207,10 +207,19 @@ def _warnings(
     ]
     found = {
         "base_name_differs": _base_name_difference(config.base_model_name, base_model_name),
-        "pattern_unmatched": _listed(_unmatched_patterns(config, modules)),
-        "target_without_tensors": _listed(_absent_targets(config, modules)),
-        "modules_without_effect": _listed([*inert, *measured.inert_extras]),
-        "base_weights_left_out": _listed([copy.tensor.name for copy in binding.copies]),
+        "pattern_unmatched": _saying(
+            "no trained module matches", _unmatched_patterns(config, modules)
+        ),
+        "target_without_tensors": _saying(
+            "named as targets, but the file has no tensors for", _absent_targets(config, modules)
+        ),
+        "modules_without_effect": _saying(
+            "all zeros or the base's own, so without effect:", [*inert, *measured.inert_extras]
+        ),
+        "base_weights_left_out": _saying(
+            "copies of the base's own weights, left out:",
+            [copy.tensor.name for copy in binding.copies],
+        ),
     }
     return tuple(IntakeWarning(code, message) for code, message in found.items() if message)
 
@@ -243,9 +252,11 @@ def _dotted_suffixes(name: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(len(parts))]
 
 
+def _saying(what: str, names: Sequence[str]) -> str:
+    return f"{what} {_listed(names)}" if names else ""
+
+
 def _listed(names: Sequence[str]) -> str:
-    """The first few names, shown safely; empty if there are none."""
-    if not names:
-        return ""
+    """The first few names, shown safely."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(shown(name) for name in names[:4]) + more
