@@ -23,6 +23,9 @@ from .output import AsJson, note, print_json
 
 app = typer.Typer(add_completion=False)
 
+MAX_GRACE_HOURS = 24 * 3660.0
+"""Ten years: longer than anything waits, and a time that a calendar can hold."""
+
 
 @app.command()
 def gc(
@@ -31,7 +34,11 @@ def gc(
     ] = False,
     grace_hours: Annotated[
         float,
-        typer.Option(min=0, help="Leave alone what is younger: it may belong to a running push."),
+        typer.Option(
+            min=0,
+            max=MAX_GRACE_HOURS,
+            help="Leave alone what is younger: it may belong to a running push.",
+        ),
     ] = GRACE_SECONDS / 3600,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,

@@ -9,6 +9,7 @@ import typer
 
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import AsJson, note, print_json
 from .references import Reference, Version, version_path
 
@@ -16,7 +17,13 @@ POLL_SECONDS = 0.2
 
 Ttl = Annotated[
     float | None,
-    typer.Option("--ttl", min=1, help="Seconds that the wish stands.", show_default="for good"),
+    typer.Option(
+        "--ttl",
+        min=1,
+        callback=check_finite,
+        help="Seconds that the wish stands.",
+        show_default="for good",
+    ),
 ]
 Wait = Annotated[bool, typer.Option(help="Wait until the weights are on the device.")]
 

@@ -14,6 +14,7 @@ from ..settings import Settings, default_data_dir, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import note
 
 if TYPE_CHECKING:
@@ -66,16 +67,21 @@ def serve(
         int, typer.Option(min=1, help="Token budget of one step.")
     ] = DEFAULTS.max_num_batched_tokens,
     memory_gib: Annotated[
-        float | None, typer.Option(min=0.1, help="What the engine may use, weights included.")
+        float | None,
+        typer.Option(
+            min=0.1, callback=check_finite, help="What the engine may use, weights included."
+        ),
     ] = None,
     arena_gib: Annotated[
-        float | None, typer.Option(min=0.001, help="Device memory for adapters.")
+        float | None,
+        typer.Option(min=0.001, callback=check_finite, help="Device memory for adapters."),
     ] = None,
     kv_cache_gib: Annotated[
-        float | None, typer.Option(min=0.001, help="Device memory for KV blocks.")
+        float | None,
+        typer.Option(min=0.001, callback=check_finite, help="Device memory for KV blocks."),
     ] = None,
     host_cache_gib: Annotated[
-        float, typer.Option(min=0.001, help="Host memory for adapters.")
+        float, typer.Option(min=0.001, callback=check_finite, help="Host memory for adapters.")
     ] = DEFAULTS.host_cache_bytes / GIB,
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="How keys and values are held.")
@@ -96,7 +102,10 @@ def serve(
         typer.Option(min=0.01, help="Part of a core that loading may have while requests run."),
     ] = DEFAULTS.loader_duty,
     swap_gib: Annotated[
-        float, typer.Option(min=0.0, help="Host memory for the KV of preempted sequences.")
+        float,
+        typer.Option(
+            min=0.0, callback=check_finite, help="Host memory for the KV of preempted sequences."
+        ),
     ] = DEFAULTS.swap_bytes / GIB,
     attention_window: Annotated[
         int | None,
@@ -108,7 +117,10 @@ def serve(
     target_itl: Annotated[
         float | None,
         typer.Option(
-            min=0.1, metavar="MS", help="Prompts share a step with decodes up to this time."
+            min=0.1,
+            callback=check_finite,
+            metavar="MS",
+            help="Prompts share a step with decodes up to this time.",
         ),
     ] = None,
     max_queued: Annotated[
@@ -134,6 +146,7 @@ def serve(
         float | None,
         typer.Option(
             envvar="LORAPLEX_MAX_REFERENCE_KL",
+            callback=check_finite,
             help="Reject versions under which the base strays further from it, in nats.",
             show_default="none is rejected",
         ),
@@ -142,6 +155,7 @@ def serve(
         float | None,
         typer.Option(
             min=0.0,
+            callback=check_finite,
             help="What whole matrices (modules_to_save) of one adapter may take.",
             show_default="refused",
         ),

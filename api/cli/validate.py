@@ -22,6 +22,7 @@ from ...adapters.rejections import REJECTIONS
 from ...engine.errors import EngineError
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import AsJson, note, print_json
 from .push import LocalAdapter, read_adapter
 
@@ -69,6 +70,7 @@ def validate(
         float | None,
         typer.Option(
             min=0.0,
+            callback=check_finite,
             help="What whole matrices may take.",
             show_default="the server's limit; with --base, refused",
         ),

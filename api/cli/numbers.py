@@ -1,0 +1,14 @@
+"""What commands take as fractional numbers."""
+
+from __future__ import annotations
+
+import math
+
+import typer
+
+
+def check_finite(value: float | None) -> float | None:
+    """The number. Raises BadParameter for infinity and NaN, which limits of options let pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter("Input should be a finite number")
+    return value
