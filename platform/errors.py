@@ -204,7 +204,10 @@ class UploadConflict(PlatformError):
 
     code = "upload_conflict"
 
-    def __init__(self, *, received_bytes: int, size_bytes: int) -> None:
-        super().__init__(f"The upload stands at byte {received_bytes} of {size_bytes}.")
+    def __init__(self, *, received_bytes: int, size_bytes: int, is_busy: bool = False) -> None:
+        busy = " Another request is still sending to it: ask again where it stands."
+        super().__init__(
+            f"The upload stands at byte {received_bytes} of {size_bytes}.{busy if is_busy else ''}"
+        )
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes

@@ -8,6 +8,7 @@ import typer
 
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import AsJson, print_json, print_rows
 from .references import LIVE, Alias, Name, VersionNumber, check_alias
 
@@ -28,7 +29,8 @@ def canary(
     alias: Alias,
     version: VersionNumber,
     percent: Annotated[
-        float, typer.Option(help="Of the alias's requests, above 0 and below 100.")
+        float,
+        typer.Option(callback=check_finite, help="Of the alias's requests, above 0 and below 100."),
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +38,11 @@ def canary(
     with open_client() as client:
         aliases = client.get(api_path("adapters", name))["aliases"]
         if alias not in aliases:
-            raise CommandFailed(f"{name!r} has no alias {alias!r}.", ExitCode.NOT_FOUND)
+            raise CommandFailed(
+                f"{name!r} has no alias {alias!r} to split. Set it first: "
+                f"loraplex adapters alias set {name} {alias} VERSION",
+                ExitCode.NOT_FOUND,
+            )
         body = {
             "version": aliases[alias],
             "canary": {"version": version, "percent": percent},

@@ -31,6 +31,14 @@ class ServerUnreachable(CommandFailed):
     """The connection could not be made, or broke."""
 
 
+class ApiRefused(CommandFailed):
+    """The server's error answer, with its published code."""
+
+    def __init__(self, message: str, exit_code: ExitCode, code: str) -> None:
+        super().__init__(message, exit_code)
+        self.code = code
+
+
 class ApiClient:
     """Calls the API; an error answer raises CommandFailed with its message and exit code."""
 
@@ -134,6 +142,6 @@ def _failure(response: httpx.Response) -> CommandFailed:
     exit_code = _EXIT_CODES.get(response.status_code, fallback)
     try:
         error = response.json()["error"]
-        return CommandFailed(f"{error['message']} ({error['code']})", exit_code)
+        return ApiRefused(f"{error['message']} ({error['code']})", exit_code, error["code"])
     except (ValueError, KeyError, TypeError):
         return CommandFailed(f"The server answered {response.status_code}.", exit_code)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .client import ApiClient, ServerUnreachable, api_path
+from .client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .progress import open_progress
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+MODEL_CONFIG_FILE = "config.json"
 PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 PART_BYTES = 8 << 20
 MAX_RECONNECTS = 5
@@ -50,7 +51,7 @@ def read_adapter(folder: Path) -> LocalAdapter:
     """Check the folder and hash its weights. Raises CommandFailed, saying the way out."""
     weights = folder / WEIGHTS_FILE
     if not folder.is_dir():
-        raise _invalid(f"{folder} is not a folder.")
+        raise _invalid(f"{folder} is not a folder. Give the one that save_pretrained wrote.")
     if not weights.is_file():
         raise _invalid(_explain_missing_weights(folder))
     with weights.open("rb") as file:
@@ -135,7 +136,10 @@ def _send_parts(
     weights: BinaryIO,
     report: Callable[[int], None],
 ) -> None:
-    """Send what the server does not have yet; ask again where it stands when a part breaks."""
+    """Send what the server does not have yet; ask again where it stands when a part breaks.
+
+    A part may also be refused because an interrupted push's last one is still under way.
+    """
     path = api_path("uploads", upload["id"])
     num_failures = 0
     while upload["received_bytes"] < upload["size_bytes"]:
@@ -145,7 +149,9 @@ def _send_parts(
         try:
             upload = client.put_bytes(f"{path}/content", weights.read(PART_BYTES), offset=offset)
             num_failures = 0
-        except ServerUnreachable:
+        except (ServerUnreachable, ApiRefused) as exc:
+            if isinstance(exc, ApiRefused) and exc.code != "upload_conflict":
+                raise
             num_failures += 1
             if num_failures > MAX_RECONNECTS:
                 raise
@@ -183,6 +189,11 @@ def _explain_missing_weights(folder: Path) -> str:
                 f"{folder / name} is a pickle, which could execute code. Save it again with "
                 "model.save_pretrained(path, safe_serialization=True)."
             )
+    if (folder / MODEL_CONFIG_FILE).exists() and not (folder / CONFIG_FILE).exists():
+        return (
+            f"{folder} holds a whole model and no adapter. Save the PEFT model itself, before "
+            "merge_and_unload(): peft_model.save_pretrained(path)."
+        )
     return f"{folder} has no {WEIGHTS_FILE}: push what PEFT's save_pretrained wrote."
 
 

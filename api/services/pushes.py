@@ -119,7 +119,7 @@ class Pushes:
         """
         claim = (tenant_id, upload_id)
         if claim in self._receiving:
-            raise _conflict(await self.get(tenant_id, upload_id))
+            raise _conflict(await self.get(tenant_id, upload_id), is_busy=True)
         # Before looking where it stands: what was read earlier is old once another has written.
         self._receiving.add(claim)
         try:
@@ -292,8 +292,10 @@ class Pushes:
         return Pushed(upload.adapter_name, version.number)
 
 
-def _conflict(upload: Upload) -> UploadConflict:
-    return UploadConflict(received_bytes=upload.received_bytes, size_bytes=upload.size_bytes)
+def _conflict(upload: Upload, *, is_busy: bool = False) -> UploadConflict:
+    return UploadConflict(
+        received_bytes=upload.received_bytes, size_bytes=upload.size_bytes, is_busy=is_busy
+    )
 
 
 def check_fits(report: IntakeReport, info: EngineInfo) -> None:

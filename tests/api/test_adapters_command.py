@@ -189,6 +189,13 @@ def remove_config(folder: Path) -> None:
     (folder / push.CONFIG_FILE).unlink()
 
 
+def merge_into_a_model(folder: Path) -> None:
+    for file in list(folder.iterdir()):
+        file.unlink()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+
+
 def remove_weights(folder: Path) -> None:
     (folder / push.WEIGHTS_FILE).unlink()
 
@@ -205,6 +212,8 @@ def pickle_weights(folder: Path) -> None:
         (remove_config, "has no adapter_config.json"),
         (remove_weights, "has no adapter_model.safetensors"),
         (pickle_weights, "safe_serialization=True"),
+        (merge_into_a_model, "before merge_and_unload()"),
+        (shutil.rmtree, "is not a folder"),
     ],
 )
 def test_a_folder_that_is_no_adapter_is_refused_before_sending(
@@ -221,6 +230,25 @@ def test_a_folder_that_is_no_adapter_is_refused_before_sending(
     code, _, err = command("push", str(folder), "bot")
     assert code == ExitCode.INVALID_ADAPTER
     assert advice in err
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("alias", "canary", "bot", "prod", "2", "--percent"),
+        ("pin", "bot", "--ttl"),
+        ("prefetch", "bot", "--ttl"),
+        ("rm", "bot", "--drain"),
+        ("validate", ".", "--max-full-matrix-mib"),
+    ],
+)
+def test_a_number_without_end_is_a_mistake_on_the_command_line(
+    command: Command, args: tuple[str, ...], number: str
+) -> None:
+    code, out, err = command(*args, number)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert args[-1] in err
 
 
 def test_a_broken_connection_is_taken_up_again(
@@ -252,6 +280,34 @@ def test_a_broken_connection_is_taken_up_again(
             client, push.read_adapter(adapters[0]), "bot", aliases=[], base_id=None, is_quiet=True
         )
     assert num_parts > 3
+    assert version["version"] == 1
+
+
+def test_an_interrupted_pushs_last_part_is_waited_for(
+    caller: Caller, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is between may still send what the command that was interrupted gave it."""
+    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    adapter = push.read_adapter(adapters[0])
+    others_part = 10_000
+    refused: list[httpx.Response] = []
+
+    class Busy(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method != "PUT" or refused:
+                return super().handle_request(request)
+            first = adapter.weights.read_bytes()[:others_part]
+            path = request.url.path
+            octets = {"content-type": "application/octet-stream"}
+            caller.http.put(path, params={"offset": 0}, content=first, headers=octets)
+            refused.append(super().handle_request(request))
+            return refused[0]
+
+    headers = {"authorization": f"Bearer {caller.key}"}
+    with httpx.Client(base_url=caller.url, headers=headers, transport=Busy()) as http:
+        client = ApiClient(http, caller.url)
+        version = push.push_adapter(client, adapter, "bot", aliases=[], base_id=None, is_quiet=True)
+    assert refused[0].status_code == 409
     assert version["version"] == 1
 
 
