@@ -212,7 +212,12 @@ class FetcherClient:
         data = encode(make(call_id))
         with self._lock:
             if self._outbox is None:
-                call.outcome.set_exception(StoreUnavailable("the fetcher process is starting"))
+                call.outcome.set_exception(
+                    StoreUnavailable(
+                        "the process that reads and writes the store is starting; try again in a "
+                        "moment"
+                    )
+                )
             else:
                 self._calls[call_id] = call
                 self._outbox.put(data)

@@ -32,11 +32,12 @@ class ServerUnreachable(CommandFailed):
 
 
 class ApiRefused(CommandFailed):
-    """The server's error answer, with its published code."""
+    """The server's error answer: its published code, and whether the same may succeed later."""
 
-    def __init__(self, message: str, exit_code: ExitCode, code: str) -> None:
+    def __init__(self, message: str, exit_code: ExitCode, *, code: str, is_retryable: bool) -> None:
         super().__init__(message, exit_code)
         self.code = code
+        self.is_retryable = is_retryable
 
 
 class ApiClient:
@@ -142,6 +143,11 @@ def _failure(response: httpx.Response) -> CommandFailed:
     exit_code = _EXIT_CODES.get(response.status_code, fallback)
     try:
         error = response.json()["error"]
-        return ApiRefused(f"{error['message']} ({error['code']})", exit_code, error["code"])
+        return ApiRefused(
+            f"{error['message']} ({error['code']})",
+            exit_code,
+            code=error["code"],
+            is_retryable=error.get("retryable") is True,
+        )
     except (ValueError, KeyError, TypeError):
         return CommandFailed(f"The server answered {response.status_code}.", exit_code)

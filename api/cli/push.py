@@ -106,8 +106,26 @@ def _send(
         _send_parts(
             client, upload, weights, lambda received: progress.update(task, completed=received)
         )
-    version: dict[str, Any] = client.post(api_path("uploads", upload["id"], "commit"), is_slow=True)
-    return version
+    return _commit(client, upload)
+
+
+def _commit(client: ApiClient, upload: dict[str, Any]) -> dict[str, Any]:
+    """The version that the upload became; asked for again while that may succeed later."""
+    path = api_path("uploads", upload["id"], "commit")
+    num_failures = 0
+    while True:
+        try:
+            version: dict[str, Any] = client.post(path, is_slow=True)
+            return version
+        except (ServerUnreachable, ApiRefused) as exc:
+            if isinstance(exc, ApiRefused) and not exc.is_retryable:
+                raise
+            num_failures += 1
+            if num_failures > MAX_RECONNECTS:
+                raise CommandFailed(
+                    f"{exc} What was sent is kept: the same command goes on.", exc.exit_code
+                ) from exc
+            time.sleep(_pause(num_failures))
 
 
 def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, Any]:
@@ -155,9 +173,14 @@ def _send_parts(
             num_failures += 1
             if num_failures > MAX_RECONNECTS:
                 raise
-            time.sleep(FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1))
+            time.sleep(_pause(num_failures))
             upload = _ask_again(client, path, upload)
     report(upload["received_bytes"])
+
+
+def _pause(num_failures: int) -> float:
+    """Seconds before the next try."""
+    return FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1)
 
 
 def _ask_again(client: ApiClient, path: str, upload: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str
     while not standing["is_ready"]:
         if not standing["is_servable"] or standing["reason"] == "load_failed":
             raise CommandFailed(
-                standing["summary"], _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE)
+                f"{standing['summary']} What you asked for stands.",
+                _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE),
             )
         time.sleep(POLL_SECONDS)
         standing = client.get(f"{path}/readiness")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loraplex.api.cli import push
-from loraplex.api.cli.client import ApiClient, ServerUnreachable, api_path
+from loraplex.api.cli.client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
 from support.command import Command
 from support.server import Caller, free_port
@@ -309,6 +309,39 @@ def test_an_interrupted_pushs_last_part_is_waited_for(
         version = push.push_adapter(client, adapter, "bot", aliases=[], base_id=None, is_quiet=True)
     assert refused[0].status_code == 409
     assert version["version"] == 1
+
+
+@pytest.mark.parametrize("num_refused", [2, 99])
+def test_a_commit_is_asked_for_again_while_that_may_succeed(
+    command: Command,
+    adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    num_refused: int,
+) -> None:
+    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    post = ApiClient.post
+    num_tries = 0
+
+    def refused(client: ApiClient, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
+        nonlocal num_tries
+        if path.endswith("/commit"):
+            num_tries += 1
+            if num_tries <= num_refused:
+                raise ApiRefused(
+                    "planted",
+                    ExitCode.UNAVAILABLE,
+                    code="store_unavailable",
+                    is_retryable=True,
+                )
+        return post(client, path, body, is_slow=is_slow)
+
+    monkeypatch.setattr(ApiClient, "post", refused)
+    code, _, err = command("push", str(adapters[0]), "bot")
+    if num_refused == 2:
+        assert (code, num_tries) == (ExitCode.OK, 3)
+    else:
+        assert (code, num_tries) == (ExitCode.UNAVAILABLE, 1 + push.MAX_RECONNECTS)
+        assert "planted What was sent is kept: the same command goes on." in err
 
 
 def test_a_server_that_stays_away_is_given_up(
