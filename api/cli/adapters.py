@@ -11,7 +11,7 @@ import typer
 from . import aliases, residency
 from .client import ApiClient, api_path, open_client
 from .download import download_adapter
-from .exit_codes import CommandFailed
+from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
 from .push import push_adapter, read_adapter, wait_until_settled
 from .references import LIVE, Name, Version, version_path
@@ -103,7 +103,14 @@ def remove(
     """Delete an adapter or one version; returns when nothing of it is left anywhere."""
     part = () if version is None else ("versions", version)
     with open_client() as client:
-        deleted = client.delete(api_path("adapters", name, *part), drain_seconds=drain)
+        try:
+            deleted = client.delete(api_path("adapters", name, *part), drain_seconds=drain)
+        except KeyboardInterrupt:
+            raise CommandFailed(
+                "Interrupted: a deletion that has begun goes on, and its receipt is kept under "
+                f"/v1{api_path('adapters', name, 'deletions')}.",
+                ExitCode.INTERRUPTED,
+            ) from None
     if as_json:
         print_json(deleted)
         return

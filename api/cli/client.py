@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
+from ...adapters.rejections import REJECTIONS
 from .exit_codes import CommandFailed, ExitCode
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -83,30 +84,35 @@ class ApiClient:
         with self._reaching(), self._client.stream("GET", f"/v1{path}") as response:
             if not response.is_success:
                 response.read()
-                raise _failure(response)
+                raise _failure(response, self.url)
             yield response
 
     def _send(self, method: str, path: str, **options: Any) -> Any:
         with self._reaching():
             response = self._client.request(method, f"/v1{path}", **options)
         if not response.is_success:
-            raise _failure(response)
+            raise _failure(response, self.url)
         try:
             return response.json() if response.content else None
         except ValueError as exc:
-            raise CommandFailed(
-                f"{self.url} does not answer as a Loraplex server: is LORAPLEX_URL right?",
-                ExitCode.UNAVAILABLE,
-            ) from exc
+            raise _not_ours(self.url) from exc
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Raises ServerUnreachable for what fails on the way there and back."""
         try:
             yield
+        except httpx.UnsupportedProtocol:
+            raise CommandFailed(
+                "LORAPLEX_URL is not a URL: it begins with http:// or https://.", ExitCode.USAGE
+            ) from None
         except httpx.TransportError as exc:
             reason = str(exc) or type(exc).__name__
-            raise ServerUnreachable(f"{self.url}: {reason}", ExitCode.UNAVAILABLE) from exc
+            ask = ". Does the server run, and is LORAPLEX_URL right?"
+            raise ServerUnreachable(
+                f"{self.url}: {reason}{ask if isinstance(exc, httpx.ConnectError) else ''}",
+                ExitCode.UNAVAILABLE,
+            ) from exc
 
 
 def api_path(*parts: str | int) -> str:
@@ -117,8 +123,8 @@ def api_path(*parts: str | int) -> str:
 @contextmanager
 def open_client() -> Iterator[ApiClient]:
     """The client of the environment. Raises CommandFailed without a key and a URL to send it to."""
-    url = os.environ.get("LORAPLEX_URL", DEFAULT_URL).rstrip("/").removesuffix("/v1")
-    key = os.environ.get("LORAPLEX_API_KEY")
+    url = (os.environ.get("LORAPLEX_URL") or DEFAULT_URL).rstrip("/").removesuffix("/v1")
+    key = os.environ.get("LORAPLEX_API_KEY", "").strip()
     if not key:
         raise CommandFailed(
             "Set LORAPLEX_API_KEY to your key; `loraplex keys create` makes one.",
@@ -129,25 +135,40 @@ def open_client() -> Iterator[ApiClient]:
 
 
 def _connect(url: str, key: str) -> httpx.Client:
+    # Checked here: what is no header's value is repeated by those who refuse it later.
+    if not (key.isascii() and key.isprintable()):
+        raise CommandFailed("LORAPLEX_API_KEY is not a key.", ExitCode.AUTHENTICATION)
     headers = {"authorization": f"Bearer {key}"}
     try:
         return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
-    except UnicodeEncodeError:
-        raise CommandFailed("LORAPLEX_API_KEY is not a key.", ExitCode.AUTHENTICATION) from None
     except httpx.InvalidURL:
         raise CommandFailed("LORAPLEX_URL is not a URL.", ExitCode.USAGE) from None
 
 
-def _failure(response: httpx.Response) -> CommandFailed:
+def _not_ours(url: str, answer: str = "") -> CommandFailed:
+    """What answered is no Loraplex server, or stands before one that is not there."""
+    shown = f"answers{answer}, not" if answer else "does not answer"
+    return CommandFailed(
+        f"{url} {shown} as a Loraplex server: is LORAPLEX_URL right?", ExitCode.UNAVAILABLE
+    )
+
+
+def _way_out(error: dict[str, Any]) -> str:
+    """What to change in an adapter that was refused, unless the message says it."""
+    known = REJECTIONS.get(error["code"])
+    return f". {known.way_out}" if known and known.way_out not in error["message"] else ""
+
+
+def _failure(response: httpx.Response, url: str) -> CommandFailed:
     fallback = ExitCode.UNAVAILABLE if response.status_code >= 500 else ExitCode.FAILED
     exit_code = _EXIT_CODES.get(response.status_code, fallback)
     try:
         error = response.json()["error"]
         return ApiRefused(
-            f"{error['message']} ({error['code']})",
+            f"{error['message']} ({error['code']}){_way_out(error)}",
             exit_code,
             code=error["code"],
             is_retryable=error.get("retryable") is True,
         )
     except (ValueError, KeyError, TypeError):
-        return CommandFailed(f"The server answered {response.status_code}.", exit_code)
+        return _not_ours(url, f" {response.status_code}")

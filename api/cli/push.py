@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def _send_parts(
 
 def _pause(num_failures: int) -> float:
     """Seconds before the next try."""
-    return FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1)
+    return math.ldexp(FIRST_PAUSE_SECONDS, num_failures - 1)
 
 
 def _ask_again(client: ApiClient, path: str, upload: dict[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,15 @@ def _history_path(version: Reference, standing: dict[str, Any]) -> str:
 
 def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
     """Where it stands once it is resident. Raises CommandFailed if it will not become that."""
+    try:
+        return _wait(client, path, standing)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            "Interrupted: what you asked for stands.", ExitCode.INTERRUPTED
+        ) from None
+
+
+def _wait(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
     while not standing["is_ready"]:
         if not standing["is_servable"] or standing["reason"] == "load_failed":
             raise CommandFailed(

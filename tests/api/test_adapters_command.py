@@ -112,16 +112,34 @@ def test_a_part_of_a_path_stays_one_part() -> None:
 def test_a_url_of_something_else_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LORAPLEX_URL", "http://host:port")
-    assert command("ls")[0] == ExitCode.USAGE
-    monkeypatch.setattr(
-        "loraplex.api.cli.client.httpx.Client.request",
-        lambda *_args, **_options: httpx.Response(200, text="<html>"),
-    )
+    for url in ("http://host:port", "127.0.0.1:8000", "ftp://host"):
+        monkeypatch.setenv("LORAPLEX_URL", url)
+        code, _, err = command("ls")
+        assert (code, "LORAPLEX_URL" in err) == (ExitCode.USAGE, True)
     monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
-    code, _, err = command("ls")
-    assert code == ExitCode.UNAVAILABLE
-    assert "LORAPLEX_URL" in err
+    for status in (200, 404, 502):
+        answer = httpx.Response(status, text="<html>")
+        monkeypatch.setattr(
+            "loraplex.api.cli.client.httpx.Client.request",
+            lambda *_args, answer=answer, **_options: answer,
+        )
+        code, _, err = command("ls")
+        assert (code, "LORAPLEX_URL" in err) == (ExitCode.UNAVAILABLE, True)
+
+
+def test_what_is_no_key_is_not_repeated(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("lpx_live_id_secret\nnext", "lpx_live_id_secret\x7f", "schlüssel_secret"):
+        monkeypatch.setenv("LORAPLEX_API_KEY", key)
+        code, out, err = command("ls")
+        assert (code, out) == (ExitCode.AUTHENTICATION, "")
+        assert "secret" not in err
+
+
+def test_a_key_from_a_file_may_end_in_a_line_break(
+    command: Command, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_API_KEY", f"{caller.key}\r\n")
+    assert command("ls")[0] == ExitCode.OK
 
 
 def test_the_life_of_an_adapter_as_json(
@@ -174,7 +192,8 @@ def test_exit_codes(
     assert "LORAPLEX_API_KEY" in err
     monkeypatch.setenv("LORAPLEX_API_KEY", "x")
     monkeypatch.setenv("LORAPLEX_URL", f"http://127.0.0.1:{free_port()}")
-    assert command("ls")[0] == ExitCode.UNAVAILABLE
+    code, _, err = command("ls")
+    assert (code, "Does the server run" in err) == (ExitCode.UNAVAILABLE, True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -527,6 +546,22 @@ def test_a_damaged_download_gets_no_name(
     assert code == ExitCode.UNAVAILABLE
     assert "damaged" in err
     assert list((tmp_path / "back").iterdir()) == []
+
+
+def test_an_interrupted_command_says_what_goes_on(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("push", str(adapters[0]), "bot")
+
+    def interrupted(*_args: Any, **_options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ApiClient, "delete", interrupted)
+    code, _, err = command("rm", "bot")
+    assert (code, "/v1/adapters/bot/deletions" in err) == (ExitCode.INTERRUPTED, True)
+    monkeypatch.setattr("loraplex.api.cli.residency._wait", interrupted)
+    code, _, err = command("pin", "bot", "--wait")
+    assert (code, "what you asked for stands" in err) == (ExitCode.INTERRUPTED, True)
 
 
 def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:

@@ -90,6 +90,8 @@ def test_the_server_says_the_same_at_the_push(
     assert {key: answer[key] for key in ("code", "message", "param")} == {
         key: refused[key] for key in ("code", "message", "param")
     }
+    code, _, err = command("push", str(folder), "bot")
+    assert (code, answer["way_out"] in err) == (ExitCode.INVALID_ADAPTER, True)
 
 
 @pytest.mark.parametrize(
