@@ -116,6 +116,7 @@ def test_canary_adapters_never_answer_for_each_other(tmp_path: Path) -> None:
         arena_bytes=6 * block_bytes,
         host_cache_bytes=12 * block_bytes,
         max_num_seqs=16,
+        loader_duty=1.0,
     )
     keys = {
         engine.add_adapter(

@@ -91,6 +91,7 @@ class _Crowd:
             arena_bytes=6 * block.size_bytes,
             host_cache_bytes=12 * block.size_bytes,
             max_num_seqs=32,
+            loader_duty=1.0,
         )
         self._keys: dict[int, AdapterKey] = {}
         """Of every marker that was ever added."""

@@ -34,6 +34,7 @@ from loraplex.engine.messages import (
 from loraplex.engine.sampling_params import SamplingParams
 
 MIB = 1 << 20
+IDLE_SECONDS = 0.0002
 
 
 @dataclass
@@ -120,8 +121,11 @@ class LocalEngine:
 
     def step(self) -> None:
         """One step, and the fetcher's answers to it."""
-        for message in self.core.step():
+        messages = self.core.step()
+        for message in messages:
             self._take(message)
+        if not messages:
+            time.sleep(IDLE_SECONDS)  # as the engine's process waits: loader threads need the lock
 
     def run(self) -> None:
         """Until nothing is left to do."""
