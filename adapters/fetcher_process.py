@@ -61,7 +61,7 @@ from .store import ObjectStore, open_store
 
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
-NICENESS = 5
+NICENESS = 10
 """Transfers yield the processor to the engine."""
 PROGRESS_BYTES = 4 << 20
 """How often progress is told."""

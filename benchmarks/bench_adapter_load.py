@@ -10,6 +10,7 @@ the figure is the ratio of the p99 gaps, the median of the pairs.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import subprocess
 import sys
@@ -86,7 +87,8 @@ class SlowlyFedEngine(TimedEngine):
         self.large: AdapterKey | None = None
         self.fetch: list[str] = []
         """The command that brings it, begun by `begin_load`; see `FETCHED_PATH`."""
-        self._fetching: subprocess.Popen[bytes] | None = None
+        self._prepared: subprocess.Popen[str] | None = None
+        self._fetching: subprocess.Popen[str] | None = None
 
     def step(self) -> None:
         super().step()
@@ -100,11 +102,23 @@ class SlowlyFedEngine(TimedEngine):
         if not (isinstance(message, AdapterWanted) and message.key == self.large):
             super()._take(message)
 
+    def prepare_load(self) -> None:
+        """Start the process and wait until it could begin."""
+        Path(self.fetch[FETCHED_PATH]).unlink(missing_ok=True)
+        self._prepared = subprocess.Popen(
+            self.fetch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._prepared.stdout is not None
+        assert self._prepared.stdout.readline()
+
     def begin_load(self) -> None:
         assert self.large is not None
-        Path(self.fetch[FETCHED_PATH]).unlink(missing_ok=True)
+        assert self._prepared is not None
+        assert self._prepared.stdin is not None
         self.core.handle(Prefetch(self.large))
-        self._fetching = subprocess.Popen(self.fetch)
+        self._prepared.stdin.write("go\n")
+        self._prepared.stdin.flush()
+        self._fetching, self._prepared = self._prepared, None
 
     def is_large_resident(self) -> bool:
         return any(
@@ -170,10 +184,12 @@ def measure(
     streams = _Streams(engine, plan, small, rng)
     streams.run_for(plan.tail_seconds)  # warm
     loading, quiet = [], []
+    gc.disable()  # the engine's process collects garbage when it is idle
     for _ in range(plan.num_pairs):
         loading.append(streams.run_load())
         engine.drop_large()
         quiet.append(streams.run_for(loading[-1].seconds))
+    gc.enable()
     engine.close()
     return size_bytes, loading, quiet
 
@@ -209,6 +225,7 @@ class _Streams:
                 resident_at.append(elapsed)
             return bool(resident_at) and elapsed > resident_at[0] + self._plan.tail_seconds
 
+        self._engine.prepare_load()
         return self.run(is_over, begin=self._engine.begin_load)
 
     def run(

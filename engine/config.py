@@ -60,7 +60,7 @@ class EngineConfig:
     """Host memory for adapters behind the arena."""
     num_loader_threads: int = 2
     """Threads that read, copy and zero adapters; one of them is kept for those below 64 MiB."""
-    loader_duty: float = 0.2
+    loader_duty: float = 0.1
     """The part of one CPU core that all of these may have together while requests run; 1 and more:
     as much as they can get. See `adapters.loaders.Pace`."""
     num_threads: int | None = None
