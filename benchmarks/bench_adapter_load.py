@@ -93,7 +93,8 @@ class SlowlyFedEngine(TimedEngine):
     def step(self) -> None:
         super().step()
         if self._fetching is not None and self._fetching.poll() is not None:
-            assert self._fetching.returncode == 0
+            with self._fetching as ended:  # closes its pipes
+                assert ended.returncode == 0
             self._fetching = None
             assert self.large is not None
             self.core.handle(AdapterFetched(self.large, self.fetch[FETCHED_PATH], Tier.STORE))
