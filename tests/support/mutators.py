@@ -135,7 +135,8 @@ def pickle_file(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
 def zip_archive(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("archive/data.pkl", draw.randbytes(100))
+        member = zipfile.ZipInfo("archive/data.pkl")  # a plain name would be dated now
+        file.writestr(member, draw.randbytes(100))
     return replace(files, weights=archive.getvalue())
 
 
