@@ -71,6 +71,19 @@ def probe_kv_shapes(model: nn.Module, config: Any) -> list[LayerKvShape]:
     return [shape for _, shape in sorted(probe.shapes.items())]
 
 
+def check_replaced(model: nn.Module, config: Any) -> None:
+    """Run one token through the model whose linear layers are ours.
+
+    Raises UnsupportedModel if it asks such a layer for anything but its output.
+    """
+    try:
+        probe_kv_shapes(model, config)
+    except AttributeError as exc:
+        raise UnsupportedModel(
+            f"{config.model_type} uses its linear layers otherwise than by calling them: {exc}"
+        ) from exc
+
+
 def dense_reference(model: nn.Module, vocab_size: int) -> list[tuple[list[int], Tensor]]:
     """The model's own logits of fixed random sequences, before anything in it is replaced."""
     generator = torch.Generator().manual_seed(0)

@@ -20,6 +20,7 @@ from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
     check_config,
     check_parity,
+    check_replaced,
     dense_reference,
     paged_error,
     probe_kv_shapes,
@@ -135,6 +136,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
     ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
+    check_replaced(model, config)
     error = 0.0
     if engine.quantization is Quantization.NONE:
         error = check_parity(model, kv_shapes, cases)

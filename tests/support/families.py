@@ -122,6 +122,11 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gptj": ("gptj", {**_GPT2, "rotary_dim": 8}, "attention interface 0 times"),
     "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        {**_EXPERTS, "moe_topk": 2, "head_dim": 16},
+        "otherwise than by calling them",
+    ),
     "llama4-chunked": ("llama4_text", _EXPERTS, "chunked_attention"),
 }
 """Case name to (model type, differences, part of the reason)."""
