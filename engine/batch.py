@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .kv_layout import KvOperation
@@ -15,6 +15,13 @@ class ScheduledSequence(NamedTuple):
 
     request: Request
     num_tokens: int
+    """Known and guessed ones."""
+    num_draft_tokens: int = 0
+    """How many of them, at the end, are guessed."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        return self.num_tokens - self.num_draft_tokens
 
     @property
     def is_decode(self) -> bool:
@@ -28,19 +35,39 @@ class ScheduledSequence(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token, so that the next is drawn."""
-        return self.context_len == len(self.request.token_ids)
+        return self.context_len - self.num_draft_tokens == len(self.request.token_ids)
+
+    @property
+    def num_kept_rows(self) -> int:
+        """Its last rows whose logits are looked at: of the last known and of the guessed tokens."""
+        return 1 + self.num_draft_tokens
+
+    def with_draft(self) -> ScheduledSequence:
+        """With what the request's draft really has, which may be less than was scheduled."""
+        num_draft_tokens = len(self.request.draft)
+        return ScheduledSequence(
+            self.request, self.num_known_tokens + num_draft_tokens, num_draft_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Decoding sequences come first, then prefills grouped by adapter row."""
+    """One step. Decoding sequences come first, then those with drafts, then prefills grouped by
+    adapter row."""
 
     sequences: tuple[ScheduledSequence, ...]
     operations: tuple[KvOperation, ...]
     """What happens to the KV cache before the step's forward, in this order and once."""
     shape: StepShape
-    """As it was scheduled: sequences that end before the forward are counted."""
+    """Sequences that end before the forward are counted."""
+
+    def running(self, sequences: tuple[ScheduledSequence, ...]) -> ScheduledBatch:
+        """What of it really runs, with the drafts that there are."""
+        num_draft_tokens = sum(sequence.num_draft_tokens for sequence in sequences)
+        shape = self.shape._replace(num_draft_tokens=num_draft_tokens)
+        return replace(self, sequences=sequences, shape=shape)
 
     @property
     def num_tokens(self) -> int:
-        return self.shape.num_prefill_tokens + self.shape.num_decodes
+        shape = self.shape
+        return shape.num_prefill_tokens + shape.num_decodes + shape.num_draft_tokens

@@ -27,6 +27,17 @@ class KvDtype(StrEnum):
     """The same with e4m3 codes, where the device computes them."""
 
 
+class Acceptance(StrEnum):
+    """By which rule guessed tokens are accepted. Both leave the output's distribution as it is."""
+
+    COUPLED = "coupled"
+    """Those that equal the target's own draw: the output is that of plain decoding, token for
+    token."""
+    REJECTION = "rejection"
+    """By the ratio of probabilities (Leviathan et al. 2023, Chen et al. 2023): more at high
+    temperature, and other tokens than those of plain decoding."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine's configuration; everything else is derived from the model at start."""
@@ -78,6 +89,12 @@ class EngineConfig:
     attention_sinks: int = 4
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
+    speculation: tuple[str, ...] = ()
+    """What guesses tokens, each a proposer's name with what it needs behind a colon: `ngram`,
+    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`. Empty: plain decoding."""
+    max_draft_tokens: int = 8
+    """The most tokens guessed for a request in one step."""
+    acceptance: Acceptance = Acceptance.COUPLED
     max_queued: int = 4096
     """Requests that wait, over all tenants."""
     max_queued_per_tenant: int = 1024
@@ -96,5 +113,7 @@ class EngineConfig:
             raise InvalidParameter("num_loader_threads", "must be at least 1")
         if not self.loader_duty > 0:
             raise InvalidParameter("loader_duty", "must be positive")
+        if not 1 <= self.max_draft_tokens <= 64:
+            raise InvalidParameter("max_draft_tokens", "must be between 1 and 64")
         if self.attention_sinks < 0:
             raise InvalidParameter("attention_sinks", "must not be negative")

@@ -9,7 +9,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
+from itertools import accumulate
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -59,14 +60,18 @@ from .messages import (
     StepEvents,
     Submit,
     ToEngine,
+    TokensGenerated,
 )
 from .model_cost import model_cost
 from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
 from .request import Request
-from .runner import ModelRunner
+from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
+from .speculation.acceptors import Accepted
+from .speculation.draft import NO_DRAFT
+from .speculation.speculation import open_speculation
 from .step_costs import StepCosts
 from .tenant_service import TenantService
 from .utilization import KvReads, Utilization
@@ -75,6 +80,14 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.5
 REAP_INTERVAL_SECONDS = 5.0
+
+
+class _Drawing(NamedTuple):
+    """A sequence whose next tokens are drawn."""
+
+    sequence: ScheduledSequence
+    rows: range
+    """Of the step's kept rows: its last known token's, then those of its draft."""
 
 
 class EngineCore:
@@ -153,12 +166,18 @@ class EngineCore:
             num_swap_slots=plan.num_swap_slots,
         )
         self._num_kv_groups = len(plan.kv_groups)
+        self._runner = ModelRunner(base, cache, arena)
+        costs = StepCosts()
+        self._speculation = open_speculation(
+            config, base=base, runner=self._runner, costs=costs, clock=clock
+        )
         self._scheduler = Scheduler(
             _limits(config, base, plan),
             kv=self._kv,
             residency=self._residency,
-            costs=StepCosts(),
+            costs=costs,
             clock=clock,
+            drafts=self._speculation,
         )
         self._drains = Drains(
             scheduler=self._scheduler,
@@ -167,7 +186,6 @@ class EngineCore:
             clock=clock,
             abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
         )
-        self._runner = ModelRunner(base, cache, arena)
 
     @property
     def has_work(self) -> bool:
@@ -296,8 +314,11 @@ class EngineCore:
                 num_generated_tokens=request.num_generated_tokens,
                 error=_as_info(error) if error else None,
                 stop_token_id=stop_token_id,
+                num_draft_tokens=request.num_draft_tokens,
+                num_accepted_tokens=request.num_accepted_tokens,
             )
         )
+        self._speculation.forget(request.request_id)
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
     # --- adapters ---------------------------------------------------------------------------------
@@ -318,17 +339,6 @@ class EngineCore:
 
     def _run_measured(self, batch: ScheduledBatch) -> None:
         """Run the step; take down what it had to do and how long it took."""
-        leases = (sequence.request.lease for sequence in batch.sequences)
-        rows = {lease.row for lease in leases if lease is not None}
-        adapter_bytes = sum(map(self._arena.row_bytes, rows))
-        work = self._cost.work(batch.sequences, adapter_bytes=adapter_bytes)
-        started_at = self._clock()
-        self._run(batch)
-        self._utilization.add(work, self._clock() - started_at)
-        self._num_steps += 1
-        self._num_step_sequences += len(batch.sequences)
-
-    def _run(self, batch: ScheduledBatch) -> None:
         start = self._clock()
         self._runner.prepare_blocks(batch)
         prepared = self._clock()
@@ -337,27 +347,49 @@ class EngineCore:
             return
         if self._heartbeat:
             self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
+        sequences = self._speculation.draft(sequences)
+        drafted = self._clock()
+        leases = (sequence.request.lease for sequence in sequences)
+        rows = {lease.row for lease in leases if lease is not None}
+        adapter_bytes = sum(map(self._arena.row_bytes, rows))
+        work = self._cost.work(sequences, adapter_bytes=adapter_bytes)
+        has_run = self._run(sequences)
+        end = self._clock()
+        self._utilization.add(work, end - start)
+        self._num_steps += 1
+        self._num_step_sequences += len(sequences)
+        if has_run:
+            self._scheduler.observe(
+                batch.running(sequences),
+                end - start - (drafted - prepared),
+                swap_seconds=prepared - start,
+            )
+
+    def _run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
+        """Run and process the sequences; False if they had to be run one by one."""
         try:
-            logits = self._runner.run(sequences)
+            output = self._runner.run(sequences)
         except Exception:
-            if len(sequences) == 1:
+            if len(sequences) == 1 and not sequences[0].num_draft_tokens:
                 self._fail(sequences[0].request)
-                return
+                return False
             logger.exception("a step of %d sequences failed; running them alone", len(sequences))
             for sequence in sequences:
                 self._run_alone(sequence)
-            return
-        self._process(sequences, logits)
-        self._scheduler.observe(batch, self._clock() - start, swap_seconds=prepared - start)
+            return False
+        self._process(sequences, output)
+        return True
 
     def _run_alone(self, sequence: ScheduledSequence) -> None:
-        """Find out whether this sequence is the one that makes a step fail."""
+        """Find out whether this sequence is the one that makes a step fail, and not its draft."""
+        sequence.request.draft = NO_DRAFT
+        sequence = sequence.with_draft()
         try:
-            logits = self._runner.run((sequence,))
+            output = self._runner.run((sequence,))
         except Exception:
             self._fail(sequence.request)
         else:
-            self._process((sequence,), logits)
+            self._process((sequence,), output)
 
     def _fail(self, request: Request) -> None:
         logger.exception("request %s cannot be computed", request.request_id)
@@ -373,47 +405,89 @@ class EngineCore:
                 self._finish(sequence.request, FinishReason.ERROR, StaleExtent())
         return tuple(current)
 
-    def _process(self, sequences: tuple[ScheduledSequence, ...], logits: Tensor) -> None:
+    def _process(self, sequences: tuple[ScheduledSequence, ...], output: StepOutput) -> None:
         """Turn a step's logits into tokens, and tokens into events."""
-        row_of = {sequence: row for row, sequence in enumerate(sequences)}
-        finite = logits.isfinite().all(-1).tolist()
-        sampling: list[ScheduledSequence] = []
+        finite = output.logits.isfinite().all(-1).tolist()
+        first_rows = accumulate((sequence.num_kept_rows for sequence in sequences), initial=0)
+        row_of = dict(zip(sequences, first_rows, strict=False))
+        drawing: list[_Drawing] = []
         for sequence in self._drop_stale(sequences):
-            if not finite[row_of[sequence]]:
+            rows = range(row_of[sequence], row_of[sequence] + sequence.num_kept_rows)
+            if not finite[rows[0]]:
                 self._finish(sequence.request, FinishReason.ERROR, NumericalError())
-                continue
-            if sequence.samples:
-                sampling.append(sequence)
-            self._scheduler.advance(sequence)
-        if sampling:
-            rows = [row_of[sequence] for sequence in sampling]
-            self._sample([sequence.request for sequence in sampling], logits[rows])
+            elif not sequence.samples:
+                self._scheduler.advance(sequence)
+            else:
+                num_finite = next((i for i, row in enumerate(rows) if not finite[row]), len(rows))
+                self._cut_draft(sequence, num_finite - 1)
+                drawing.append(_Drawing(sequence, rows[:num_finite]))
+        if drawing:
+            self._draw(drawing, output)
 
-    def _sample(self, requests: list[Request], logits: Tensor) -> None:
-        """Draw each request's next token; a request that makes that fail is found and ended."""
+    def _cut_draft(self, sequence: ScheduledSequence, num_tokens: int) -> None:
+        """Believe no more of the draft than this: what comes behind is not finite."""
+        request, num_guessed = sequence.request, sequence.num_draft_tokens
+        if num_tokens < num_guessed:
+            request.draft = request.draft.only(range(num_tokens))
+            end = sequence.context_len
+            self._runner.clear(request, end - num_guessed + num_tokens, end)
+
+    def _draw(self, drawing: Sequence[_Drawing], output: StepOutput) -> None:
+        """Draw each request's next tokens; a request that makes that fail is found and ended."""
+        rows = [row for entry in drawing for row in entry.rows]
+        requests = [entry.sequence.request for entry in drawing]
         try:
-            drawn = draw_next_tokens(requests, logits)
+            drawn = draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
         except Exception:
-            if len(requests) == 1:
+            if len(drawing) == 1:
                 self._fail(requests[0])
                 return
-            logger.exception("sampling %d rows failed; drawing them alone", len(requests))
-            for row, request in enumerate(requests):
-                self._sample([request], logits[row : row + 1])
+            logger.exception("sampling for %d requests failed; drawing alone", len(drawing))
+            for entry in drawing:
+                self._draw([entry], output)
             return
-        for request, generated in zip(requests, drawn, strict=True):
-            self._events.tokens.append(generated)
-            self._num_generated_tokens += 1
-            self._tenant_service.add(request.submitted.tenant_id, 1)
-            self._scheduler.append(request, generated.token_ids)
-            self._finish_if_done(request, generated.token_ids[-1])
+        for entry, (accepted, generated) in zip(drawing, drawn, strict=True):
+            self._append(entry, accepted, generated, output.hidden_states)
 
-    def _finish_if_done(self, request: Request, token: int) -> None:
+    def _append(
+        self,
+        entry: _Drawing,
+        accepted: Accepted,
+        generated: TokensGenerated,
+        hidden_states: Tensor | None,
+    ) -> None:
+        """Give the request its new tokens, up to the one that ends it."""
+        sequence, request = entry.sequence, entry.sequence.request
+        num_tokens = self._num_until_end(request, generated.token_ids)
+        path = accepted.path[: num_tokens - 1]
+        self._runner.keep(request, path)
+        generated = generated.first(num_tokens)
+        self._events.tokens.append(generated)
+        self._num_generated_tokens += num_tokens
+        self._tenant_service.add(request.submitted.tenant_id, num_tokens)
+        self._scheduler.append(request, generated.token_ids)
+        self._scheduler.advance(sequence, num_accepted=len(path))
+        row = entry.rows[1 + path[-1] if path else 0]
+        hidden_state = None if hidden_states is None else hidden_states[row]
+        self._speculation.observe(request, len(path), hidden_state)
+        self._finish_if_done(request, generated.token_ids[-1])
+
+    def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
+        """How many of these new tokens there are up to the first that ends the output."""
+        for index, token in enumerate(token_ids):
+            if self._ends(request, token):
+                return index + 1
+        return len(token_ids)
+
+    def _ends(self, request: Request, token: int) -> bool:
         params = request.submitted.sampling
         is_eos = token in self._base.eos_token_ids and not params.ignore_eos
-        if is_eos or token in params.stop_token_ids:
+        return is_eos or token in params.stop_token_ids
+
+    def _finish_if_done(self, request: Request, token: int) -> None:
+        if self._ends(request, token):
             self._finish(request, FinishReason.STOP, stop_token_id=token)
-        elif request.num_generated_tokens >= params.max_tokens:
+        elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._finish(request, FinishReason.LENGTH)
 
     # --- messages ---------------------------------------------------------------------------------
@@ -459,6 +533,7 @@ class EngineCore:
             utilization=self._utilization.snapshot(),
             tenant_service=self._tenant_service.snapshot(),
             adapter_tiers=tier_stats(self._residency, self._hits),
+            speculation=self._speculation.snapshot(),
         )
 
 

@@ -24,6 +24,11 @@ class Span:
     """Position of the first token in its sequence."""
     tables: Sequence[Sequence[int]]
     """Per KV group the sequence's blocks, enough to hold the span."""
+    num_kept_rows: int = 1
+    """The last rows, whose logits are kept."""
+    tree: Sequence[int] | None = None
+    """For each of the last `len(tree)` tokens, guessed ones, the index of the one among them that
+    it follows, -1 for the token before them all; None: every token follows the one before."""
 
     @property
     def end(self) -> int:
@@ -38,8 +43,8 @@ class StepInputs:
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
     """One per KV group."""
-    last_rows: tuple[int, ...]
-    """For each span, the row of its last token."""
+    kept_rows: tuple[int, ...]
+    """Rows whose logits are kept, those of each span adjacent."""
 
 
 def make_inputs(
@@ -57,7 +62,11 @@ def make_inputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64(positions, device),
         attention=tuple(layout.batch(spans, last_rows, num_decodes) for layout in layouts),
-        last_rows=tuple(last_rows),
+        kept_rows=tuple(
+            row
+            for span, last_row in zip(spans, last_rows, strict=True)
+            for row in range(last_row + 1 - span.num_kept_rows, last_row + 1)
+        ),
     )
 
 

@@ -90,6 +90,14 @@ class KvCache:
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
         ]
 
+    def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+        """Zero positions `[start, end)` of the sequence with these blocks, by group."""
+        for table, tensors in zip(tables, self._tensors, strict=True):
+            for position in range(start, end):
+                block, offset = divmod(position, self.block_size)
+                for tensor in tensors:
+                    tensor[table[block], offset] = 0
+
     def execute(self, operations: Sequence[KvOperation]) -> None:
         """Do what the scheduler's bookkeeping says has been done, strictly in its order.
 

@@ -11,7 +11,7 @@ as msgpack. Every submitted request ends in exactly one RequestFinished.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ..adapters.identity import AdapterKey
@@ -47,6 +47,16 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How tokens of this request are guessed, where the engine is not to decide by itself."""
+
+    proposer: str | None = None
+    """Its name; None: whichever pays. One that the engine does not have refuses the request."""
+    num_tokens: int | None = None
+    """So many guesses a step, whether that pays or not; 0: plain decoding. None: as many as pay."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n > 1` is n of these; their prompts meet in the prefix cache."""
 
@@ -63,6 +73,8 @@ class GenerationRequest:
     group_id: str | None = None
     """Requests of one group have the same prompt, tenant and adapter: it is computed once, and the
     others go on from its blocks. None: a request of its own."""
+    speculation: SpeculationParams | None = None
+    """None: the engine decides."""
     priority: int = 0
     """Within its tenant lower ones run first; between tenants it says nothing."""
     tenant_weight: float = 1.0
@@ -222,6 +234,13 @@ class TokensGenerated:
     logits: bytes | None = None
     """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
 
+    def first(self, num_tokens: int) -> TokensGenerated:
+        """What it says of its first tokens."""
+        if num_tokens == len(self.token_ids):
+            return self
+        logprobs = None if self.logprobs is None else self.logprobs[:num_tokens]
+        return replace(self, token_ids=self.token_ids[:num_tokens], logprobs=logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
@@ -234,6 +253,10 @@ class RequestFinished:
     error: ErrorInfo | None = None
     stop_token_id: int | None = None
     """The token that ended the output; the last one generated, and not part of the text."""
+    num_draft_tokens: int = 0
+    """Guessed and verified."""
+    num_accepted_tokens: int = 0
+    """Of these: they are among the generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +405,22 @@ class AdapterTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """How well one proposer guesses under one adapter version, or the base model."""
+
+    key: AdapterKey | None
+    proposer: str
+    num_steps: int
+    """Drafts that were verified."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance: float
+    """Lately, of a draft's first token: between 0 and 1."""
+    num_tokens: int
+    """How many are guessed in a step now; 0: it does not pay."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot, sent at most twice a second: gauges for the operator and a sign of life."""
 
@@ -413,6 +452,8 @@ class EngineStats:
     tenant_service: list[tuple[str, int]] = field(default_factory=list)
     """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""
     adapter_tiers: AdapterTierStats = field(default_factory=AdapterTierStats)
+    speculation: list[SpeculationStats] = field(default_factory=list)
+    """Lately used ones first."""
 
 
 ToEngine = (

@@ -1,4 +1,4 @@
-"""The next token of each request, as the event that tells of it."""
+"""The next tokens of each request, as the event that tells of them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,64 @@ from torch import Tensor
 
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
-from .sampler import SamplingRow, logprobs_of, sample
+from .sampler import logprobs_of
+from .speculation.acceptors import Accepted, Acceptor
 
 
-def draw_next_tokens(requests: Sequence[Request], logits: Tensor) -> list[TokensGenerated]:
-    """The next token of each request, from its row of `logits`; changes nothing."""
-    tokens = sample(logits, [_sampling_row(request) for request in requests])
-    wanted = [request.submitted.sampling.num_logprobs for request in requests]
-    logprobs = None
-    if any(number is not None for number in wanted):
-        logprobs = logprobs_of(logits, tokens, max(number or 0 for number in wanted))
-    drawn = []
-    for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-        number, entry = wanted[row], None
-        if logprobs and number is not None:
-            entry = [TokenLogprobs(logprobs[row].chosen, logprobs[row].top[:number])]
-        wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
-        raw = logits[row].cpu().numpy().tobytes() if wants_logits else None
-        drawn.append(TokensGenerated(request.request_id, [token], logprobs=entry, logits=raw))
-    return drawn
+def draw_next_tokens(
+    requests: Sequence[Request], logits: Tensor, acceptor: Acceptor
+) -> list[tuple[Accepted, TokensGenerated]]:
+    """Verify each request's draft and draw behind what was accepted of it; changes nothing.
+
+    `logits`: for each request the row of its last known token, then one for each token of its
+    draft.
+    """
+    verified = acceptor.accept(requests, logits)
+    rows, start = [], 0
+    for request, accepted in zip(requests, verified, strict=True):
+        rows.append([start, *(start + 1 + index for index in accepted.path)])
+        start += 1 + len(request.draft)
+    logprobs = _logprobs(requests, verified, rows, logits)
+    return [
+        (accepted, _event(request, accepted.token_ids, own_rows, entries, logits))
+        for request, accepted, own_rows, entries in zip(
+            requests, verified, rows, logprobs, strict=True
+        )
+    ]
 
 
-def _sampling_row(request: Request) -> SamplingRow:
-    return SamplingRow(
-        params=request.submitted.sampling,
-        seed=request.seed,
-        token_ids=request.token_ids,
-        num_prompt_tokens=request.num_prompt_tokens,
+def _event(
+    request: Request,
+    token_ids: list[int],
+    rows: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    logits: Tensor,
+) -> TokensGenerated:
+    wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
+    raw = logits[rows[0]].cpu().numpy().tobytes() if wants_logits else None
+    return TokensGenerated(request.request_id, token_ids, logprobs=logprobs, logits=raw)
+
+
+def _logprobs(
+    requests: Sequence[Request],
+    verified: Sequence[Accepted],
+    rows: Sequence[list[int]],
+    logits: Tensor,
+) -> list[list[TokenLogprobs] | None]:
+    """Of each request's new tokens, as many as it asked for; None for one that did not ask."""
+    numbers = [request.submitted.sampling.num_logprobs for request in requests]
+    asked = [index for index, number in enumerate(numbers) if number is not None]
+    if not asked:
+        return [None] * len(requests)
+    entries = iter(
+        logprobs_of(
+            logits[[row for index in asked for row in rows[index]]],
+            [token for index in asked for token in verified[index].token_ids],
+            max(numbers[index] or 0 for index in asked),
+        )
     )
+    found: list[list[TokenLogprobs] | None] = [None] * len(requests)
+    for index in asked:
+        own = [next(entries) for _ in rows[index]]
+        found[index] = [TokenLogprobs(entry.chosen, entry.top[: numbers[index]]) for entry in own]
+    return found

@@ -9,6 +9,7 @@ from ..adapters.residency import Lease, Tier
 from .kv_blocks import SequenceBlocks
 from .messages import GenerationRequest
 from .prefix_cache import CacheNamespace
+from .speculation.draft import NO_DRAFT, Draft
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +48,12 @@ class Request:
     num_charged_tokens: int = 0
     """Prompt tokens that its tenant was charged for: what is computed again is no service."""
     num_preemptions: int = 0
+    draft: Draft = NO_DRAFT
+    """What is guessed to follow, and verified by the step that runs; empty between steps."""
+    num_draft_tokens: int = 0
+    """Guessed and verified so far."""
+    num_accepted_tokens: int = 0
+    """Of these."""
     lease: Lease | None = None
     started: bool = False
     adapter_missing_since: float | None = None

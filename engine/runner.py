@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -12,13 +15,25 @@ from .batch import ScheduledBatch, ScheduledSequence
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
+from .request import Request
+from .speculation.draft import NO_DRAFT
 from .step_adapters import StepAdapters, StepAdaptersBuilder
+
+
+class StepOutput(NamedTuple):
+    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+
+    logits: Tensor
+    """fp32 `[num_kept_rows, vocab_size]`."""
+    hidden_states: Tensor | None
+    """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
 
 
 class ModelRunner:
     """The base model, its KV cache and its adapters' arena."""
 
     def __init__(self, base: BaseModel, cache: KvCache, arena: Arena) -> None:
+        self.keeps_hidden_states = False
         self._base = base
         self._cache = cache
         self._arena = arena
@@ -41,11 +56,24 @@ class ModelRunner:
         """Do what the batch asks of its blocks; once, before its first run."""
         self._cache.execute(batch.operations)
 
-    def run(self, sequences: tuple[ScheduledSequence, ...]) -> Tensor:
+    def keep(self, request: Request, path: Sequence[int]) -> None:
+        """Move the keys and values of the accepted tokens of a tree to where their positions are.
+
+        `path`: their indices in the request's draft, which was computed but not advanced over.
+        """
+        if request.draft.parents is not None:
+            raise NotImplementedError
+
+    def clear(self, request: Request, start: int, end: int) -> None:
+        """Zero what positions `[start, end)` of the request hold: values that are not finite would
+        reach sums through a weight of zero."""
+        self._cache.clear(request.kv.tables, start, end)
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         """Compute keys and values of the scheduled tokens.
 
-        Returns fp32 logits `[len(sequences), vocab_size]` of each one's last scheduled token, be it
-        sampled from or only looked at: one that is not finite has written what must not be reused.
+        Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
+        at: one that is not finite has written what must not be reused.
         """
         spans = [_span(sequence) for sequence in sequences]
         inputs = make_inputs(
@@ -54,13 +82,14 @@ class ModelRunner:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
-        rows = torch.tensor(inputs.last_rows, dtype=torch.int64).to(self._base.device)
+        rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(self._base.device)
         forward = PagedForward(self._cache, inputs.attention, self._step_adapters(sequences))
         try:
-            return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+            logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
         except BaseException:
             self._base.forget_step()
             raise
+        return StepOutput(logits, None)
 
     def _step_adapters(self, sequences: tuple[ScheduledSequence, ...]) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
@@ -68,7 +97,7 @@ class ModelRunner:
             return None
         return self._adapters.build(
             [_run(sequence, sequence.num_tokens) for sequence in sequences],
-            [_run(sequence, 1) for sequence in sequences],
+            [_run(sequence, sequence.num_kept_rows) for sequence in sequences],
             num_decodes=sum(sequence.is_decode for sequence in sequences),
         )
 
@@ -76,10 +105,14 @@ class ModelRunner:
 def _span(sequence: ScheduledSequence) -> Span:
     request = sequence.request
     start = request.num_computed_tokens
+    known = request.token_ids[start : start + sequence.num_known_tokens]
+    draft = request.draft if sequence.num_draft_tokens else NO_DRAFT
     return Span(
-        token_ids=request.token_ids[start : start + sequence.num_tokens],
+        token_ids=[*known, *draft.token_ids],
         start=start,
         tables=request.kv.tables,
+        num_kept_rows=sequence.num_kept_rows,
+        tree=draft.parents,
     )
 
 

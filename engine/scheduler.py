@@ -40,6 +40,7 @@ from .request import Request
 from .room import Room
 from .running import ROUNDING, Running
 from .shares import Shares
+from .speculation.policy import DraftPolicy, NoDrafts
 from .step import Step
 from .step_costs import StepCosts, StepShape
 from .waiting import Candidates, WaitingQueue
@@ -88,13 +89,16 @@ class Scheduler:
         residency: Residency[Any],
         costs: StepCosts,
         clock: Callable[[], float],
+        drafts: DraftPolicy | None = None,
     ) -> None:
+        """`drafts`: None for plain decoding."""
         self.limits = limits
         self.counters: TokenCounters[str] = TokenCounters()
         self._kv = kv
         self._residency = residency
         self._costs = costs
         self._clock = clock
+        self._drafts = drafts or NoDrafts()
         self._requests: dict[str, Request] = {}
         self._shares = Shares()
         self._running = Running(kv, self._shares, limits.max_num_seqs)
@@ -215,14 +219,20 @@ class Scheduler:
         step = Step(budget=limits.max_num_batched_tokens, block_size=limits.block_size)
         self._end_expired(step)
         prefills = self._schedule_decodes(step)
+        self._schedule_drafts(step)
         self._bound_prefill(step)
         self._schedule_prefills(step, prefills)
         self._prefetch_waiting()
         return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
-    def advance(self, sequence: ScheduledSequence) -> None:
-        """Take note that a step has computed this sequence; publish the blocks it filled."""
-        request, num_tokens = sequence
+    def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
+        """Take note that a step has computed this sequence; publish the blocks it filled.
+
+        `num_accepted`: how many tokens of its draft turned out right and were appended before. The
+        others' positions will be written again.
+        """
+        request = sequence.request
+        num_tokens = sequence.num_known_tokens + num_accepted
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         if num_computed > request.kv.num_settled:
             self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
@@ -299,6 +309,23 @@ class Scheduler:
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills
+
+    def _schedule_drafts(self, step: Step) -> None:
+        """Let decoding requests verify guessed tokens, with what nobody else needs.
+
+        Nobody is preempted for a guess, and prompts keep a block's worth of the step.
+        """
+        if step.is_short or not step.decodes:
+            return
+        num_free = step.budget - self.limits.block_size
+        for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
+            left = request.submitted.sampling.max_tokens - request.num_generated_tokens
+            num_tokens = min(num_wanted, left - 1, num_free)
+            if num_tokens > 0 and self._kv.grow(
+                request.kv, request.num_computed_tokens, 1 + num_tokens
+            ):
+                step.add_draft(request, num_tokens)
+                num_free -= num_tokens
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' target allows, a block at least."""

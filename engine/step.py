@@ -27,11 +27,12 @@ class Step:
         self._prefills: dict[Request, ScheduledSequence] = {}
         self._limit = budget
         self._num_prefill_tokens = 0
+        self._num_draft_tokens = 0
 
     @property
     def budget(self) -> int:
         """Tokens that may still be added."""
-        return self._limit - len(self.decodes) - self._num_prefill_tokens
+        return self._limit - len(self.decodes) - self._num_draft_tokens - self._num_prefill_tokens
 
     def leave_at_most(self, num_tokens: int) -> None:
         """Let no more than so many tokens be added from now on."""
@@ -45,12 +46,18 @@ class Step:
             self._prefills[request] = sequence
             self._num_prefill_tokens += num_tokens
 
+    def add_draft(self, request: Request, num_tokens: int) -> None:
+        """Let a decoding request verify so many guessed tokens as well."""
+        self.decodes[request] = ScheduledSequence(request, 1 + num_tokens, num_tokens)
+        self._num_draft_tokens += num_tokens
+
     def cancel(self, request: Request) -> None:
         """The request was preempted."""
         self.preempted.add(request)
         if sequence := self._prefills.pop(request, None):
             self._num_prefill_tokens -= sequence.num_tokens
-        self.decodes.pop(request, None)
+        if sequence := self.decodes.pop(request, None):
+            self._num_draft_tokens -= sequence.num_draft_tokens
 
     def shape(self) -> StepShape:
         return StepShape(
@@ -58,6 +65,7 @@ class Step:
             num_decodes=len(self.decodes),
             num_context_tokens=sum(request.num_computed_tokens for request in self.decodes)
             + sum(request.num_computed_tokens for request in self._prefills),
+            num_draft_tokens=self._num_draft_tokens,
         )
 
     def batch(self, take_operations: Callable[[], Sequence[KvOperation]]) -> ScheduledBatch | None:
@@ -66,11 +74,17 @@ class Step:
             return None
         # Sequences of one padding class (`block_pool.padding_class`) stand together.
         classes: dict[int, list[ScheduledSequence]] = defaultdict(list)
+        drafting: list[ScheduledSequence] = []
         for request, sequence in self.decodes.items():
+            if sequence.num_draft_tokens:
+                drafting.append(sequence)
+                continue
             classes[(request.num_computed_tokens // self._block_size).bit_length()].append(sequence)
         decodes = chain.from_iterable(classes[number] for number in sorted(classes))
         prefills = sorted(self._prefills.values(), key=_arena_row)
-        return ScheduledBatch((*decodes, *prefills), tuple(take_operations()), self.shape())
+        drafting.sort(key=_arena_row)
+        sequences = (*decodes, *drafting, *prefills)
+        return ScheduledBatch(sequences, tuple(take_operations()), self.shape())
 
 
 def _arena_row(sequence: ScheduledSequence) -> int:

@@ -1,8 +1,9 @@
 """What a step costs, learned from the steps that ran.
 
-seconds ≈ base + per prefill token + per decoding sequence + per position attended to. The four
-coefficients are fitted online by least squares over *relative* errors, older steps counting less:
-one stalled step, however long, weighs no more than one step. None is negative. Torch-free.
+seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per guessed
+token. The five coefficients are fitted online by least squares over *relative* errors, older steps
+counting less: one stalled step, however long, weighs no more than one step. None is negative.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class StepShape(NamedTuple):
     num_decodes: int
     num_context_tokens: int
     """Positions already computed that the step's sequences attend to, summed over them."""
+    num_draft_tokens: int = 0
+    """Guessed tokens that decoding sequences verify."""
 
 
 class StepCosts:
@@ -33,7 +36,7 @@ class StepCosts:
 
     def __init__(self, swap_bytes_per_second: float = 4e9) -> None:
         """`swap_bytes_per_second` is believed until the first swap has been observed."""
-        self._model = _RelativeLeastSquares(num_features=4)
+        self._model = _RelativeLeastSquares(num_features=5)
         self._swap_bytes = 0.0
         self._swap_seconds = 0.0
         self._swap_default = swap_bytes_per_second

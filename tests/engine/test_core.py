@@ -12,6 +12,7 @@ import torch
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.messages import Abort, EvictAdapter, FinishReason, GenerationRequest, Submit
+from loraplex.engine.runner import StepOutput
 from loraplex.engine.sampler import sample
 from loraplex.engine.sampling_params import SamplingParams
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
@@ -315,7 +316,7 @@ def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(
     expected = engine.generate(prompt)
     run = engine.core._runner.run
 
-    def fail_on_poison(sequences: Any) -> torch.Tensor:
+    def fail_on_poison(sequences: Any) -> StepOutput:
         if any(7 in sequence.request.submitted.sampling.logit_bias for sequence in sequences):
             raise RuntimeError("a defect that this request triggers")
         return run(sequences)
@@ -343,7 +344,7 @@ def test_a_request_that_breaks_sampling_ends_alone(
             raise RuntimeError("a defect that this request triggers")
         return sample(logits, rows)
 
-    monkeypatch.setattr("loraplex.engine.next_tokens.sample", fail_on_poison)
+    monkeypatch.setattr("loraplex.engine.speculation.acceptors.sample", fail_on_poison)
     ids = [engine.submit(prompt), engine.submit(prompt, logit_bias={7: 1.0}), engine.submit(prompt)]
     engine.run()
     assert engine.answers[ids[0]].token_ids == engine.answers[ids[2]].token_ids == expected

@@ -10,8 +10,9 @@ from loraplex.engine.step_costs import StepCosts, StepShape
 
 
 def true_seconds(shape: StepShape, speed: float = 1.0) -> float:
-    prefill, decodes, context = shape
-    return (0.004 + 1e-4 * prefill + 3e-4 * decodes + 2e-7 * context) / speed
+    prefill, decodes, context, drafts = shape
+    seconds = 0.004 + 1e-4 * prefill + 3e-4 * decodes + 2e-7 * context + 2e-4 * drafts
+    return seconds / speed
 
 
 def random_shape(rng: random.Random) -> StepShape:

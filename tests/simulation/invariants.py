@@ -149,7 +149,7 @@ class Checks:
         target = self._limits.target_itl_seconds
         decodes = [
             request
-            for request, _ in batch.sequences
+            for request, *_ in batch.sequences
             if request in self._ran and request.num_remaining_tokens == 1
         ]
         if target is None or not decodes:
@@ -160,7 +160,7 @@ class Checks:
             target,
             self._limits.max_num_batched_tokens,
         )
-        num_tokens = sum(count for request, count in batch.sequences if request not in decodes)
+        num_tokens = sum(count for request, count, _ in batch.sequences if request not in decodes)
         num_preempted = sum(request not in self._scheduler._running for request in self._ran)
         require(  # the token of a decode that gave way may go to a prompt
             num_tokens <= max(allowed, self._limits.block_size) + num_preempted,

@@ -169,7 +169,7 @@ def swaps_out_too_late(take: Any, self: KvBlocks) -> list[KvOperation]:
 def publishes_early(schedule: Any, self: Scheduler) -> Schedule:
     """What is scheduled will be computed."""
     result: Schedule = schedule(self)
-    for request, num_tokens in result.batch.sequences if result.batch else ():
+    for request, num_tokens, _ in result.batch.sequences if result.batch else ():
         num_computed = request.num_computed_tokens + num_tokens
         self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
     return result

@@ -294,6 +294,6 @@ def _describe(batch: ScheduledBatch | None) -> object:
         return None
     sequences = [
         (request.request_id, num_tokens, request.num_computed_tokens)
-        for request, num_tokens in batch.sequences
+        for request, num_tokens, _ in batch.sequences
     ]
     return sequences, batch.operations

@@ -1,0 +1,28 @@
+"""How many tokens to guess for whom: what the scheduler asks once it knows who decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from ..request import Request
+
+
+class DraftPolicy(Protocol):
+    """Torch-free."""
+
+    def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
+        """For each request that is worth it how many tokens to guess: 1 or more, in the order of
+        their worth.
+
+        `decodes`: who decodes in this step. `num_free_tokens`: what is left of the step's budget.
+        What it says is an upper bound: the scheduler takes less where tokens or blocks are short.
+        """
+        ...
+
+
+class NoDrafts:
+    """Plain decoding."""
+
+    def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
+        return {}

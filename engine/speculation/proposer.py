@@ -1,0 +1,49 @@
+"""What guesses tokens. Whatever it says, it cannot make the output wrong, only slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..request import Request
+from .draft import Draft
+
+
+class Wanted(NamedTuple):
+    """A request whose next tokens are to be guessed.
+
+    All its known tokens but the last are computed, and its blocks can be written for `num_tokens`
+    positions behind the last one.
+    """
+
+    request: Request
+    num_tokens: int
+    """At most so many: what the step has room for; 1 or more."""
+
+
+class Proposer(Protocol):
+    """One way of guessing, for all requests. An exception costs the step's drafts, nothing else."""
+
+    @property
+    def name(self) -> str:
+        """As in configuration, API and metrics: `ngram`, `draft`, `early_exit`, `medusa`."""
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        """Whether `observe` is to get them."""
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        """A draft for each, empty where there is nothing to guess by."""
+        ...
+
+    def observe(self, request: Request, hidden_state: Tensor | None) -> None:
+        """The request's tokens have grown; `token_ids` are final.
+
+        `hidden_state [hidden_size]`: what the output head met when it drew the last of them, where
+        it was asked for; None otherwise.
+        """
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; unknown ones are ignored."""

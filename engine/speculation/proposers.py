@@ -1,0 +1,40 @@
+"""The proposers that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base_model import BaseModel
+from ..config import EngineConfig
+from ..errors import InvalidParameter
+from ..runner import ModelRunner
+from .ngram import NgramProposer
+from .proposer import Proposer
+
+Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
+"""Takes what stands behind the colon of the configuration, empty if nothing does."""
+
+
+def _open_ngram(
+    argument: str, _config: EngineConfig, _base: BaseModel, _runner: ModelRunner
+) -> Proposer:
+    if argument:
+        raise InvalidParameter("speculation", "ngram takes nothing behind a colon")
+    return NgramProposer()
+
+
+OPENERS: dict[str, Opener] = {"ngram": _open_ngram}
+
+
+def open_proposers(config: EngineConfig, *, base: BaseModel, runner: ModelRunner) -> list[Proposer]:
+    """Raises InvalidParameter for names that are not known or come twice."""
+    proposers: list[Proposer] = []
+    for entry in config.speculation:
+        name, _, argument = entry.partition(":")
+        if name not in OPENERS:
+            known = ", ".join(sorted(OPENERS))
+            raise InvalidParameter("speculation", f"{name} is none of {known}")
+        if any(proposer.name == name for proposer in proposers):
+            raise InvalidParameter("speculation", f"{name} comes twice")
+        proposers.append(OPENERS[name](argument, config, base, runner))
+    return proposers

@@ -1,0 +1,147 @@
+"""Speculation as the engine's loop sees it: who guesses for whom, and what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from ..base_model import BaseModel
+from ..batch import ScheduledSequence
+from ..config import EngineConfig
+from ..messages import SpeculationStats
+from ..request import Request
+from ..runner import ModelRunner
+from ..step_costs import StepCosts
+from .acceptors import Acceptor, make_acceptor
+from .control import Choice, Control
+from .draft import NO_DRAFT, Draft
+from .proposer import Proposer, Wanted
+from .proposers import open_proposers
+
+logger = logging.getLogger(__name__)
+
+
+class Speculation:
+    """Owns the proposers; a scheduler's DraftPolicy. Without proposers it does nothing."""
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        *,
+        acceptor: Acceptor,
+        control: Control,
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.acceptor = acceptor
+        self._proposers = {proposer.name: proposer for proposer in proposers}
+        self._control = control
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._choices: Mapping[Request, Choice] = {}
+
+    @property
+    def proposer_names(self) -> Collection[str]:
+        return self._proposers.keys()
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        return any(proposer.needs_hidden_states for proposer in self._proposers.values())
+
+    def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
+        """See `policy.DraftPolicy`."""
+        if not self._proposers:
+            return {}
+        self._choices = self._control.choose(decodes, num_free_tokens)
+        return {request: choice.num_tokens for request, choice in self._choices.items()}
+
+    def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
+        """Give the requests that were scheduled with guesses their drafts.
+
+        Returns the sequences with what was guessed, in the order that a batch is to have.
+        """
+        wanted: dict[str, list[Wanted]] = defaultdict(list)
+        for request, _, num_draft_tokens in sequences:
+            if num_draft_tokens:
+                choice = self._choices[request]
+                wanted[choice.proposer].append(Wanted(request, num_draft_tokens))
+        if not wanted:
+            return sequences
+        for name, entries in wanted.items():
+            self._propose(name, entries)
+        drafted = [
+            sequence.with_draft() if sequence.num_draft_tokens else sequence
+            for sequence in sequences
+        ]
+        return tuple(sorted(drafted, key=_place))
+
+    def observe(self, request: Request, num_accepted: int, hidden_state: Tensor | None) -> None:
+        """The request's tokens have grown by its draft's accepted tokens and one more."""
+        draft, request.draft = request.draft, NO_DRAFT
+        if len(draft):
+            request.num_draft_tokens += len(draft)
+            request.num_accepted_tokens += num_accepted
+            self._control.observe(
+                request, self._choices[request].proposer, len(draft), num_accepted
+            )
+        for proposer in self._proposers.values():
+            proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        for proposer in self._proposers.values():
+            proposer.forget(request_id)
+
+    def snapshot(self) -> list[SpeculationStats]:
+        return self._control.snapshot()
+
+    def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
+        start = self._clock()
+        try:
+            drafts = self._proposers[name].propose(wanted)
+        except Exception:
+            logger.exception("proposer %s failed for %d requests", name, len(wanted))
+            drafts = [NO_DRAFT] * len(wanted)
+        for (request, num_tokens), draft in zip(wanted, drafts, strict=True):
+            request.draft = self._checked(draft, num_tokens)
+        num_tokens = sum(len(draft) for draft in drafts)
+        self._control.observe_proposals(name, num_tokens, self._clock() - start)
+
+    def _checked(self, draft: Draft, num_tokens: int) -> Draft:
+        """What of a draft may be computed: what has room, up to the first that is no token."""
+        for index, token in enumerate(draft.token_ids[:num_tokens]):
+            if not 0 <= token < self._vocab_size:
+                return draft.only(range(index))
+        return draft.only(range(min(len(draft), num_tokens)))
+
+
+def _place(sequence: ScheduledSequence) -> int:
+    """Sequences of one token first, then those with drafts, then prompts."""
+    if sequence.num_draft_tokens:
+        return 1
+    return 0 if sequence.is_decode else 2
+
+
+def open_speculation(
+    config: EngineConfig,
+    *,
+    base: BaseModel,
+    runner: ModelRunner,
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> Speculation:
+    """What the configuration asks for. Raises what `open_proposers` raises."""
+    proposers = open_proposers(config, base=base, runner=runner)
+    names = [proposer.name for proposer in proposers]
+    speculation = Speculation(
+        proposers,
+        acceptor=make_acceptor(config.acceptance),
+        control=Control(names, max_tokens=config.max_draft_tokens, costs=costs),
+        vocab_size=base.vocab_size,
+        clock=clock,
+    )
+    runner.keeps_hidden_states = speculation.needs_hidden_states
+    return speculation

@@ -1,0 +1,63 @@
+"""A proposer that knows the answers, and is wrong as often as a test wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from loraplex.engine.request import Request
+from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposers import OPENERS
+
+
+class ScriptedProposer:
+    """Guesses from given answers, by request id; each token is wrong with a given probability."""
+
+    name = "scripted"
+    needs_hidden_states = False
+
+    def __init__(
+        self,
+        answers: Mapping[str, Sequence[int]],
+        *,
+        error: float = 0.0,
+        vocab_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        self.answers = dict(answers)
+        self.forgotten: list[str] = []
+        self._error = error
+        self._vocab_size = vocab_size
+        self._rng = random.Random(seed)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        return [self._guess(request, num_tokens) for request, num_tokens in wanted]
+
+    def _guess(self, request: Request, num_tokens: int) -> Draft:
+        start = request.num_generated_tokens
+        answer = self.answers.get(request.request_id, ())[start : start + num_tokens]
+        return Draft(tuple(map(self._spoil, answer)))
+
+    def _spoil(self, token: int) -> int:
+        is_wrong = self._rng.random() < self._error
+        return self._rng.randrange(self._vocab_size) if is_wrong else token
+
+    def observe(self, request: Request, hidden_state: Tensor | None) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+
+@contextmanager
+def scripted(proposer: ScriptedProposer) -> Iterator[str]:
+    """Let engines opened inside know the proposer; yields what their configuration says."""
+    OPENERS[proposer.name] = lambda *_: proposer
+    try:
+        yield proposer.name
+    finally:
+        del OPENERS[proposer.name]
