@@ -35,13 +35,31 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> O
     return Options(parsed.smoke, parsed.models)
 
 
-def print_report(benchmark: str, rows: Sequence[Row], **facts: object) -> None:
-    """A table of the rows, then everything as one line of JSON: the last one printed."""
+def print_report(
+    benchmark: str,
+    rows: Sequence[Row],
+    *,
+    tables: Mapping[str, Sequence[Row]] | None = None,
+    **facts: object,
+) -> None:
+    """A table of the rows, further ones under their titles, then everything as one line of JSON:
+    the last one printed."""
+    tables = tables or {}
     for line in _table(rows):
         print(line)
+    for title, others in tables.items():
+        print(f"\n{title}:")
+        for line in _table(others):
+            print(line)
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_cell(value)}")
-    report = {"benchmark": benchmark, **_machine(), **facts, "rows": [dict(row) for row in rows]}
+    report = {
+        "benchmark": benchmark,
+        **_machine(),
+        **facts,
+        "rows": list(map(dict, rows)),
+        **{title: list(map(dict, others)) for title, others in tables.items()},
+    }
     print(json.dumps(report))
 
 

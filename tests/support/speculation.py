@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.draft import Draft
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import Proposer, Wanted
 from loraplex.engine.speculation.proposers import OPENERS
 
 
@@ -54,7 +54,7 @@ class ScriptedProposer:
 
 
 @contextmanager
-def scripted(proposer: ScriptedProposer) -> Iterator[str]:
+def scripted(proposer: Proposer) -> Iterator[str]:
     """Let engines opened inside know the proposer; yields what their configuration says."""
     OPENERS[proposer.name] = lambda *_: proposer
     try:
