@@ -23,11 +23,10 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.report import Row, parse_options, print_report
-from benchmarks.speculation_arms import Arm, Race, race
+from benchmarks.speculation_arms import Arm, Job, Race, race
 from benchmarks.speculation_work import (
     ADAPTERS,
     BASE,
-    Job,
     NeverRight,
     demo_work,
     known_proposers,
@@ -135,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_report(
         "speculation",
         [figure.row for figure in figures],
-        tables={"seconds of a step that checks guesses, over one that does not": costs},
+        ("cost_of_checking", costs),
         single_stream_faster_by=max(
             figure.speed_up
             for figure in figures

@@ -36,31 +36,20 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> O
 
 
 def print_report(
-    benchmark: str,
-    rows: Sequence[Row],
-    *,
-    tables: Mapping[str, Sequence[Row]] | None = None,
-    **facts: object,
+    benchmark: str, rows: Sequence[Row], *more: tuple[str, Sequence[Row]], **facts: object
 ) -> None:
-    """A table of the rows, further ones under their titles, then everything as one line of JSON:
-    the last one printed."""
-    tables = tables or {}
+    """A table of the rows, more tables by their names, then everything as one line of JSON: the
+    last one printed."""
     for line in _table(rows):
         print(line)
-    for title, others in tables.items():
-        print(f"\n{title}:")
+    for name, others in more:
+        print(f"{name.replace('_', ' ')}:")
         for line in _table(others):
-            print(line)
+            print(f"  {line}")
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_cell(value)}")
-    report = {
-        "benchmark": benchmark,
-        **_machine(),
-        **facts,
-        "rows": list(map(dict, rows)),
-        **{title: list(map(dict, others)) for title, others in tables.items()},
-    }
-    print(json.dumps(report))
+    tables = {name: [dict(row) for row in others] for name, others in [("rows", rows), *more]}
+    print(json.dumps({"benchmark": benchmark, **_machine(), **facts, **tables}))
 
 
 def _machine() -> dict[str, object]:

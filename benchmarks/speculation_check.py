@@ -119,7 +119,7 @@ def p_value(acceptor: Acceptor, *, device: str, num_draws: int = NUM_DRAWS) -> f
     expected = logits.softmax(-1)
     statistic = _chi_square(firsts, expected[0]) + _chi_square(seconds, expected[1])
     degrees = 2.0 * (logits.shape[-1] - 1)
-    return torch.special.gammaincc(torch.tensor(degrees / 2), statistic / 2).item()
+    return float(torch.special.gammaincc(torch.tensor(degrees / 2), statistic / 2))
 
 
 def _chi_square(tokens: list[int], probabilities: Tensor) -> Tensor:
