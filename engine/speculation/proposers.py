@@ -8,6 +8,7 @@ from ..base_model import BaseModel
 from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
+from .early_exit import open_early_exit
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -23,7 +24,10 @@ def _open_ngram(
     return NgramProposer()
 
 
-OPENERS: dict[str, Opener] = {"ngram": _open_ngram}
+OPENERS: dict[str, Opener] = {
+    "early_exit": open_early_exit,
+    "ngram": _open_ngram,
+}
 
 
 def open_proposers(config: EngineConfig, *, base: BaseModel, runner: ModelRunner) -> list[Proposer]:
