@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loraplex.engine.base_model import BaseModel, load_base_model
@@ -206,7 +206,7 @@ def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> 
 
 
 def fail_sometimes(engine: LocalEngine, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let `spoil` change what every third forward of the proposer says; returns how often."""
+    """Let `spoil` change what every seventh forward of the proposer says; returns how often."""
     runner = engine.core._runner
     run_spans, num_calls, spoiled = runner.run_spans, 0, []
 
@@ -215,7 +215,7 @@ def fail_sometimes(engine: LocalEngine, spoil: Any, monkeypatch: pytest.MonkeyPa
         output = run_spans(spans, leases)
         is_guess = len(engine.core._base.model.model.layers) == 1
         num_calls += is_guess
-        if is_guess and num_calls % 3 == 0:
+        if is_guess and num_calls % 7 == 0:
             spoiled.append(num_calls)
             return spoil(runner, spans, output)
         return output
@@ -238,10 +238,6 @@ def make_nan(runner: ModelRunner, spans: Any, output: StepOutput) -> StepOutput:
         block, offset = divmod(span.start, cache.block_size)
         for pages in (cache.keys[0], cache.values[0]):
             pages.tensors[0][span.tables[0][block], offset] = torch.nan
-    return replace_logits(output, logits)
-
-
-def replace_logits(output: StepOutput, logits: Tensor) -> StepOutput:
     return output._replace(logits=logits)
 
 
@@ -259,4 +255,4 @@ def test_a_guess_that_fails_midway_leaves_nothing_behind(
     tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
     assert tokens == plain
     assert len(spoiled) > 5
-    assert num_guessed > 0 or spoil is raise_error
+    assert num_guessed > 0

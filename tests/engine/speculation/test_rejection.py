@@ -234,6 +234,19 @@ def test_coupled_drawing_keeps_the_distribution_and_the_tokens() -> None:
     assert torch.equal(drawn, plain)
 
 
+def test_coupled_guesses_are_accepted_as_often_as_gumbel_noise_lets_two_draws_meet() -> None:
+    requests = make_requests(20_000, SamplingParams())
+    MarkovProposer(SKEWED, CoupledDrawing()).propose(requests)
+    accepted = CoupledAcceptor().accept(requests, target_logits(requests))
+    p, q = TARGET[0].softmax(-1), SKEWED[0].softmax(-1)
+    # Both draw token i if its noise beats that of every other in both: a race of exponentials.
+    chance = (1 / torch.maximum(p / p[:, None], q / q[:, None]).sum(-1)).sum()
+    distance = (p - q).abs().sum() / 2
+    assert (1 - distance) / (1 + distance) <= chance <= 1 - distance
+    is_accepted = torch.tensor([int(bool(entry.path)) for entry in accepted])
+    assert p_value(is_accepted, torch.stack([1 - chance, chance])) > ALPHA
+
+
 def test_without_guesses_both_acceptors_draw_as_plain_decoding_does() -> None:
     requests = make_requests(200, SamplingParams(top_p=0.8))
     rows = [row_behind(request, ()) for request in requests]
