@@ -144,8 +144,25 @@ def _passes(guesses: Sequence[_Guess], target: Tensor) -> list[bool]:
     )
     p = target.gather(-1, tokens[:, None])[:, 0]
     noise = uniforms([guess.place.sampling for guess in guesses], Stream.ACCEPTANCE, target.device)
-    passes: list[bool] = (noise * _proposed_chances(guesses, tokens) < p).tolist()
+    passes: list[bool] = passes_test(p, _proposed_chances(guesses, tokens), noise).tolist()
     return passes
+
+
+def passes_test(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
+    """Whether a guess is accepted that the target draws with chance p, and that was drawn with q.
+
+    `noise` is uniform in (0, 1) and depends on nothing that the guess depends on.
+    """
+    return noise * q < p
+
+
+def leftover(target: Tensor, proposed: Tensor) -> Tensor:
+    """What a rejected guess is drawn anew from: what p has more than q, not normalized.
+
+    `[num_guesses, vocab_size]` each. Where it is nothing but for rounding, p itself.
+    """
+    more = torch.where(target > proposed, target - proposed, 0.0)
+    return torch.where(more.any(-1, keepdim=True), more, target)
 
 
 def _accepted_lengths(branches: Sequence[_Branch], passes: Sequence[bool]) -> list[int]:
@@ -174,13 +191,7 @@ def _correct(guesses: Sequence[_Guess], target: Tensor) -> list[int]:
         else:
             proposed[row] = guess.proposed
     rows = [guess.place.sampling for guess in guesses]
-    return draw_from(_leftover(target, proposed), rows, Stream.CORRECTION)
-
-
-def _leftover(target: Tensor, proposed: Tensor) -> Tensor:
-    """What p has more than q, by row; where that is nothing but for rounding, p itself."""
-    leftover = torch.where(target > proposed, target - proposed, 0.0)
-    return torch.where(leftover.any(-1, keepdim=True), leftover, target)
+    return draw_from(leftover(target, proposed), rows, Stream.CORRECTION)
 
 
 def make_acceptor(acceptance: Acceptance) -> Acceptor:

@@ -21,11 +21,10 @@ from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampler import (
-    SamplingRow,
     Stream,
-    draw_from,
     gumbel_noise,
     sample,
+    uniform_noise,
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import acceptors
@@ -43,10 +42,9 @@ from support.models import make_tiny_llama
 
 VOCAB_SIZE = 6
 LENGTH = 3
-NUM_DRAWS = 40_000
-"""Per proposer; six of them make 240,000."""
-NUM_PLANTED_DRAWS = 8_000
-ALPHA = 1e-4 / 20
+NUM_DRAWS = 200_000
+NUM_REQUESTS = 500
+ALPHA = 1e-4 / 30
 """Of one test, so that the whole file raises a false alarm once in ten thousand seeds."""
 
 
@@ -88,13 +86,17 @@ class MarkovProposer:
             request.draft = Draft(tuple(own), probabilities=probabilities)
 
 
-def make_requests(count: int, params: SamplingParams, *, seed: int = 0) -> list[Request]:
+def make_seeds(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**62), 2**62, (count,), generator=generator)
+
+
+def make_requests(count: int, params: SamplingParams) -> list[Request]:
     """Their prompt is the token 0."""
     submitted = GenerationRequest("r", "acme", [0], params)
     namespace = CacheNamespace("acme", "runtime", None)
-    generator = torch.Generator().manual_seed(seed)
-    seeds = torch.randint(-(2**62), 2**62, (count,), generator=generator).tolist()
-    return [Request(submitted, namespace, one, 0.0, None) for one in seeds]
+    seeds = make_seeds(count).tolist()
+    return [Request(submitted, namespace, seed, 0.0, None) for seed in seeds]
 
 
 def target_logits(requests: Sequence[Request]) -> Tensor:
@@ -108,11 +110,10 @@ def continuations(
     propose: Callable[[Sequence[Request]], None],
     params: SamplingParams,
     *,
-    count: int = NUM_DRAWS,
-    seed: int = 0,
+    count: int,
 ) -> Tensor:
     """The number of each request's first `LENGTH` tokens, as digits of base `VOCAB_SIZE`."""
-    requests = make_requests(count, params, seed=seed)
+    requests = make_requests(count, params)
     while growing := [r for r in requests if r.num_generated_tokens < LENGTH]:
         propose(growing)
         accepted = acceptor.accept(growing, target_logits(growing))
@@ -128,13 +129,18 @@ def numbered(tokens: Tensor) -> Tensor:
     return (tokens * digits).sum(-1)
 
 
-def chain_distribution(params: SamplingParams) -> Tensor:
-    """The exact probability of each continuation, by its number."""
-    scaled = TARGET / params.temperature
+def step_distribution(params: SamplingParams, logits: Tensor = TARGET) -> Tensor:
+    """What is drawn from, by the token before: fp32 `[VOCAB_SIZE, VOCAB_SIZE]`."""
+    scaled = logits / params.temperature
     if params.top_k:
         kth = scaled.topk(params.top_k).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, float("-inf"))
-    step = scaled.double().softmax(-1)
+    return scaled.softmax(-1)
+
+
+def chain_distribution(params: SamplingParams) -> Tensor:
+    """The exact probability of each continuation, by its number."""
+    step = step_distribution(params).double()
     return (step[0][:, None, None] * step[:, :, None] * step[None]).flatten()
 
 
@@ -142,24 +148,66 @@ def nobody(requests: Sequence[Request]) -> None:
     """Plain decoding."""
 
 
-PROPOSERS: dict[str, tuple[MarkovProposer, SamplingParams]] = {
-    "point mass": (MarkovProposer(SKEWED * 1e4, CoupledDrawing()), SamplingParams()),
-    "the target itself": (MarkovProposer(TARGET, IndependentDrawing()), SamplingParams()),
-    "skewed": (MarkovProposer(SKEWED, IndependentDrawing()), SamplingParams()),
-    "with zeros": (MarkovProposer(WITH_ZEROS, IndependentDrawing()), SamplingParams()),
-    "untold": (MarkovProposer(SKEWED, IndependentDrawing(), tells=False), SamplingParams()),
-    "top-k target": (
-        MarkovProposer(SKEWED, IndependentDrawing()),
-        SamplingParams(temperature=0.8, top_k=4),
-    ),
+def one_hot(tokens: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(tokens, VOCAB_SIZE).float()
+
+
+PROPOSED: dict[str, Tensor] = {
+    "point mass": one_hot(SKEWED.argmax(-1)),
+    "the target itself": TARGET.softmax(-1),
+    "skewed": SKEWED.softmax(-1),
+    "with zeros": WITH_ZEROS.softmax(-1),
 }
+"""What a guess is drawn from, by the token before it."""
+PLAIN = SamplingParams()
+CUT = SamplingParams(temperature=0.8, top_k=4)
 
 
-@pytest.mark.parametrize("case", PROPOSERS)
-def test_rejection_sampling_keeps_the_distribution(case: str) -> None:
-    proposer, params = PROPOSERS[case]
-    drawn = continuations(RejectionAcceptor(), proposer.propose, params)
+def own_noise(seeds: Tensor, positions: Tensor) -> Tensor:
+    return uniform_noise(seeds, positions, Stream.ACCEPTANCE)
+
+
+def drawn_by_rule(
+    proposed: Tensor,
+    params: SamplingParams,
+    *,
+    tells: bool = True,
+    count: int = NUM_DRAWS,
+    noise: Callable[[Tensor, Tensor], Tensor] = own_noise,
+    correction: Stream = Stream.CORRECTION,
+) -> Tensor:
+    """The number of each of `count` continuations, guessed and judged token by token."""
+    seeds = make_seeds(count)
+    target = step_distribution(params)
+    tokens = [torch.zeros(count, dtype=torch.int64)]
+    for place in range(1, 1 + LENGTH):
+        p, q = target[tokens[-1]], proposed[tokens[-1]]
+        positions = torch.full_like(seeds, place)
+        guess = (q.log() + gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)).argmax(-1)
+        q = q if tells else one_hot(guess)
+        is_accepted = acceptors.passes_test(
+            chance(p, guess), chance(q, guess), noise(seeds, positions)
+        )
+        weights = acceptors.leftover(p, q).log()
+        other = (weights + gumbel_noise(seeds, positions, VOCAB_SIZE, correction)).argmax(-1)
+        tokens.append(torch.where(is_accepted, guess, other))
+    return numbered(torch.stack(tokens[1:], -1))
+
+
+def chance(probabilities: Tensor, tokens: Tensor) -> Tensor:
+    return probabilities.gather(-1, tokens[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("params", [PLAIN, CUT], ids=["plain", "top-k"])
+@pytest.mark.parametrize("case", PROPOSED)
+def test_the_rule_keeps_the_distribution(case: str, params: SamplingParams) -> None:
+    drawn = drawn_by_rule(PROPOSED[case], params)
     assert p_value(drawn, chain_distribution(params)) > ALPHA
+
+
+def test_a_drawn_guess_may_be_judged_as_a_point_mass() -> None:
+    drawn = drawn_by_rule(PROPOSED["skewed"], PLAIN, tells=False)
+    assert p_value(drawn, chain_distribution(PLAIN)) > ALPHA
 
 
 def resample_from_target(target: Tensor, _proposed: Tensor) -> Tensor:
@@ -167,48 +215,69 @@ def resample_from_target(target: Tensor, _proposed: Tensor) -> Tensor:
     return target
 
 
-def accept_always(guesses: Sequence[Any], _target: Tensor) -> list[bool]:
-    return [True] * len(guesses)
+def accept_always(p: Tensor, _q: Tensor, _noise: Tensor) -> Tensor:
+    return torch.ones_like(p, dtype=torch.bool)
 
 
-def decide_by_the_drafts_noise(
-    rows: Sequence[SamplingRow], _stream: Stream, device: torch.device
-) -> Tensor:
-    """Whether a guess is accepted hangs on the noise that it was drawn with."""
-    seeds = torch.tensor([row.seed for row in rows], device=device)
-    positions = torch.tensor([len(row.token_ids) for row in rows], device=device)
-    noise = gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)[:, 0]
-    return (-(-noise.double()).exp()).exp()  # its distribution function: uniform in (0, 1)
-
-
-def correct_by_the_drafts_noise(
-    weights: Tensor, rows: Sequence[SamplingRow], _stream: Stream
-) -> list[int]:
-    return draw_from(weights, rows, Stream.DRAFT)
+def accept_by_p_alone(p: Tensor, _q: Tensor, noise: Tensor) -> Tensor:
+    return noise < p
 
 
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
-        ("_leftover", resample_from_target),
-        ("_passes", accept_always),
-        ("uniforms", decide_by_the_drafts_noise),
-        ("draw_from", correct_by_the_drafts_noise),
+        ("leftover", resample_from_target),
+        ("passes_test", accept_always),
+        ("passes_test", accept_by_p_alone),
     ],
 )
 def test_a_wrong_rule_is_caught(
-    part: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    part: str, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptors, part, wrong)
-    proposer, params = PROPOSERS["skewed"]
-    drawn = continuations(RejectionAcceptor(), proposer.propose, params, count=NUM_PLANTED_DRAWS)
-    assert p_value(drawn, chain_distribution(params)) < ALPHA
+    drawn = drawn_by_rule(PROPOSED["skewed"], PLAIN)
+    assert p_value(drawn, chain_distribution(PLAIN)) < ALPHA
+
+
+def drafts_noise(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Uniform in (0, 1), but of the noise that the guess was drawn with."""
+    noise = gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)[:, 0].double()
+    return (-(-noise).exp()).exp()
+
+
+@pytest.mark.parametrize(
+    "shared", [{"noise": drafts_noise}, {"correction": Stream.DRAFT}], ids=["accepts", "corrects"]
+)
+def test_noise_shared_with_the_guess_is_caught(shared: dict[str, Any]) -> None:
+    drawn = drawn_by_rule(PROPOSED["skewed"], PLAIN, **shared)
+    assert p_value(drawn, chain_distribution(PLAIN)) < ALPHA
+
+
+PROPOSERS: dict[str, MarkovProposer] = {
+    "point mass": MarkovProposer(SKEWED * 1e4, CoupledDrawing()),
+    "the target itself": MarkovProposer(TARGET, IndependentDrawing()),
+    "skewed": MarkovProposer(SKEWED, IndependentDrawing()),
+    "with zeros": MarkovProposer(WITH_ZEROS, IndependentDrawing()),
+}
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("params", [PLAIN, CUT], ids=["plain", "top-k"])
+@pytest.mark.parametrize("case", PROPOSERS)
+def test_whole_drafts_are_judged_by_that_rule(
+    case: str, params: SamplingParams, tells: bool
+) -> None:
+    proposer = replace(PROPOSERS[case], tells=tells)
+    drawn = continuations(RejectionAcceptor(), proposer.propose, params, count=NUM_REQUESTS)
+    proposed = step_distribution(params, proposer.logits)
+    by_rule = drawn_by_rule(proposed, params, tells=tells, count=NUM_REQUESTS)
+    assert torch.equal(drawn, by_rule)
 
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_guesses_are_accepted_as_often_as_the_two_distributions_allow(tells: bool) -> None:
-    proposer = replace(PROPOSERS["skewed"][0], tells=tells)
-    requests = make_requests(20_000, SamplingParams())
+    proposer = replace(PROPOSERS["skewed"], tells=tells)
+    requests = make_requests(4_000, SamplingParams())
     proposer.propose(requests)
     accepted = RejectionAcceptor().accept(requests, target_logits(requests))
     p, q = TARGET[0].softmax(-1), SKEWED[0].softmax(-1)
@@ -219,8 +288,8 @@ def test_guesses_are_accepted_as_often_as_the_two_distributions_allow(tells: boo
 
 
 def test_a_guess_from_the_targets_own_distribution_is_always_accepted() -> None:
-    requests = make_requests(2_000, SamplingParams(temperature=1.3, top_p=0.9))
-    PROPOSERS["the target itself"][0].propose(requests)
+    requests = make_requests(1_000, SamplingParams(temperature=1.3, top_p=0.9))
+    PROPOSERS["the target itself"].propose(requests)
     accepted = RejectionAcceptor().accept(requests, target_logits(requests))
     assert {len(entry.path) for entry in accepted} == {LENGTH}
 
@@ -228,14 +297,14 @@ def test_a_guess_from_the_targets_own_distribution_is_always_accepted() -> None:
 def test_coupled_drawing_keeps_the_distribution_and_the_tokens() -> None:
     params = SamplingParams(temperature=1.3)
     proposer = MarkovProposer(SKEWED, CoupledDrawing())
-    drawn = continuations(CoupledAcceptor(), proposer.propose, params)
+    drawn = continuations(CoupledAcceptor(), proposer.propose, params, count=8_000)
     assert p_value(drawn, chain_distribution(params)) > ALPHA
-    plain = continuations(CoupledAcceptor(), nobody, params)
+    plain = continuations(CoupledAcceptor(), nobody, params, count=8_000)
     assert torch.equal(drawn, plain)
 
 
 def test_coupled_guesses_are_accepted_as_often_as_gumbel_noise_lets_two_draws_meet() -> None:
-    requests = make_requests(20_000, SamplingParams())
+    requests = make_requests(4_000, SamplingParams())
     MarkovProposer(SKEWED, CoupledDrawing()).propose(requests)
     accepted = CoupledAcceptor().accept(requests, target_logits(requests))
     p, q = TARGET[0].softmax(-1), SKEWED[0].softmax(-1)
@@ -256,10 +325,10 @@ def test_without_guesses_both_acceptors_draw_as_plain_decoding_does() -> None:
         assert [entry.token_ids for entry in accepted] == [[token] for token in plain]
 
 
-@pytest.mark.parametrize("case", ["point mass", "skewed", "with zeros", "untold"])
+@pytest.mark.parametrize("case", PROPOSERS)
 def test_a_greedy_answer_stays_what_it_is(case: str) -> None:
     params = SamplingParams(temperature=0.0)
-    drawn = continuations(RejectionAcceptor(), PROPOSERS[case][0].propose, params, count=5)
+    drawn = continuations(RejectionAcceptor(), PROPOSERS[case].propose, params, count=5)
     tokens = [0]
     for _ in range(LENGTH):
         tokens.append(int(TARGET[tokens[-1]].argmax()))
@@ -268,7 +337,7 @@ def test_a_greedy_answer_stays_what_it_is(case: str) -> None:
 
 def test_an_answer_does_not_hang_on_what_shares_its_batch() -> None:
     requests = make_requests(40, SamplingParams())
-    PROPOSERS["skewed"][0].propose(requests)
+    PROPOSERS["skewed"].propose(requests)
     requests[7].draft = NO_DRAFT
     together = RejectionAcceptor().accept(requests, target_logits(requests))
     alone = [RejectionAcceptor().accept([r], target_logits([r]))[0] for r in requests]
@@ -297,10 +366,12 @@ SERVED_LENGTH = 4
 SERVED_PROMPT = [2, 5, 1]
 
 
-@pytest.mark.parametrize("acceptance", Acceptance)
-@pytest.mark.parametrize("proposer", ["early_exit:1", "ngram"])
+@pytest.mark.parametrize(
+    ("proposer", "acceptance"),
+    [("early_exit:1", Acceptance.REJECTION), ("ngram", Acceptance.COUPLED)],
+)
 def test_served_answers_have_the_distribution_of_the_dense_model(
-    acceptance: Acceptance, proposer: str, toy_base: Path, tmp_path: Path
+    proposer: str, acceptance: Acceptance, toy_base: Path, tmp_path: Path
 ) -> None:
     engine = LocalEngine(
         toy_base,
@@ -309,6 +380,8 @@ def test_served_answers_have_the_distribution_of_the_dense_model(
         acceptance=acceptance,
         max_num_seqs=256,
         max_num_batched_tokens=2048,
+        max_queued_per_tenant=NUM_SERVED,
+        max_queued=NUM_SERVED,
     )
     for seed in range(NUM_SERVED):
         engine.submit(
