@@ -9,6 +9,7 @@ from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
 from . import draft_loading
+from .early_exit import open_early_exit
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -24,7 +25,10 @@ def _open_ngram(
     return NgramProposer()
 
 
-OPENERS: dict[str, Opener] = {"ngram": _open_ngram}
+OPENERS: dict[str, Opener] = {
+    "early_exit": open_early_exit,
+    "ngram": _open_ngram,
+}
 
 
 def open_proposers(
