@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.arena import Arena
+from ..adapters.residency import Lease
 from ..kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from .base_model import BaseModel
 from .batch import ScheduledBatch, ScheduledSequence
@@ -75,7 +76,16 @@ class ModelRunner:
         Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
         at: one that is not finite has written what must not be reused.
         """
-        spans = [_span(sequence) for sequence in sequences]
+        return self.run_spans(
+            [_span(sequence) for sequence in sequences],
+            [sequence.request.lease for sequence in sequences],
+        )
+
+    def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+        """As `run`, of whatever spans, each under the adapter of its lease.
+
+        Those of one token come first.
+        """
         inputs = make_inputs(
             spans,
             groups=self._cache.groups,
@@ -83,7 +93,8 @@ class ModelRunner:
             device=self._base.device,
         )
         rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(self._base.device)
-        forward = PagedForward(self._cache, inputs.attention, self._step_adapters(sequences))
+        adapters = self._step_adapters(spans, leases)
+        forward = PagedForward(self._cache, inputs.attention, adapters)
         try:
             logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
         except BaseException:
@@ -91,14 +102,17 @@ class ModelRunner:
             raise
         return StepOutput(logits, None)
 
-    def _step_adapters(self, sequences: tuple[ScheduledSequence, ...]) -> StepAdapters | None:
+    def _step_adapters(
+        self, spans: Sequence[Span], leases: Sequence[Lease | None]
+    ) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
-        if all(sequence.request.lease is None for sequence in sequences):
+        if all(lease is None for lease in leases):
             return None
+        pairs = list(zip(spans, leases, strict=True))
         return self._adapters.build(
-            [_run(sequence, sequence.num_tokens) for sequence in sequences],
-            [_run(sequence, sequence.num_kept_rows) for sequence in sequences],
-            num_decodes=sum(sequence.is_decode for sequence in sequences),
+            [_run(len(span.token_ids), lease) for span, lease in pairs],
+            [_run(span.num_kept_rows, lease) for span, lease in pairs],
+            num_decodes=sum(len(span.token_ids) == 1 for span in spans),
         )
 
 
@@ -116,8 +130,7 @@ def _span(sequence: ScheduledSequence) -> Span:
     )
 
 
-def _run(sequence: ScheduledSequence, num_tokens: int) -> AdapterRun:
-    lease = sequence.request.lease
+def _run(num_tokens: int, lease: Lease | None) -> AdapterRun:
     if lease is None:
         return AdapterRun(num_tokens)
     return AdapterRun(num_tokens, lease.row, lease.generation)

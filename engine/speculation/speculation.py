@@ -132,9 +132,13 @@ def open_speculation(
     runner: ModelRunner,
     costs: StepCosts,
     clock: Callable[[], float],
+    draft: Proposer | None = None,
 ) -> Speculation:
-    """What the configuration asks for. Raises what `open_proposers` raises."""
-    proposers = open_proposers(config, base=base, runner=runner)
+    """What the configuration asks for; `draft` is the draft model's proposer.
+
+    Raises what `open_proposers` raises.
+    """
+    proposers = open_proposers(config, base=base, runner=runner, draft=draft)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(
         proposers,
