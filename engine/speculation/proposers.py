@@ -8,6 +8,7 @@ from ..base_model import BaseModel
 from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
+from .medusa import open_medusa, open_medusa_tree
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -23,7 +24,11 @@ def _open_ngram(
     return NgramProposer()
 
 
-OPENERS: dict[str, Opener] = {"ngram": _open_ngram}
+OPENERS: dict[str, Opener] = {
+    "ngram": _open_ngram,
+    "medusa": open_medusa,
+    "medusa_tree": open_medusa_tree,
+}
 
 
 def open_proposers(config: EngineConfig, *, base: BaseModel, runner: ModelRunner) -> list[Proposer]:

@@ -1,0 +1,200 @@
+"""Medusa's guesses: from the right hidden state, for the right places, and never in the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.config import Acceptance
+from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.sampler import gumbel_noise
+from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.speculation.medusa import MedusaProposer
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
+from loraplex.engine.speculation.proposer import Wanted
+from support.engine import LocalEngine
+from support.families import SERVED, VOCAB_SIZE, save_family
+from support.medusa import make_heads
+from support.models import make_adapter, make_tiny_llama
+
+HIDDEN, VOCAB = 64, 260
+NUM_HEADS = 3
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def heads() -> MedusaHeads:
+    return make_heads(HIDDEN, VOCAB, num_heads=NUM_HEADS)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    tiny_base: Path, heads: MedusaHeads, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("medusa")
+    save_heads(heads, path, base_id=compute_base_id(tiny_base))
+    return path
+
+
+def dense_states(base: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """What the output head meets at each position, by transformers alone."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([token_ids]), output_hidden_states=True)
+    states: torch.Tensor = output.hidden_states[-1][0]
+    return states
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_head_j_guesses_the_token_j_places_behind_the_next(
+    tiny_base: Path,
+    tmp_path: Path,
+    checkpoint: Path,
+    heads: MedusaHeads,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+) -> None:
+    made: list[tuple[list[int], Draft]] = []
+    propose = MedusaProposer.propose
+
+    def spying(proposer: MedusaProposer, wanted: Sequence[Wanted]) -> list[Draft]:
+        drafts = propose(proposer, wanted)
+        made.extend(
+            (list(entry.request.token_ids), draft)
+            for entry, draft in zip(wanted, drafts, strict=True)
+        )
+        return drafts
+
+    monkeypatch.setattr(MedusaProposer, "propose", spying)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{checkpoint}",))
+    prompt = [5, 80, 33, 7]
+    engine.submit(prompt, max_tokens=NUM_TOKENS, temperature=temperature, seed=9, ignore_eos=True)
+    engine.run()
+    engine.close()
+    assert len(made) > 5
+    states = dense_states(tiny_base, [*prompt, *engine.answers["r0"].token_ids])
+    for known, draft in made:
+        # The last known token was drawn from the state of the one before it.
+        state = states[len(known) - 2]
+        assert len(draft) == min(NUM_HEADS, len(prompt) + NUM_TOKENS - len(known) - 1)
+        for j, token in enumerate(draft.token_ids):
+            logits = heads(state[None])[j, 0]
+            if temperature:
+                place = torch.tensor([len(known) + j])
+                noise = gumbel_noise(torch.tensor([9]), place, VOCAB)[0]
+                logits = logits / temperature + noise
+            assert logits[token] > logits.max() - 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("proposer", ["medusa", "medusa_tree"])
+def test_the_tokens_are_those_of_plain_decoding(
+    tmp_path: Path, proposer: str, temperature: float
+) -> None:
+    # With tied embeddings it repeats itself: heads that say what its own head says may be right.
+    base = make_tiny_llama(tmp_path / "base", tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    heads = untrained_heads(model.get_output_embeddings(), num_heads=2, num_layers=1)
+    save_heads(heads, tmp_path / "heads", base_id=compute_base_id(base))
+    # The second changes the output head too, so it meets what it is given all the same.
+    targets = [["q_proj", "v_proj"], ["q_proj", "lm_head"]]
+    folders = [
+        make_adapter(base, tmp_path / str(index), seed=index, target_modules=names)
+        for index, names in enumerate(targets)
+    ]
+
+    def answers(*speculation: str) -> list[list[int]]:
+        engine = LocalEngine(base, tmp_path, speculation=speculation)
+        keys = [None, *(engine.add_adapter(folder) for folder in folders)]
+        rng = random.Random(1)
+        for index in range(6):
+            prompt = [rng.randrange(256) for _ in range(rng.randrange(1, 30))]
+            engine.submit(
+                prompt, keys[index % 3], max_tokens=30, temperature=temperature, seed=index
+            )
+        engine.run()
+        engine.close()
+        if speculation:
+            ends = [answer.finished for answer in engine.answers.values()]
+            assert sum(end.num_accepted_tokens for end in ends if end) > 0
+        return [answer.token_ids for answer in engine.answers.values()]
+
+    assert answers(f"{proposer}:{tmp_path / 'heads'}") == answers()
+
+
+def test_states_are_kept_for_running_requests_only(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{checkpoint}",))
+    proposer = engine.core._speculation._proposers["medusa"]
+    assert isinstance(proposer, MedusaProposer)
+    engine.submit([1, 2, 3], max_tokens=8, ignore_eos=True)
+    while not proposer._states:
+        engine.step()
+    engine.run()
+    engine.close()
+    assert proposer._states == {}
+
+
+FAMILIES = ["cohere", "gemma2-softcap-window", "gpt2-conv1d", "granite", "opt", "qwen3_moe"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_states_are_those_that_the_models_own_head_meets(family: str, tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED[family])
+    save_heads(
+        make_heads(HIDDEN, VOCAB_SIZE, num_heads=1),
+        tmp_path / "heads",
+        base_id=compute_base_id(base),
+    )
+    engine = LocalEngine(base, tmp_path, speculation=(f"medusa:{tmp_path / 'heads'}",))
+    proposer = engine.core._speculation._proposers["medusa"]
+    assert isinstance(proposer, MedusaProposer)
+    engine.submit([5, 80, 33, 7], max_tokens=9, ignore_eos=True)
+    seen: list[tuple[int, torch.Tensor]] = []
+    while engine.core.has_work:
+        engine.step()
+        if "r0" in proposer._states:
+            seen.append((len(engine.answers["r0"].token_ids), proposer._states["r0"]))
+    engine.close()
+    assert len(seen) > 3
+    states = dense_states(base, [5, 80, 33, 7, *engine.answers["r0"].token_ids])
+    for num_generated, state in seen:
+        torch.testing.assert_close(state, states[4 + num_generated - 2], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "acceptance", "reason"),
+    [
+        ("medusa", Acceptance.COUPLED, "needs a checkpoint"),
+        ("medusa_tree:{}", Acceptance.REJECTION, "needs coupled acceptance"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_start(
+    tiny_base: Path,
+    tmp_path: Path,
+    checkpoint: Path,
+    entry: str,
+    acceptance: Acceptance,
+    reason: str,
+) -> None:
+    speculation = (entry.format(checkpoint),)
+    with pytest.raises(InvalidParameter, match=reason):
+        LocalEngine(tiny_base, tmp_path, speculation=speculation, acceptance=acceptance)
+
+
+def test_heads_of_another_base_are_refused_at_the_start(
+    tiny_base: Path, tmp_path: Path, heads: MedusaHeads
+) -> None:
+    save_heads(heads, tmp_path, base_id="sha256:other")
+    with pytest.raises(InvalidParameter, match="another base"):
+        LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{tmp_path}",))
