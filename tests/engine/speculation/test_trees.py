@@ -23,6 +23,8 @@ from support.speculation import ScriptedTreeProposer, scripted
 
 NEAR_TIE = {KvDtype.AUTO: 1e-4, KvDtype.INT8: 0.05}
 """Logit gap that another order of summation may cross; rounding to codes magnifies it."""
+MAX_NEAR_TIES = 1
+"""Of the answers of one case."""
 NUM_TOKENS = 30
 
 
@@ -50,7 +52,11 @@ CASES = {
     "latent": Case("deepseek_v2-mla"),
     "learned-positions": Case("gpt2-conv1d", 1.3),
 }
-TARGETS = {"gpt2-conv1d": ["c_attn", "c_fc"], "deepseek_v2-mla": ["q_proj", "o_proj"]}
+LORA: dict[str, dict[str, object]] = {
+    "gpt2-conv1d": {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
+    "deepseek_v2-mla": {"target_modules": ["q_proj", "o_proj"]},
+}
+OTHERS_LORA = {"target_modules": ["q_proj", "v_proj"]}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -59,34 +65,32 @@ def test_the_tokens_are_those_of_plain_decoding(case: Case, tmp_path: Path) -> N
     # A random model with tied embeddings repeats its last token, whatever its cache says.
     untied = {**differences, "tie_word_embeddings": False}
     base = save_family(tmp_path / "base", model_type, untied)
-    targets = TARGETS.get(case.family, ["q_proj", "v_proj"])
-    adapter = make_adapter(base, tmp_path / "adapter", seed=1, target_modules=targets)
+    lora = LORA.get(case.family, OTHERS_LORA)
+    adapter = make_adapter(base, tmp_path / "adapter", seed=1, **lora)
     plain = LocalEngine(base, tmp_path, **case.config)
     answers, _ = answer(plain, adapter, case)
     with scripted(ScriptedTreeProposer(answers, error=0.15, vocab_size=VOCAB_SIZE)) as name:
         engine = LocalEngine(base, tmp_path, speculation=(name,), **case.config)
         speculated, num_accepted = answer(engine, adapter, case)
     engine.close()
-    keys = engine_keys(plain)
-    parted = {
-        request_id
-        for request_id, tokens in speculated.items()
-        if tokens != answers[request_id]
-        and not (
-            case.temperature == 0.0
-            and parts_at_near_tie(
-                plain,
-                prompts()[request_id],
-                keys[int(request_id) % 2],
-                expected=answers[request_id],
-                actual=tokens,
-                gap=case.near_tie,
-            )
-        )
-    }
+    differing = [name for name in answers if speculated[name] != answers[name]]
+    near_ties = [name for name in differing if is_near_tie(plain, name, speculated[name], case)]
     plain.close()
-    assert parted == set()
+    assert set(differing) == set(near_ties)
+    assert len(near_ties) <= MAX_NEAR_TIES
     assert num_accepted > NUM_TOKENS
+
+
+def is_near_tie(plain: LocalEngine, request_id: str, tokens: list[int], case: Case) -> bool:
+    """Whether a greedy answer parts from the plain one where that decides by rounding."""
+    return case.temperature == 0.0 and parts_at_near_tie(
+        plain,
+        prompts()[request_id],
+        engine_keys(plain)[int(request_id) % 2],
+        expected=plain.answers[request_id].token_ids,
+        actual=tokens,
+        gap=case.near_tie,
+    )
 
 
 def prompts() -> dict[str, list[int]]:
