@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .block_pool import padding_class
 from .kv_layout import KvOperation
 from .request import Request
 from .step_costs import StepShape
@@ -26,8 +25,7 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """Whether it computes one known token, and maybe what is guessed to follow it."""
-        return self.num_known_tokens == 1
+        return self.num_tokens == 1
 
     @property
     def context_len(self) -> int:
@@ -44,14 +42,6 @@ class ScheduledSequence(NamedTuple):
         """Its last rows whose logits are looked at: of the last known and of the guessed tokens."""
         return 1 + self.num_draft_tokens
 
-    def place(self, block_size: int) -> tuple[bool, int, int]:
-        """Orders the sequences of a batch: those that are computed as one (see
-        `inputs.make_inputs`) stand together, prompts come last and as they were."""
-        if not self.is_decode:
-            return True, 0, 0
-        num_blocks = -(-self.context_len // block_size)
-        return False, padding_class(self.num_tokens), padding_class(num_blocks)
-
     def with_draft(self) -> ScheduledSequence:
         """With what the request's draft really has, which may be less than was scheduled."""
         num_draft_tokens = len(self.request.draft)
@@ -62,8 +52,8 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Decoding sequences come first, those of similar size together, then prefills grouped
-    by adapter row."""
+    """One step. Decoding sequences come first, then those with drafts, then prefills grouped by
+    adapter row."""
 
     sequences: tuple[ScheduledSequence, ...]
     operations: tuple[KvOperation, ...]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -87,8 +88,7 @@ class StepInputs:
 def make_inputs(
     spans: Sequence[Span], *, groups: Sequence[KvGroup], block_size: int, device: torch.device
 ) -> StepInputs:
-    """Lay spans one after another. Adjacent ones of similar size are computed as one, so spans
-    should come sorted by `block_pool.padding_class` of their tokens and blocks."""
+    """Lay spans one after another; attention computes those of similar size as one."""
     starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
     layouts = [_Layout(index, group, block_size, device) for index, group in enumerate(groups)]
     return StepInputs(
@@ -114,17 +114,16 @@ class _Layout:
 
     def batch(self, spans: Sequence[Span], starts: Sequence[int]) -> AttentionBatch:
         """`starts`: the row of each span's first token."""
-        reads = map(self._reads, spans, starts)
-        groups: list[SequenceGroup] = []
+        groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
         chunks: list[PrefillChunk] = []
-        for group_class, members in groupby(reads, key=_group_class):
-            if group_class is None:
-                chunks += map(self._chunk, members)
+        for read in map(self._reads, spans, starts):
+            if read.span.is_grouped:
+                groups[read.size_class].append(read)
             else:
-                groups.append(self._group(list(members)))
+                chunks.append(self._chunk(read))
         return AttentionBatch(
             slot_mapping=_int64(self._slots(spans), self.device),
-            groups=tuple(groups),
+            groups=tuple(map(self._group, groups.values())),
             chunks=tuple(chunks),
         )
 
@@ -197,12 +196,10 @@ class _Reads(NamedTuple):
     def rows(self) -> range:
         return range(self.row, self.row + len(self.span.token_ids))
 
-
-def _group_class(read: _Reads) -> tuple[int, int] | None:
-    """Adjacent spans of one class are computed together; None: alone."""
-    if not read.span.is_grouped:
-        return None
-    return padding_class(len(read.span.token_ids)), padding_class(len(read.block_ids))
+    @property
+    def size_class(self) -> tuple[int, int]:
+        """Those of one class pad each other with less than they hold."""
+        return padding_class(len(self.span.token_ids)), padding_class(len(self.block_ids))
 
 
 def _padded(values: Sequence[T], padding: T, width: int) -> list[T]:

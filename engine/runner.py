@@ -113,7 +113,10 @@ class ModelRunner:
         return self._adapters.build(
             [_run(sequence, sequence.num_tokens) for sequence in sequences],
             [_run(sequence, sequence.num_kept_rows) for sequence in sequences],
-            num_decodes=sum(sequence.num_tokens for sequence in sequences if sequence.is_decode),
+            num_decodes=sum(sequence.is_decode for sequence in sequences),
+            num_verified=sum(
+                sequence.num_tokens for sequence in sequences if sequence.num_draft_tokens
+            ),
         )
 
 

@@ -34,14 +34,12 @@ class Speculation:
         acceptor: Acceptor,
         control: Control,
         vocab_size: int,
-        block_size: int,
         clock: Callable[[], float],
     ) -> None:
         self.acceptor = acceptor
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._control = control
         self._vocab_size = vocab_size
-        self._block_size = block_size
         self._clock = clock
         self._choices: Mapping[Request, Choice] = {}
 
@@ -78,7 +76,7 @@ class Speculation:
             sequence.with_draft() if sequence.num_draft_tokens else sequence
             for sequence in sequences
         ]
-        return tuple(sorted(drafted, key=lambda sequence: sequence.place(self._block_size)))
+        return tuple(sorted(drafted, key=_place))
 
     def observe(self, request: Request, num_accepted: int, hidden_state: Tensor | None) -> None:
         """The request's tokens have grown by its draft's accepted tokens and one more."""
@@ -120,6 +118,13 @@ class Speculation:
         return draft.only(range(min(len(draft), num_tokens)))
 
 
+def _place(sequence: ScheduledSequence) -> int:
+    """Sequences of one token first, then those with drafts, then prompts."""
+    if sequence.num_draft_tokens:
+        return 1
+    return 0 if sequence.is_decode else 2
+
+
 def open_speculation(
     config: EngineConfig,
     *,
@@ -136,7 +141,6 @@ def open_speculation(
         acceptor=make_acceptor(config.acceptance),
         control=Control(names, max_tokens=config.max_draft_tokens, costs=costs),
         vocab_size=base.vocab_size,
-        block_size=config.kv_block_size,
         clock=clock,
     )
     runner.keeps_hidden_states = speculation.needs_hidden_states

@@ -28,9 +28,9 @@ def group_sizes(inputs: StepInputs) -> list[list[int]]:
     return [list(group.rows.shape) for group in inputs.attention[0].groups]
 
 
-def test_neighbours_of_similar_size_are_computed_as_one() -> None:
-    inputs = lay_out(span(1, 9), span(1, 12), span(1, 40), span(3, 41), span(4, 50), span(5, 50))
-    assert group_sizes(inputs) == [[2, 1], [1, 1], [2, 4], [1, 5]]
+def test_sequences_of_similar_size_are_computed_as_one_wherever_they_stand() -> None:
+    inputs = lay_out(span(1, 9), span(4, 50), span(1, 40), span(5, 50), span(3, 41), span(1, 12))
+    assert group_sizes(inputs) == [[2, 1], [2, 4], [1, 1], [1, 5]]
     assert inputs.attention[0].chunks == ()
 
 
