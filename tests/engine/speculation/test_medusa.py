@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,14 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
 from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.request import Request
 from loraplex.engine.sampler import gumbel_noise
-from loraplex.engine.speculation.draft import Draft
-from loraplex.engine.speculation.medusa import MedusaProposer
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.speculation.draft import ROOT, Draft
+from loraplex.engine.speculation.drawing import CoupledDrawing, IndependentDrawing
+from loraplex.engine.speculation.medusa import MedusaProposer, chains_by, coupled_trees
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
 from loraplex.engine.speculation.proposer import Wanted
@@ -129,6 +135,64 @@ def test_the_tokens_are_those_of_plain_decoding(
         return [answer.token_ids for answer in engine.answers.values()]
 
     assert answers(f"{proposer}:{tmp_path / 'heads'}") == answers()
+
+
+def make_request(request_id: str, prompt: list[int], **sampling: Any) -> Request:
+    submitted = GenerationRequest(request_id, "acme", prompt, SamplingParams(**sampling))
+    namespace = CacheNamespace("acme", "runtime", None, "")
+    return Request(submitted, namespace, seed=7, arrival_time=0.0, adapter_tier=None)
+
+
+def test_each_request_gets_no_more_than_it_wants_and_nothing_without_a_state(
+    heads: MedusaHeads,
+) -> None:
+    proposer = MedusaProposer("medusa", heads, chains_by(CoupledDrawing()))
+    requests = [make_request(str(index), [index], temperature=0.0) for index in range(4)]
+    states = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(2))
+    for index in (0, 2, 3):
+        proposer.observe(requests[index], states[index])
+    proposer.observe(requests[3], None)
+    wanted = [Wanted(request, num) for request, num in zip(requests, (1, 4, 9, 2), strict=True)]
+    drafts = proposer.propose(wanted)
+    best = heads(states).argmax(-1)
+    expected = [[int(best[0, 0])], [], best[:, 2].tolist(), []]
+    assert [list(draft.token_ids) for draft in drafts] == expected
+
+
+def test_under_rejection_a_chain_says_what_it_was_drawn_from(heads: MedusaHeads) -> None:
+    proposer = MedusaProposer("medusa", heads, chains_by(IndependentDrawing()))
+    request = make_request("a", [1, 2, 3], temperature=0.8, top_k=20)
+    state = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(2))
+    proposer.observe(request, state)
+    (draft,) = proposer.propose([Wanted(request, 2)])
+    logits = heads(state[None])[:2, 0] / 0.8
+    cut = logits.masked_fill(logits < logits.topk(20).values[:, -1:], -torch.inf)
+    torch.testing.assert_close(draft.probabilities, cut.softmax(-1))
+    assert all(cut[place, token] > -torch.inf for place, token in enumerate(draft.token_ids))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_holds_the_chain_and_what_is_likely_beside_it(
+    heads: MedusaHeads, temperature: float
+) -> None:
+    request = make_request("a", [1, 2, 3], temperature=temperature)
+    state = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(2))
+    trees, chains = (
+        MedusaProposer("medusa", heads, make)
+        for make in (coupled_trees, chains_by(CoupledDrawing()))
+    )
+    for proposer in (trees, chains):
+        proposer.observe(request, state)
+    (tree,) = trees.propose([Wanted(request, 8)])
+    (chain,) = chains.propose([Wanted(request, NUM_HEADS)])
+    assert len(tree) == 8
+    assert tree.parents is not None
+    assert tree.parents.count(ROOT) > 1
+    # Of each depth its likeliest token comes first.
+    firsts = {}
+    for depth, token in zip(tree.depths, tree.token_ids, strict=True):
+        firsts.setdefault(depth, token)
+    assert [firsts[depth] for depth in sorted(firsts)] == list(chain.token_ids[: len(firsts)])
 
 
 def test_states_are_kept_for_running_requests_only(
