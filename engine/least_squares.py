@@ -16,7 +16,7 @@ LEAST_WEIGHT = 1e-6
 """Of a coefficient's data; when forgetting leaves less, its last estimate stands."""
 NUM_EAGER_FITS = 64
 FIT_INTERVAL = 8
-"""One observation more changes little once so many are known; fitting costs more than taking note."""
+"""One more changes little once so many are known; fitting costs more than taking note."""
 
 
 class RelativeLeastSquares:

@@ -8,9 +8,9 @@ from itertools import chain, repeat
 MEMORY = 0.95
 """What each further step with drafts leaves of the weight of a step: half in 14."""
 PRIOR_WEIGHT = 2.0
-"""The drafts that what is believed beforehand counts for, until they are forgotten as any other."""
-EXTRAPOLATION_WEIGHT = 0.1
-"""The drafts that an extrapolation counts for: it decides only where nothing was tried."""
+"""The drafts that what is believed beforehand counts for, forgotten as any other."""
+LEAST_PRIOR_WEIGHT = 0.1
+"""What stays of it: enough to decide where nothing is tried any more."""
 FIRST_GUESS = 0.5
 """How likely a token is right, given the one before it, while nothing at all is known."""
 
@@ -27,11 +27,9 @@ class Acceptance:
     def __init__(self, max_tokens: int, prior: Acceptance | None = None) -> None:
         """`prior`: what it is believed to be like until it shows; None: moderate."""
         self._prior = prior
-        believed = (
-            prior.probabilities if prior else [FIRST_GUESS**n for n in range(1, 1 + max_tokens)]
-        )
-        self._num_tried = [PRIOR_WEIGHT] * max_tokens
-        self._num_accepted = [PRIOR_WEIGHT * value for value in believed]
+        self._prior_weight = PRIOR_WEIGHT
+        self._num_tried = [0.0] * max_tokens
+        self._num_accepted = [0.0] * max_tokens
         self._probabilities: list[float] | None = None
 
     @property
@@ -45,6 +43,7 @@ class Acceptance:
         """Let what was seen so far count for less."""
         self._num_tried = [memory * value for value in self._num_tried]
         self._num_accepted = [memory * value for value in self._num_accepted]
+        self._prior_weight = max(memory * self._prior_weight, LEAST_PRIOR_WEIGHT)
         self._probabilities = None
 
     def observe(self, num_tokens: int, accepted: Collection[int]) -> None:
@@ -58,12 +57,11 @@ class Acceptance:
     def _estimate(self) -> list[float]:
         usual = _falls(self._prior.probabilities) if self._prior else repeat(FIRST_GUESS)
         estimates: list[float] = []
-        before, fall = 1.0, 0.0
+        before, fall, weight = 1.0, 0.0, self._prior_weight
         for tried, accepted, usual_fall in zip(
             self._num_tried, self._num_accepted, usual, strict=False
         ):
             expected = before * max(fall, usual_fall)
-            weight = EXTRAPOLATION_WEIGHT
             value = min(1.0, (accepted + weight * expected) / (tried + weight))
             fall = _ratio(value, before)
             before = value

@@ -21,7 +21,6 @@ from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..step_costs import StepCosts, StepShape
 from . import probes
-from .acceptance import Acceptance
 from .filling import Effort, Offer, fill
 from .probes import ProbeBudget
 from .proposal_costs import ProposalCosts

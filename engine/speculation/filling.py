@@ -104,7 +104,8 @@ def _fill(
     num_reached = [offer.num_requests for offer in offers]
     efforts = dict(used)
     step = plain.plus(0.0, sum(call.seconds for call in used.values()))
-    for bundle in _by_rate(offers, used, above=step.rate):
+    shortened = [offer._replace(gains=offer.gains[:num_free_tokens]) for offer in offers]
+    for bundle in _by_rate(shortened, used, above=step.rate):
         if bundle.rate <= step.rate:
             break
         index, size = bundle.offer, bundle.num_guesses

@@ -64,7 +64,7 @@ def make_request(
         speculation=speculation,
     )  # fmt: skip
     request = Request(submitted, CacheNamespace("tenant", "runtime", key), 0, 0.0, None)
-    request.num_computed_tokens = 7
+    request.num_computed_tokens = 100
     return request
 
 
@@ -101,7 +101,8 @@ class Device:
     def step(self) -> None:
         choices = self.control.choose(self.requests, self.num_free)
         lengths, proposing = self._propose(choices)
-        shape = StepShape(0, len(self.requests), 100 * len(self.requests), sum(lengths.values()))
+        context = sum(request.num_computed_tokens for request in self.requests)
+        shape = StepShape(0, len(self.requests), context, sum(lengths.values()))
         seconds = self.costs.seconds(shape) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         for request, length in lengths.items():
             if length:
