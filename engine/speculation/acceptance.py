@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
 
-MEMORY = 0.95
-"""What each further step with drafts leaves of the weight of a step: half in 14."""
-PRIOR_WEIGHT = 2.0
+MEMORY = 0.97
+"""What each further step with drafts leaves of the weight of a step: half in 23."""
+PRIOR_WEIGHT = 4.0
 """The drafts that what is believed beforehand counts for, forgotten as any other."""
 LEAST_PRIOR_WEIGHT = 0.1
 """What stays of it: enough to decide where nothing is tried any more."""
-FIRST_GUESS = 0.5
+FIRST_GUESS = 0.6
 """How likely a token is right, given the one before it, while nothing at all is known."""
 
 

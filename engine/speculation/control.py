@@ -116,7 +116,7 @@ class Control:
         token_seconds = {
             name: verify + costs.token_seconds for name, costs in self._proposal_costs.items()
         }
-        return _Step(Effort(len(decodes), seconds), num_free_tokens, token_seconds)
+        return _Step(Effort(len(decodes), seconds), max(num_free_tokens, 0), token_seconds)
 
     def _group(
         self, decodes: Iterable[Request]

@@ -17,7 +17,7 @@ yields fall again (the concave hull of the request's choices).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -31,12 +31,16 @@ class Effort(NamedTuple):
 
     @property
     def rate(self) -> float:
-        if self.seconds > 0:
-            return self.num_tokens / self.seconds
-        return inf if self.num_tokens > 0 else 0.0
+        return _rate(self.num_tokens, self.seconds)
 
     def plus(self, num_tokens: float, seconds: float) -> Effort:
         return Effort(self.num_tokens + num_tokens, self.seconds + seconds)
+
+
+def _rate(num_tokens: float, seconds: float) -> float:
+    if seconds > 0:
+        return num_tokens / seconds
+    return inf if num_tokens > 0 else 0.0
 
 
 class Offer(NamedTuple):
@@ -66,8 +70,6 @@ class Offer(NamedTuple):
 class Filling(NamedTuple):
     num_guesses: list[list[int]]
     """For each offer and each of its requests; within an offer the most first."""
-    by_proposer: dict[str, Effort]
-    """Expected of the guesses, with the calls."""
     step: Effort
     """With the guesses."""
 
@@ -84,41 +86,14 @@ def fill(
     `call_seconds`: what calling each proposer costs the step, however much is asked of it. One that
     is not worth its calls is left out, then the next; with one proposer that is exact.
     """
-    used = {offer.proposer: Effort(0.0, call_seconds[offer.proposer]) for offer in offers}
+    used = {offer.proposer: call_seconds[offer.proposer] for offer in offers}
     while True:
-        filling = _fill(offers, plain, num_free_tokens, used)
-        rates = {
-            name: effort.rate for name, effort in filling.by_proposer.items() if effort.seconds
-        }
-        worst = min(rates, key=rates.__getitem__, default=None)
-        if worst is None or rates[worst] > filling.step.rate:
-            return filling
-        del used[worst]
-
-
-def _fill(
-    offers: Sequence[Offer], plain: Effort, num_free_tokens: int, used: Mapping[str, Effort]
-) -> Filling:
-    """Ask just these proposers."""
-    guesses = [[0] * offer.num_requests for offer in offers]
-    num_reached = [offer.num_requests for offer in offers]
-    efforts = dict(used)
-    step = plain.plus(0.0, sum(call.seconds for call in used.values()))
-    shortened = [offer._replace(gains=offer.gains[:num_free_tokens]) for offer in offers]
-    for bundle in _by_rate(shortened, used, above=step.rate):
-        if bundle.rate <= step.rate:
-            break
-        index, size = bundle.offer, bundle.num_guesses
-        # Behind guesses that had no room there is none for those that build on them.
-        num_reached[index] = count = min(num_reached[index], num_free_tokens // size)
-        for request in range(count):
-            guesses[index][request] += size
-        num_free_tokens -= count * size
-        added = count * bundle.gain, count * bundle.seconds
-        step = step.plus(*added)
-        proposer = offers[index].proposer
-        efforts[proposer] = efforts[proposer].plus(*added)
-    return Filling(guesses, efforts, step)
+        filler = _Filler(offers, plain, num_free_tokens, used)
+        filler.run()
+        poor = filler.poorest()
+        if poor is None:
+            return Filling(filler.num_guesses, filler.step)
+        del used[poor]
 
 
 class _Bundle(NamedTuple):
@@ -127,31 +102,87 @@ class _Bundle(NamedTuple):
     rate: float
     offer: int
     num_guesses: int
-    gain: float
+    num_tokens: float
     seconds: float
 
 
-def _by_rate(offers: Sequence[Offer], used: Collection[str], above: float) -> list[_Bundle]:
-    """Those with a rate above this, the highest first; within an offer in their order."""
-    bundles = [
-        bundle
-        for index, offer in enumerate(offers)
-        if offer.proposer in used
-        for bundle in _bundles(index, offer)
-        if bundle.rate > above
-    ]
-    return sorted(bundles, key=itemgetter(0), reverse=True)
+class _Filler:
+    """Fills a step with the guesses of just these proposers."""
+
+    def __init__(
+        self,
+        offers: Sequence[Offer],
+        plain: Effort,
+        num_free_tokens: int,
+        call_seconds: Mapping[str, float],
+    ) -> None:
+        self.num_guesses = [[0] * offer.num_requests for offer in offers]
+        self.step = Effort(plain.num_tokens, plain.seconds + sum(call_seconds.values()))
+        self._offers = offers
+        self._won = {name: Effort(0.0, seconds) for name, seconds in call_seconds.items()}
+        self._num_free_tokens = num_free_tokens
+
+    def run(self) -> None:
+        num_tokens, seconds = self.step
+        num_reached = [offer.num_requests for offer in self._offers]
+        for _, index, size, more_tokens, more_seconds in self._bundles():
+            if more_tokens * seconds <= num_tokens * more_seconds:
+                break
+            # Behind guesses that had no room there is none for those that build on them.
+            num_reached[index] = count = min(num_reached[index], self._num_free_tokens // size)
+            self._take(index, count, size)
+            added = Effort(count * more_tokens, count * more_seconds)
+            num_tokens += added.num_tokens
+            seconds += added.seconds
+            proposer = self._offers[index].proposer
+            self._won[proposer] = self._won[proposer].plus(*added)
+        self.step = Effort(num_tokens, seconds)
+
+    def poorest(self) -> str | None:
+        """The proposer without which the step would be better by most; None if each is worth it."""
+        rates = {name: won.rate for name, won in self._won.items() if won.seconds}
+        poorest = min(rates, key=rates.__getitem__, default=None)
+        return None if poorest is None or rates[poorest] > self.step.rate else poorest
+
+    def _num_worth(self, offer: Offer) -> int:
+        """How many of its first guesses may be taken: the last must be worth its own time."""
+        least = self.step.rate * offer.token_seconds
+        number = min(len(offer.gains), self._num_free_tokens)
+        while number and offer.gains[number - 1] <= least:
+            number -= 1
+        return number
+
+    def _take(self, offer: int, num_requests: int, num_guesses: int) -> None:
+        guesses = self.num_guesses[offer]
+        for request in range(num_requests):
+            guesses[request] += num_guesses
+        self._num_free_tokens -= num_requests * num_guesses
+
+    def _bundles(self) -> list[_Bundle]:
+        """Those that may be worth it, the highest rate first; within an offer in their order."""
+        plain = self.step.rate
+        bundles = [
+            bundle
+            for index, offer in enumerate(self._offers)
+            if offer.proposer in self._won
+            for bundle in _cut(index, offer, self._num_worth(offer))
+            if bundle[0] > plain
+        ]
+        return sorted(bundles, key=itemgetter(0), reverse=True)
 
 
-def _bundles(index: int, offer: Offer) -> list[_Bundle]:
-    """Of falling rates."""
+def _cut(index: int, offer: Offer, num_guesses: int) -> list[_Bundle]:
+    """The offer's first guesses, in bundles of falling rates."""
     bundles: list[_Bundle] = []
     seconds = offer.request_seconds + offer.token_seconds
-    for gain in offer.gains:
-        size = 1
-        while bundles and Effort(gain, seconds).rate > bundles[-1].rate:
-            last = bundles.pop()
-            size, gain, seconds = size + last.num_guesses, gain + last.gain, seconds + last.seconds
-        bundles.append(_Bundle(Effort(gain, seconds).rate, index, size, gain, seconds))
+    for num_tokens in offer.gains[:num_guesses]:
+        size, rate = 1, _rate(num_tokens, seconds)
+        while bundles and rate > bundles[-1][0]:
+            _, _, more, more_tokens, more_seconds = bundles.pop()
+            size += more
+            num_tokens += more_tokens
+            seconds += more_seconds
+            rate = _rate(num_tokens, seconds)
+        bundles.append(_Bundle(rate, index, size, num_tokens, seconds))
         seconds = offer.token_seconds
     return bundles
