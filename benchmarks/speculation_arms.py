@@ -141,8 +141,8 @@ class Arm:
             decoding.num_accepted_tokens += answer.finished.num_accepted_tokens
         return decoding
 
-    def run(self, jobs: Sequence[Job]) -> Decoding:
-        self.begin(jobs)
+    def run(self, jobs: Sequence[Job], *, num_forced: int | None = None) -> Decoding:
+        self.begin(jobs, num_forced=num_forced)
         return self.end()
 
     def is_near_tie(self, job: Job, expected: Sequence[int], actual: Sequence[int]) -> bool:

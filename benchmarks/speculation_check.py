@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import json
+from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from benchmarks.speculation_arms import Arm, Decoding, Job
-from torch import Tensor
 
+from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
@@ -18,17 +19,20 @@ from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import Acceptor, make_acceptor
 from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from support.chi_square import p_value
+from support.medusa import make_heads
 from support.models import make_adapter, make_tiny_llama
-from support.speculation import ScriptedProposer, scripted
+from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
 
-PROPOSERS = ("ngram", ScriptedProposer.name)
-"""What the tested engines' configuration says."""
-ACCEPTANCES = (Acceptance.COUPLED,)
 TEMPERATURES = (0.0, 0.7, 1.3)
 NUM_JOBS = 18
 ANSWER_TOKENS = 40
+NUM_GUESSES = 6
 ERROR = 0.3
 """Of the scripted guesses so many are wrong."""
+MUST_HOLD = ("ngram", "draft", ScriptedProposer.name, ScriptedTreeProposer.name)
+"""Who guesses something right; of an untrained model's first layer and heads nothing is known."""
 NUM_DRAWS = 4_000
 LEAST_P_VALUE = 1e-4
 
@@ -37,11 +41,11 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     """Greedy and sampled requests, base and adapters, in one batch; then each acceptor alone."""
     proposers = _check_identity(directory, device)
     p_values = {
-        acceptance.value: p_value(make_acceptor(acceptance), device=device)
-        for acceptance in ACCEPTANCES
+        acceptance.value: least_p_value(make_acceptor(acceptance), device=device)
+        for acceptance in Acceptance
     }
     is_same = all(not found["different_beyond_near_ties"] for found in proposers.values())
-    some_held = all(found["accepted_tokens"] for found in proposers.values())
+    some_held = all(proposers[name]["accepted_tokens"] for name in MUST_HOLD)
     is_fair = all(value > LEAST_P_VALUE for value in p_values.values())
     return {"ok": is_same and some_held and is_fair, "proposers": proposers, "p_values": p_values}
 
@@ -58,14 +62,33 @@ def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
         return Arm(base, directory, speculation=speculation, adapters=adapters, device=device)
 
     found = {}
-    with closing(open_arm()) as plain:
+    with closing(open_arm()) as plain, ExitStack() as stack:
         expected = plain.run(jobs).answers
         answers = {str(index): answer for index, answer in enumerate(expected)}
-        with scripted(ScriptedProposer(answers, error=ERROR)):
-            for name in PROPOSERS:
-                with closing(open_arm(name)) as arm:
-                    found[name] = _compare(plain, jobs, expected, arm.run(jobs))
+        for kind in (ScriptedProposer, ScriptedTreeProposer):
+            stack.enter_context(scripted(kind(answers, error=ERROR)))
+        for entry in _configurations(base):
+            with closing(open_arm(entry)) as arm:
+                actual = arm.run(jobs, num_forced=NUM_GUESSES)
+            found[entry.partition(":")[0]] = _compare(plain, jobs, expected, actual)
     return found
+
+
+def _configurations(base: Path) -> list[str]:
+    """What is said of each proposer; the draft model is the base itself, the heads are random."""
+    config = json.loads((base / "config.json").read_text())
+    heads = make_heads(config["hidden_size"], config["vocab_size"], num_heads=2)
+    checkpoint = base.with_name("guessed-heads")
+    save_heads(heads, checkpoint, base_id=compute_base_id(base))
+    return [
+        ScriptedProposer.name,
+        ScriptedTreeProposer.name,
+        "ngram",
+        f"draft:{base}",
+        "early_exit:1",
+        f"medusa:{checkpoint}",
+        f"medusa_tree:{checkpoint}",
+    ]
 
 
 def _compare(
@@ -101,31 +124,25 @@ def _make_jobs(adapters: list[str | None]) -> list[Job]:
     ]
 
 
-def p_value(acceptor: Acceptor, *, device: str, num_draws: int = NUM_DRAWS) -> float:
-    """Of a chi-square test: whether first tokens, and second ones where the first guess held, come
-    as often as the target's probabilities say, whatever was guessed by others."""
+def least_p_value(acceptor: Acceptor, *, device: str) -> float:
+    """Whether first tokens, and second ones where the first guess held, come as often as the
+    target's probabilities say, whatever others guessed: the lower of two chi-square tests."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 8, generator=generator)
     guessed = torch.randn(2, 8, generator=generator).softmax(-1)
-    drafts = guessed.multinomial(num_draws, replacement=True, generator=generator).T.tolist()
+    drafts = guessed.multinomial(NUM_DRAWS, replacement=True, generator=generator).T.tolist()
     probabilities = guessed.to(device)
     requests = [
         _make_request(seed, Draft(tuple(tokens), probabilities=probabilities))
         for seed, tokens in enumerate(drafts)
     ]
-    accepted = acceptor.accept(requests, logits.repeat(num_draws, 1).to(device))
+    accepted = acceptor.accept(requests, logits.repeat(NUM_DRAWS, 1).to(device))
     firsts = [found.token_ids[0] for found in accepted]
     seconds = [found.token_ids[1] for found in accepted if found.path]
     expected = logits.softmax(-1)
-    statistic = _chi_square(firsts, expected[0]) + _chi_square(seconds, expected[1])
-    degrees = 2.0 * (logits.shape[-1] - 1)
-    return float(torch.special.gammaincc(torch.tensor(degrees / 2), statistic / 2))
-
-
-def _chi_square(tokens: list[int], probabilities: Tensor) -> Tensor:
-    counts = torch.tensor(tokens).bincount(minlength=len(probabilities))
-    expected = len(tokens) * probabilities
-    return ((counts - expected) ** 2 / expected).sum()
+    return min(
+        p_value(torch.tensor(firsts), expected[0]), p_value(torch.tensor(seconds), expected[1])
+    )
 
 
 def _make_request(seed: int, draft: Draft) -> Request:
