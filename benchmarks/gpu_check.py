@@ -6,8 +6,10 @@ Serves the same requests, base and adapters of mixed ranks in mixed batches, on 
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
 near-tie). Each served PEFT feature must equal PEFT on the CPU. The Triton kernels must equal their
-reference. Timed are the kernels, and others' inter-token latency while a large adapter is loaded.
-Prints one JSON object; exits 1 if something does not hold and 2 without a CUDA device.
+reference. Engines that guess must answer as the one that does not, and each rule of acceptance must
+draw by the model's probabilities. Timed are the kernels, and others' inter-token latency while a
+large adapter is loaded. Prints one JSON object; exits 1 if something does not hold and 2 without a
+CUDA device.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 from benchmarks.bench_lora import time_kernels
+from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
 from benchmarks import bench_adapter_load
@@ -73,12 +76,13 @@ def main() -> int:
         result["serving"] = check_serving(
             Path(directory), device=arguments.device, num_requests=arguments.requests
         )
+        result["speculation"] = check_speculation(Path(directory), device=arguments.device)
     result["features"] = check_features(arguments.device)
     if not arguments.no_timing:
         result["kernels"] = time_kernels(arguments.device)
         result["adapter_load"] = time_adapter_load(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    return 0 if result["serving"]["ok"] and result["features"]["ok"] else 1
+    return 0 if all(result[part]["ok"] for part in ("serving", "speculation", "features")) else 1
 
 
 def device_name(device: str) -> str:

@@ -35,14 +35,21 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> O
     return Options(parsed.smoke, parsed.models)
 
 
-def print_report(benchmark: str, rows: Sequence[Row], **facts: object) -> None:
-    """A table of the rows, then everything as one line of JSON: the last one printed."""
+def print_report(
+    benchmark: str, rows: Sequence[Row], *more: tuple[str, Sequence[Row]], **facts: object
+) -> None:
+    """A table of the rows, more tables by their names, then everything as one line of JSON: the
+    last one printed."""
     for line in _table(rows):
         print(line)
+    for name, others in more:
+        print(f"{name.replace('_', ' ')}:")
+        for line in _table(others):
+            print(f"  {line}")
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_cell(value)}")
-    report = {"benchmark": benchmark, **_machine(), **facts, "rows": [dict(row) for row in rows]}
-    print(json.dumps(report))
+    tables = {name: [dict(row) for row in others] for name, others in [("rows", rows), *more]}
+    print(json.dumps({"benchmark": benchmark, **_machine(), **facts, **tables}))
 
 
 def _machine() -> dict[str, object]:

@@ -71,6 +71,8 @@ from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.acceptors import Accepted
 from .speculation.draft import NO_DRAFT
+from .speculation.draft_loading import load_draft_model
+from .speculation.draft_model import open_draft_model
 from .speculation.speculation import open_speculation
 from .step_costs import StepCosts
 from .tenant_service import TenantService
@@ -106,9 +108,11 @@ class EngineCore:
         self._config = config
         self._clock = clock
         base = load_base_model(config)
-        plan = plan_engine(config, base)
+        draft = load_draft_model(config, base)
+        plan = plan_engine(config, base, draft)
         self.info = describe_engine(config, base, plan)
         self._base = base
+        self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
         self._heartbeat: Heartbeat | None = None
         self._events = StepEvents()
@@ -169,7 +173,12 @@ class EngineCore:
         self._runner = ModelRunner(base, cache, arena)
         costs = StepCosts()
         self._speculation = open_speculation(
-            config, base=base, runner=self._runner, costs=costs, clock=clock
+            config,
+            base=base,
+            runner=self._runner,
+            costs=costs,
+            clock=clock,
+            draft=open_draft_model(config, base, draft, plan.num_draft_blocks),
         )
         self._scheduler = Scheduler(
             _limits(config, base, plan),
@@ -202,7 +211,8 @@ class EngineCore:
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         """Name each step's requests before it runs, and beat between its layers."""
         self._heartbeat = heartbeat
-        self._base.call_between_layers(heartbeat.beat)
+        for model in self._models:
+            model.call_between_layers(heartbeat.beat)
 
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""
@@ -469,7 +479,7 @@ class EngineCore:
         self._scheduler.advance(sequence, num_accepted=len(path))
         row = entry.rows[1 + path[-1] if path else 0]
         hidden_state = None if hidden_states is None else hidden_states[row]
-        self._speculation.observe(request, len(path), hidden_state)
+        self._speculation.observe(request, path, hidden_state)
         self._finish_if_done(request, generated.token_ids[-1])
 
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
@@ -534,6 +544,7 @@ class EngineCore:
             tenant_service=self._tenant_service.snapshot(),
             adapter_tiers=tier_stats(self._residency, self._hits),
             speculation=self._speculation.snapshot(),
+            speculation_totals=self._speculation.totals(),
         )
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,14 @@ WINDOW_FRACTION = 1 / 16
 """Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
 
 
+class DraftDemand(NamedTuple):
+    """What a draft model takes: nothing where there is none."""
+
+    weight_bytes: int = 0
+    bytes_per_block: int = 0
+    """Of its KV cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Sizes of the engine's pools."""
@@ -39,6 +48,8 @@ class MemoryPlan:
     """The longest sequence that fits; shorter than the model's own only if nobody asked."""
     lines: list[str]
     """The arithmetic, for the operator."""
+    num_draft_blocks: int = 0
+    """Of the draft model's KV cache."""
 
     @property
     def num_kv_blocks(self) -> int:
@@ -56,18 +67,22 @@ def plan_memory(
     bytes_per_block: Sequence[int],
     max_model_len: int,
     is_host: bool,
+    draft: DraftDemand | None = None,
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
     `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
     is what a block of each takes. `is_host`: the device is the host itself, so its memory also
     holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
-    together.
+    together. `draft`: a draft model, which gets as many tokens of KV as the base would have, did
+    all its layers see everything.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
+    draft = draft or DraftDemand()
     if config.memory_bytes is not None:
-        available_bytes = min(available_bytes, config.memory_bytes - weight_bytes)
+        loaded_bytes = weight_bytes + draft.weight_bytes
+        available_bytes = min(available_bytes, config.memory_bytes - loaded_bytes)
     reserve = int(available_bytes * RESERVE_FRACTION)
     host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
     usable = available_bytes - reserve - activation_bytes - host_bytes
@@ -81,7 +96,11 @@ def plan_memory(
     ]
     kv = config.kv_cache_bytes
     if kv is None:
-        kv = max(0, min(usable - arena - windows, wanted_bytes(demands, max_model_len)))
+        left = (usable - arena - windows) * sum(bytes_per_block)
+        left //= sum(bytes_per_block) + draft.bytes_per_block
+        kv = max(0, min(left, wanted_bytes(demands, max_model_len)))
+    num_draft_blocks = kv // sum(bytes_per_block) if draft.bytes_per_block else 0
+    draft_kv = num_draft_blocks * draft.bytes_per_block
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
@@ -89,8 +108,13 @@ def plan_memory(
     ]
     if is_host:
         lines.append(f"host cache {_mib(config.host_cache_bytes)}")
-    if arena + windows + kv > usable:
-        raise InsufficientMemory(f"{_mib(kv)} for KV do not fit: " + "; ".join(lines))
+    if draft.weight_bytes:
+        lines.append(
+            f"draft model {_mib(draft.weight_bytes)}, its KV cache {num_draft_blocks} blocks of "
+            f"{config.kv_block_size} tokens, {draft.bytes_per_block} bytes each: {_mib(draft_kv)}"
+        )
+    if arena + windows + kv + draft_kv > usable:
+        raise InsufficientMemory(f"{_mib(kv + draft_kv)} for KV do not fit: " + "; ".join(lines))
     num_blocks = divide_kv(kv, demands)
     if num_blocks is None:
         least = " + ".join(str(demand.least) for demand in demands)
@@ -116,6 +140,7 @@ def plan_memory(
         num_swap_slots=divide_swap(config.swap_bytes, demands, num_blocks),
         max_model_len=min([max_model_len, *held]),
         lines=lines,
+        num_draft_blocks=num_draft_blocks,
     )
 
 

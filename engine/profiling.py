@@ -12,27 +12,37 @@ from .config import EngineConfig
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache, kv_bytes_per_block
-from .kv_groups import group_layers
+from .kv_groups import group_layers, one_group
 from .kv_layout import KvGroup
-from .memory import MemoryPlan, available_bytes, peak_bytes, plan_memory
+from .memory import DraftDemand, MemoryPlan, available_bytes, peak_bytes, plan_memory
 
 PROFILE_CONTEXT = 8192
 """Longer contexts take proportionally more: the reserve is for them."""
 
 
-def plan_engine(config: EngineConfig, base: BaseModel) -> MemoryPlan:
-    """Measure a full step and divide what memory is left. Raises InsufficientMemory."""
+def plan_engine(
+    config: EngineConfig, base: BaseModel, draft: BaseModel | None = None
+) -> MemoryPlan:
+    """Measure a full step and divide what memory is left. Raises InsufficientMemory.
+
+    `draft`: the draft model, which never runs while the base does.
+    """
     groups = group_layers(
         base.kv_shapes,
         max_model_len=base.max_model_len,
         attention_window=config.attention_window,
         attention_sinks=config.attention_sinks,
     )
+    activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
+    demand = DraftDemand()
+    if draft:
+        demand, draft_activation_bytes = _profile_draft(config, draft)
+        activation_bytes = max(activation_bytes, draft_activation_bytes)
     plan = plan_memory(
         config,
         available_bytes=available_bytes(base.device),
         weight_bytes=base.weight_bytes,
-        activation_bytes=peak_bytes(base.device, lambda: profile_step(config, base, groups)),
+        activation_bytes=activation_bytes,
         groups=groups,
         bytes_per_block=[
             kv_bytes_per_block(
@@ -45,6 +55,7 @@ def plan_engine(config: EngineConfig, base: BaseModel) -> MemoryPlan:
         ],
         max_model_len=base.max_model_len,
         is_host=base.device.type == "cpu",
+        draft=demand,
     )
     if base.kv_error:
         line = (
@@ -52,6 +63,16 @@ def plan_engine(config: EngineConfig, base: BaseModel) -> MemoryPlan:
         )
         plan.lines.append(line)
     return plan
+
+
+def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand, int]:
+    """What the draft model takes, and the bytes of the activations of its largest step."""
+    groups = one_group(len(draft.kv_shapes), 2)
+    bytes_per_block = kv_bytes_per_block(
+        groups[0], draft.kv_shapes, block_size=config.kv_block_size, kv_format=draft.kv_format
+    )
+    activation_bytes = peak_bytes(draft.device, lambda: profile_step(config, draft, groups))
+    return DraftDemand(draft.weight_bytes, bytes_per_block), activation_bytes
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:

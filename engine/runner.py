@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..adapters.arena import Arena
+from ..adapters.residency import Lease
 from ..kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from .base_model import BaseModel
 from .batch import ScheduledBatch, ScheduledSequence
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
+from .output_head import head_inputs
 from .request import Request
 from .speculation.draft import NO_DRAFT
 from .step_adapters import StepAdapters, StepAdaptersBuilder
@@ -59,10 +62,16 @@ class ModelRunner:
     def keep(self, request: Request, path: Sequence[int]) -> None:
         """Move the keys and values of the accepted tokens of a tree to where their positions are.
 
-        `path`: their indices in the request's draft, which was computed but not advanced over.
+        `path`: their indices in the request's draft, which was computed but neither appended nor
+        advanced over. A tree's tokens lie behind the last known one in the order of their indices.
         """
-        if request.draft.parents is not None:
-            raise NotImplementedError
+        first = len(request.token_ids)
+        moves = [
+            (first + index, first + place) for place, index in enumerate(path) if index != place
+        ]
+        if moves:
+            sources, targets = zip(*moves, strict=True)
+            self._cache.move(request.kv.tables, sources, targets)
 
     def clear(self, request: Request, start: int, end: int) -> None:
         """Zero what positions `[start, end)` of the request hold: values that are not finite would
@@ -75,7 +84,16 @@ class ModelRunner:
         Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
         at: one that is not finite has written what must not be reused.
         """
-        spans = [_span(sequence) for sequence in sequences]
+        return self.run_spans(
+            [_span(sequence) for sequence in sequences],
+            [sequence.request.lease for sequence in sequences],
+        )
+
+    def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+        """As `run`, of whatever spans, each under the adapter of its lease.
+
+        Those of one token come first.
+        """
         inputs = make_inputs(
             spans,
             groups=self._cache.groups,
@@ -83,22 +101,34 @@ class ModelRunner:
             device=self._base.device,
         )
         rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(self._base.device)
-        forward = PagedForward(self._cache, inputs.attention, self._step_adapters(sequences))
+        adapters = self._step_adapters(spans, leases)
+        forward = PagedForward(self._cache, inputs.attention, adapters)
         try:
-            logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+            with self._head_inputs() as seen:
+                logits = run_model(
+                    self._base.model, forward, inputs.input_ids, inputs.positions, rows
+                )
         except BaseException:
             self._base.forget_step()
             raise
-        return StepOutput(logits, None)
+        return StepOutput(logits, seen[0][0] if seen else None)
 
-    def _step_adapters(self, sequences: tuple[ScheduledSequence, ...]) -> StepAdapters | None:
+    def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
+        """What the output head is called with inside, if hidden states are asked for."""
+        return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
+
+    def _step_adapters(
+        self, spans: Sequence[Span], leases: Sequence[Lease | None]
+    ) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
-        if all(sequence.request.lease is None for sequence in sequences):
+        if all(lease is None for lease in leases):
             return None
+        pairs = list(zip(spans, leases, strict=True))
         return self._adapters.build(
-            [_run(sequence, sequence.num_tokens) for sequence in sequences],
-            [_run(sequence, sequence.num_kept_rows) for sequence in sequences],
-            num_decodes=sum(sequence.is_decode for sequence in sequences),
+            [_run(len(span.token_ids), lease) for span, lease in pairs],
+            [_run(span.num_kept_rows, lease) for span, lease in pairs],
+            num_decodes=sum(len(span.token_ids) == 1 for span in spans),
+            num_verified=sum(len(span.token_ids) for span in spans if span.num_kept_rows > 1),
         )
 
 
@@ -116,8 +146,7 @@ def _span(sequence: ScheduledSequence) -> Span:
     )
 
 
-def _run(sequence: ScheduledSequence, num_tokens: int) -> AdapterRun:
-    lease = sequence.request.lease
+def _run(num_tokens: int, lease: Lease | None) -> AdapterRun:
     if lease is None:
         return AdapterRun(num_tokens)
     return AdapterRun(num_tokens, lease.row, lease.generation)

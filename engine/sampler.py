@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .messages import TokenLogprob, TokenLogprobs
@@ -18,6 +20,19 @@ from .sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
 """Below it the draw is greedy for any logits that fp32 tells apart."""
+
+
+class Stream(IntEnum):
+    """What noise is for. At one seed and position each purpose has noise of its own."""
+
+    TOKEN = 0
+    """The target's own draw."""
+    DRAFT = 1
+    """A proposer's draw from its own distribution."""
+    ACCEPTANCE = 2
+    """Whether a guessed token is accepted."""
+    CORRECTION = 3
+    """The draw in place of one that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +48,44 @@ class SamplingRow:
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
-    adjusted = _adjust(logits, rows)
-    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    if drawn:
-        adjusted = adjusted.clone() if adjusted is logits else adjusted
-        adjusted[drawn] = _perturb(adjusted[drawn], [rows[index] for index in drawn])
-    tokens: list[int] = adjusted.argmax(-1).tolist()
+    tokens: list[int] = perturbed(logits, rows).argmax(-1).tolist()
     return tokens
+
+
+def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What `sample` takes the largest of: log-weights with noise; of a greedy row, which has none,
+    the logits after penalties and biases."""
+    adjusted = _adjust(logits, rows)
+    if drawn := _drawn(rows):
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        drawn_rows = [rows[index] for index in drawn]
+        log_weights = _log_weights(adjusted[drawn], drawn_rows)
+        adjusted[drawn] = log_weights + _noise(drawn_rows, logits, Stream.TOKEN)
+    return adjusted
+
+
+def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What `sample` draws from: fp32 `[num_rows, vocab_size]`, of a greedy row 1 for its token."""
+    adjusted = _adjust(logits, rows)
+    probabilities = F.one_hot(adjusted.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    if drawn := _drawn(rows):
+        log_weights = _log_weights(adjusted[drawn], [rows[index] for index in drawn])
+        probabilities[drawn] = log_weights.softmax(-1)
+    return probabilities
+
+
+def draw_from(weights: Tensor, rows: Sequence[SamplingRow], stream: Stream) -> list[int]:
+    """Draw one token per row of `weights [num_rows, vocab_size]`, in proportion to them.
+
+    They are not negative and need no sum of 1; of the rows only seed and position matter.
+    """
+    tokens: list[int] = (weights.log() + _noise(rows, weights, stream)).argmax(-1).tolist()
+    return tokens
+
+
+def uniforms(rows: Sequence[SamplingRow], stream: Stream, device: torch.device) -> Tensor:
+    """A number per row, fp64 `[num_rows]`, uniform in (0, 1): a function of seed and position."""
+    return uniform_noise(*_counters(rows, device), stream)
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
@@ -98,20 +144,20 @@ def _penalize(logits: Tensor, row: SamplingRow) -> None:
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Scale by temperature, cut to top-k, top-p and min-p, add each row's Gumbel noise."""
+def _drawn(rows: Sequence[SamplingRow]) -> list[int]:
+    """The rows whose token is drawn, not the likeliest."""
+    return [index for index, row in enumerate(rows) if not row.params.is_greedy]
+
+
+def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
     params = [row.params for row in rows]
     temperature = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
     # The likeliest token is at 0, so that no temperature, however small, makes it overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     scaled = _keep_top_k(scaled, [p.top_k for p in params])
     scaled = _keep_top_p(scaled, [p.top_p for p in params])
-    scaled = _keep_min_p(scaled, [p.min_p for p in params])
-    return scaled + gumbel_noise(
-        torch.tensor([row.seed for row in rows], device=logits.device),
-        torch.tensor([len(row.token_ids) for row in rows], device=logits.device),
-        logits.shape[-1],
-    )
+    return _keep_min_p(scaled, [p.min_p for p in params])
 
 
 def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -148,18 +194,47 @@ def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
     return logits.masked_fill(logits < threshold, float("-inf"))
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token).
+def _noise(rows: Sequence[SamplingRow], like: Tensor, stream: Stream) -> Tensor:
+    """Each row's Gumbel noise, of the shape and on the device of `like`."""
+    seeds, positions = _counters(rows, like.device)
+    return gumbel_noise(seeds, positions, like.shape[-1], stream)
+
+
+def gumbel_noise(
+    seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
+) -> Tensor:
+    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
+    and of what it is for.
 
     The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
     (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
     """
-    row_keys = _mix(_mix(seeds) ^ _mix(positions + 1))
     tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
-    bits = _mix(row_keys[:, None] + tokens * _GOLDEN_GAMMA)
-    # 24 bits, centred in their interval: never 0 nor 1 in fp32.
-    uniform = ((bits >> 40) & 0xFFFFFF).double().add_(0.5).mul_(2.0**-24)
-    return uniform.log().neg_().log().neg_().float()
+    keys = _keys(seeds, positions, stream)[:, None] + tokens * _GOLDEN_GAMMA
+    return _uniform(keys).log().neg_().log().neg_().float()
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """Noise fp64 `[num_rows]`, uniform in (0, 1), by the same generator."""
+    return _uniform(_keys(seeds, positions, stream))
+
+
+def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Seeds and positions."""
+    return (
+        torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
+        torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64, device=device),
+    )
+
+
+def _keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    # No sequence has 2**48 positions: each stream has counters of its own.
+    return _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
+
+
+def _uniform(keys: Tensor) -> Tensor:
+    """fp64 in (0, 1): 24 bits, centred in their interval, so never 0 nor 1 in fp32."""
+    return ((_mix(keys) >> 40) & 0xFFFFFF).double().add_(0.5).mul_(2.0**-24)
 
 
 _GOLDEN_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64

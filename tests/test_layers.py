@@ -60,6 +60,7 @@ CORE_TORCH_FREE = (
     "engine.heartbeat",
     "engine.quarantine",
     "engine.reference_base",
+    "engine.speculation.draft_cache",
     "api.cli",
     "api.cli.adapters",
     "api.app",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, takewhile
 from typing import NamedTuple, Protocol, assert_never
 
+import torch
 from torch import Tensor
 
 from ..config import Acceptance
 from ..request import Request
-from ..sampler import SamplingRow, sample
+from ..sampler import SamplingRow, Stream, draw_from, probabilities_of, sample, uniforms
 from .draft import ROOT
+from .drawing import row_behind
 
 
 class Accepted(NamedTuple):
@@ -50,12 +53,153 @@ class CoupledAcceptor:
         return accepted
 
 
+class RejectionAcceptor:
+    """Accept a guess with probability min(1, p / q); else draw from what p has more than q.
+
+    p is what the target draws from at that position, q what the guess was drawn from. The output
+    has the distribution of plain decoding (Leviathan et al. 2023, Chen et al. 2023), and is the
+    same whenever the guesses are. A guess without q is taken as a point mass, however it was found.
+    Of a tree only the branch of first children is looked at. Behind the last guess, or where there
+    is none, the draw is that of plain decoding.
+    """
+
+    def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
+        branches = list(_first_branches(requests))
+        guesses = [guess for branch in branches for guess in branch.guesses]
+        target = probabilities_of(*_at([guess.place for guess in guesses], logits))
+        lengths = _accepted_lengths(branches, _passes(guesses, target))
+        starts = accumulate((len(branch.guesses) for branch in branches), initial=0)
+        rejected = [
+            start + length
+            for branch, start, length in zip(branches, starts, lengths, strict=False)
+            if length < len(branch.guesses)
+        ]
+        corrected = iter(_correct([guesses[index] for index in rejected], target[rejected]))
+        whole = [
+            b.end for b, length in zip(branches, lengths, strict=True) if length == len(b.path)
+        ]
+        drawn = iter(sample(*_at(whole, logits)))
+        return [
+            branch.accepted(length, next(drawn if length == len(branch.path) else corrected))
+            for branch, length in zip(branches, lengths, strict=True)
+        ]
+
+
+class _Place(NamedTuple):
+    """Where a token is drawn."""
+
+    row: int
+    """Of the logits."""
+    sampling: SamplingRow
+
+
+class _Guess(NamedTuple):
+    token: int
+    place: _Place
+    proposed: Tensor | None
+    """`[vocab_size]`: what it was drawn from; None: a point mass."""
+
+
+class _Branch(NamedTuple):
+    """The first branch of a request's draft, which is all of a chain."""
+
+    path: list[int]
+    """Indices in the draft."""
+    guesses: list[_Guess]
+    end: _Place
+    """Behind the last guess."""
+
+    def accepted(self, length: int, token: int) -> Accepted:
+        """Its first `length` guesses, then `token`."""
+        guessed = [guess.token for guess in self.guesses[:length]]
+        return Accepted(self.path[:length], [*guessed, token])
+
+
+def _first_branches(requests: Sequence[Request]) -> Iterator[_Branch]:
+    start = 0
+    for request in requests:
+        draft = request.draft
+        places = [_Place(start + row, entry) for row, entry in enumerate(sampling_rows(request))]
+        proposed = None if draft.probabilities is None else draft.probabilities.unbind()
+        path, guesses, tip = [], [], ROOT
+        for index, token in enumerate(draft.token_ids):
+            if draft.parent(index) == tip:
+                own = None if proposed is None else proposed[index]
+                guesses.append(_Guess(token, places[1 + tip], own))
+                path.append(index)
+                tip = index
+        yield _Branch(path, guesses, places[1 + tip])
+        start += len(places)
+
+
+def _at(places: Sequence[_Place], logits: Tensor) -> tuple[Tensor, list[SamplingRow]]:
+    """The logits there, and what else decides the draws."""
+    return logits[[place.row for place in places]], [place.sampling for place in places]
+
+
+def _passes(guesses: Sequence[_Guess], target: Tensor) -> list[bool]:
+    """Which of them pass their own test; `target [num_guesses, vocab_size]`: p."""
+    tokens = torch.tensor(
+        [guess.token for guess in guesses], dtype=torch.int64, device=target.device
+    )
+    p = target.gather(-1, tokens[:, None])[:, 0]
+    noise = uniforms([guess.place.sampling for guess in guesses], Stream.ACCEPTANCE, target.device)
+    passes: list[bool] = passes_test(p, _proposed_chances(guesses, tokens), noise).tolist()
+    return passes
+
+
+def passes_test(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
+    """Whether a guess is accepted that the target draws with chance p, and that was drawn with q.
+
+    `noise` is uniform in (0, 1) and depends on nothing that the guess depends on.
+    """
+    return noise * q < p
+
+
+def leftover(target: Tensor, proposed: Tensor) -> Tensor:
+    """What a rejected guess is drawn anew from: what p has more than q, not normalized.
+
+    `[num_guesses, vocab_size]` each. Where it is nothing but for rounding, p itself.
+    """
+    more = torch.where(target > proposed, target - proposed, 0.0)
+    return torch.where(more.any(-1, keepdim=True), more, target)
+
+
+def _accepted_lengths(branches: Sequence[_Branch], passes: Sequence[bool]) -> list[int]:
+    """How many guesses of each branch pass before the first that does not."""
+    remaining = iter(passes)
+    own = [list(islice(remaining, len(branch.path))) for branch in branches]
+    return [sum(takewhile(bool, flags)) for flags in own]
+
+
+def _proposed_chances(guesses: Sequence[_Guess], tokens: Tensor) -> Tensor:
+    """q of each guess, fp64."""
+    chances = torch.ones(len(guesses), dtype=torch.float64, device=tokens.device)
+    drawn = [index for index, guess in enumerate(guesses) if guess.proposed is not None]
+    if drawn:
+        rows = torch.stack([guess.proposed for guess in guesses if guess.proposed is not None])
+        chances[drawn] = rows.gather(-1, tokens[drawn, None])[:, 0].double()
+    return chances
+
+
+def _correct(guesses: Sequence[_Guess], target: Tensor) -> list[int]:
+    """Draw what stands in the place of rejected guesses; `target [num_guesses, vocab_size]`: p."""
+    proposed = torch.zeros_like(target)
+    for row, guess in enumerate(guesses):
+        if guess.proposed is None:
+            proposed[row, guess.token] = 1.0
+        else:
+            proposed[row] = guess.proposed
+    rows = [guess.place.sampling for guess in guesses]
+    return draw_from(leftover(target, proposed), rows, Stream.CORRECTION)
+
+
 def make_acceptor(acceptance: Acceptance) -> Acceptor:
     match acceptance:
         case Acceptance.COUPLED:
             return CoupledAcceptor()
         case Acceptance.REJECTION:
-            raise NotImplementedError
+            return RejectionAcceptor()
         case _:
             assert_never(acceptance)
 
@@ -73,16 +217,6 @@ def _walk(request: Request, drawn: Sequence[int]) -> Accepted:
 
 def sampling_rows(request: Request) -> list[SamplingRow]:
     """What decides the draw behind the last known token, then behind each token of the draft."""
-    draft, known = request.draft, request.token_ids
-    prefixes: list[Sequence[int]] = [known]
-    for index in range(len(draft)):
-        prefixes.append([*prefixes[1 + draft.parent(index)], draft.token_ids[index]])
-    return [
-        SamplingRow(
-            params=request.submitted.sampling,
-            seed=request.seed,
-            token_ids=prefix,
-            num_prompt_tokens=request.num_prompt_tokens,
-        )
-        for prefix in prefixes
-    ]
+    draft = request.draft
+    paths = [[], *(draft.path(index) for index in range(len(draft)))]
+    return [row_behind(request, [draft.token_ids[index] for index in path]) for path in paths]

@@ -8,6 +8,9 @@ from ..base_model import BaseModel
 from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
+from . import draft_loading
+from .early_exit import open_early_exit
+from .medusa import open_medusa, open_medusa_tree
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -23,18 +26,33 @@ def _open_ngram(
     return NgramProposer()
 
 
-OPENERS: dict[str, Opener] = {"ngram": _open_ngram}
+OPENERS: dict[str, Opener] = {
+    "early_exit": open_early_exit,
+    "medusa": open_medusa,
+    "medusa_tree": open_medusa_tree,
+    "ngram": _open_ngram,
+}
 
 
-def open_proposers(config: EngineConfig, *, base: BaseModel, runner: ModelRunner) -> list[Proposer]:
-    """Raises InvalidParameter for names that are not known or come twice."""
+def open_proposers(
+    config: EngineConfig,
+    *,
+    base: BaseModel,
+    runner: ModelRunner,
+    draft: Proposer | None = None,
+) -> list[Proposer]:
+    """Raises InvalidParameter for names that are not known or come twice.
+
+    `draft`: the draft model's, which was loaded before memory was divided.
+    """
+    openers = OPENERS if draft is None else {**OPENERS, draft.name: lambda *_: draft}
     proposers: list[Proposer] = []
     for entry in config.speculation:
         name, _, argument = entry.partition(":")
-        if name not in OPENERS:
-            known = ", ".join(sorted(OPENERS))
+        if name not in openers:
+            known = ", ".join(sorted({*OPENERS, draft_loading.NAME}))
             raise InvalidParameter("speculation", f"{name} is none of {known}")
         if any(proposer.name == name for proposer in proposers):
             raise InvalidParameter("speculation", f"{name} comes twice")
-        proposers.append(OPENERS[name](argument, config, base, runner))
+        proposers.append(openers[name](argument, config, base, runner))
     return proposers

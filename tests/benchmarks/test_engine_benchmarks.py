@@ -18,6 +18,7 @@ from benchmarks import (
     bench_many_adapters,
     bench_paging,
     bench_prefix,
+    bench_speculation,
     bench_target_itl,
 )
 
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "fairness": bench_fairness,
     "many-adapters": bench_many_adapters,
     "adapter-load": bench_adapter_load,
+    "speculation": bench_speculation,
 }
 
 

@@ -16,7 +16,7 @@ from loraplex.engine.errors import InsufficientMemory
 from loraplex.engine.kv_budget import MIB
 from loraplex.engine.kv_groups import one_group
 from loraplex.engine.kv_layout import KvGroup
-from loraplex.engine.memory import MemoryPlan, available_bytes, plan_memory
+from loraplex.engine.memory import DraftDemand, MemoryPlan, available_bytes, plan_memory
 
 SIZES: dict[str, Any] = {
     "available_bytes": 1000 * MIB,
@@ -81,6 +81,29 @@ def test_a_context_nobody_asked_for_shrinks_to_what_fits() -> None:
     assert plan.max_model_len == 50 * 16
     with pytest.raises(InsufficientMemory, match="needs 100 KV blocks"):
         plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB, max_model_len=1600), **SIZES)
+
+
+def test_a_draft_model_gets_as_many_tokens_of_kv_as_the_base() -> None:
+    draft = DraftDemand(weight_bytes=30 * MIB, bytes_per_block=MIB // 2)
+    plan = plan_memory(EngineConfig("m"), **SIZES, draft=draft)
+    assert plan.arena_bytes == 200 * MIB
+    assert plan.num_kv_blocks == plan.num_draft_blocks == 400  # of 1.5 MiB together
+    assert any("draft model 30.0 MiB, its KV cache 400 blocks" in line for line in plan.lines)
+    assert plan_memory(EngineConfig("m"), **SIZES).num_draft_blocks == 0
+
+
+def test_a_draft_model_takes_what_is_given_besides_the_bases_own_kv() -> None:
+    draft = DraftDemand(weight_bytes=30 * MIB, bytes_per_block=MIB // 2)
+    config = EngineConfig("m", kv_cache_bytes=200 * MIB, arena_bytes=0)
+    plan = plan_memory(config, **SIZES, draft=draft)
+    assert (plan.num_kv_blocks, plan.num_draft_blocks) == (200, 200)
+    config = EngineConfig("m", kv_cache_bytes=540 * MIB, arena_bytes=0)  # 270 more, of 800
+    with pytest.raises(InsufficientMemory, match="draft model 30"):
+        plan_memory(config, **SIZES, draft=draft)
+    config = EngineConfig("m", memory_bytes=630 * MIB, arena_bytes=0)
+    plan = plan_memory(config, **SIZES, draft=draft)
+    # Of 630 - 100 - 30 for weights a tenth is the reserve, 100 are for activations.
+    assert plan.num_draft_blocks == 350 * 2 // 3
 
 
 WINDOWED = KvGroup((2, 3), window=160, sinks=0, num_blocks=2)

@@ -1,4 +1,4 @@
-"""When two greedy answers may differ: where rounding decides between tokens as good as equal."""
+"""When two answers may differ: where rounding decides between tokens as good as equal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.sampler import gumbel_noise
 from support.engine import LocalEngine
 
 
@@ -18,8 +19,11 @@ def parts_at_near_tie(
     expected: Sequence[int],
     actual: Sequence[int],
     gap: float,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> bool:
-    """Whether the answers' first different tokens are less than `gap` apart in logits.
+    """Whether the answers' first different tokens are less than `gap` apart in logits, or in what
+    is drawn by: logits over the temperature, with the noise of this seed.
 
     `reference` computes the logits behind what the answers have in common. False where one answer
     only ends earlier.
@@ -39,4 +43,7 @@ def parts_at_near_tie(
     raw = reference.answers[probe].tokens[0].logits
     assert raw is not None
     logits = torch.frombuffer(bytearray(raw), dtype=torch.float32)
+    if temperature:
+        position = torch.tensor([len(prompt) + index])
+        logits = logits / temperature + gumbel_noise(torch.tensor([seed]), position, len(logits))[0]
     return bool(logits[expected[index]] - logits[actual[index]] < gap)

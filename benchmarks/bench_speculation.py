@@ -1,0 +1,254 @@
+"""Speculative against plain decoding: how much faster friendly work gets, and what hostile pays.
+
+    make bench-speculation
+
+Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size. Hostile:
+an adapter under guesses that never hold, from an engine's first step and from its 51st on; bar
+0.97. Full: guesses of which half hold, in batches where checking them does not pay; bar 0.97. Both
+arms take turns step by step on the same requests, and their answers are compared. Speed is that of
+decoding, without the prompts. Below: what a step costs that checks so many guesses for each of its
+requests, over one that checks none, in a larger model; guessing itself costs nothing there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.report import Row, parse_options, print_report
+from benchmarks.speculation_arms import Arm, Job, Race, race
+from benchmarks.speculation_work import (
+    ADAPTERS,
+    BASE,
+    NeverRight,
+    demo_work,
+    known_proposers,
+)
+from benchmarks.timed_engine import MEASURED_SHAPE, SMOKE_SHAPE, make_model, random_prompt
+
+from loraplex.api.bench.models import BaseShape
+from support.speculation import ScriptedProposer, scripted
+
+MAX_DRAFT_TOKENS = 8
+HOSTILE_ADAPTER = "pirate"
+NUM_LEARNING_STEPS = 50
+"""So soon guessing in vain must have stopped."""
+NUM_PROMPT_TOKENS = 64
+WARM_UP_JOBS = 8
+VOCAB_SIZE = 2_048
+"""Of the demo's base."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: BaseShape = MEASURED_SHAPE
+    """Of the random model in which checking is measured."""
+    batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
+    least_jobs: int = 8
+    """Of a round: small batches follow one another."""
+    rounds: int = 3
+    hostile_batch_sizes: Sequence[int] = (1, 4, 16)
+    hostile_tokens: int = 250
+    hostile_rounds: int = 5
+    full_batch_sizes: Sequence[int] = (16, 32)
+    full_tokens: int = 120
+    draft_sizes: Sequence[int] = (0, 1, 2, 3, 4, 6, 8)
+    cycles: int = 12
+    """Steps of each draft size."""
+
+
+SMOKE = Plan(
+    SMOKE_SHAPE,
+    batch_sizes=(1, 2),
+    least_jobs=2,
+    rounds=1,
+    hostile_batch_sizes=(2,),
+    hostile_tokens=NUM_LEARNING_STEPS + 10,
+    hostile_rounds=1,
+    full_batch_sizes=(4,),
+    full_tokens=20,
+    draft_sizes=(0, 2),
+    cycles=2,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What some races of the same kind say."""
+
+    part: str
+    work: str
+    proposer: str
+    batch_size: int
+    races: Sequence[Race]
+    first_step: int = 0
+    """Steps before it are not counted."""
+
+    @property
+    def speed_up(self) -> float:
+        return median(each.speed_up(first_step=self.first_step) for each in self.races)
+
+    @property
+    def row(self) -> Row:
+        first, races = self.first_step, self.races
+        drafted = sum(each.speculative.num_draft_tokens for each in races)
+        accepted = sum(each.speculative.num_accepted_tokens for each in races)
+        return {
+            "part": self.part,
+            "work": self.work,
+            "proposer": self.proposer,
+            "batch": self.batch_size,
+            "plain tokens/s": median(
+                each.plain.tokens_per_second(first_step=first) for each in races
+            ),
+            "tokens/s": median(
+                each.speculative.tokens_per_second(first_step=first) for each in races
+            ),
+            "faster by": self.speed_up,
+            "mean accepted length": mean(each.speculative.mean_accepted_length for each in races),
+            "of guesses hold": accepted / drafted if drafted else 0.0,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(__doc__ or "", arguments)
+    plan = SMOKE if options.is_smoke else Plan()
+    model = make_model(options.models, plan.shape)
+    work = demo_work()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        figures = [
+            *friendly(plan, work, directory),
+            *hostile(plan, work, directory),
+            *full(plan, model, directory),
+        ]
+        costs = verification_costs(plan, model, directory)
+    races = {each for figure in figures for each in figure.races}
+    print_report(
+        "speculation",
+        [figure.row for figure in figures],
+        ("cost_of_checking", costs),
+        single_stream_faster_by=max(
+            figure.speed_up
+            for figure in figures
+            if figure.part == "friendly" and figure.batch_size == 1
+        ),
+        hostile_least=min(figure.speed_up for figure in figures if figure.part == "hostile"),
+        full_least=min(figure.speed_up for figure in figures if figure.part == "full"),
+        near_ties=sum(each.num_near_ties for each in races),
+        requests_answered_differently=sum(each.num_different for each in races),
+    )
+    return 0
+
+
+def friendly(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
+    """Every proposer on every kind of work at every batch size."""
+    for name, entry in known_proposers().items():
+        with demo_arms(directory, entry) as arms:
+            for kind, jobs in work.items():
+                race(*arms, jobs[-WARM_UP_JOBS:])
+                for size in plan.batch_sizes:
+                    num_jobs = plan.rounds * max(plan.least_jobs, size)
+                    races = [
+                        race(*arms, jobs[start : start + size])
+                        for start in range(0, num_jobs, size)
+                    ]
+                    yield Figure("friendly", kind, name, size, races)
+
+
+def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
+    """An adapter whose guesses never hold, each time in engines that have seen nothing else."""
+    for size in plan.hostile_batch_sizes:
+        jobs = [
+            Job(job.prompt, HOSTILE_ADAPTER, num_tokens=plan.hostile_tokens)
+            for job in work[HOSTILE_ADAPTER][:size]
+        ]
+        races = [_hostile_race(jobs, directory) for _ in range(plan.hostile_rounds)]
+        for part, first_step in (("hostile at once", 0), ("hostile", NUM_LEARNING_STEPS)):
+            yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, races, first_step)
+
+
+def _hostile_race(jobs: Sequence[Job], directory: Path) -> Race:
+    proposer = NeverRight(VOCAB_SIZE)
+    with scripted(proposer), demo_arms(directory, proposer.name) as arms:
+        return race(*arms, jobs)
+
+
+def full(plan: Plan, model: Path, directory: Path) -> Iterator[Figure]:
+    """Half of all guesses hold, in batches of the larger model in which that is too little."""
+    for size in plan.full_batch_sizes:
+        jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
+        proposer = ScriptedProposer({}, error=0.5, vocab_size=plan.shape.vocab_size)
+        with scripted(proposer), open_arms(model, directory, proposer.name) as (plain, guessing):
+            answers = plain.run(jobs).answers
+            proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
+            race(plain, guessing, jobs)
+            yield Figure("full", "random", proposer.name, size, [race(plain, guessing, jobs)])
+
+
+def verification_costs(plan: Plan, model: Path, directory: Path) -> list[Row]:
+    """By batch size what checking so many guesses a request adds to a step; drafts are free."""
+    return [_verification_cost(plan, model, directory, size) for size in plan.batch_sizes]
+
+
+def _verification_cost(plan: Plan, model: Path, directory: Path, size: int) -> Row:
+    """Each step checks another number of guesses, so that all meet the same machine."""
+    num_steps = len(plan.draft_sizes) * (1 + plan.cycles)
+    jobs = random_jobs(plan.shape, size, num_tokens=2 * num_steps)
+    proposer = NeverRight(plan.shape.vocab_size)
+    seconds: dict[int, list[float]] = {number: [] for number in plan.draft_sizes}
+    with scripted(proposer), open_arm(model, directory, speculation=proposer.name) as arm:
+        arm.begin(jobs, num_forced=MAX_DRAFT_TOKENS)
+        for _ in range(1 + plan.cycles):
+            for proposer.num_tokens in plan.draft_sizes:
+                arm.step()
+                seconds[proposer.num_tokens].append(arm.decoding.step_seconds[-1])
+    medians = {number: median(times[1:]) for number, times in seconds.items()}
+    ratios = {f"{number} guesses": medians[number] / medians[0] for number in plan.draft_sizes}
+    return {"batch": size, "ms with none": 1e3 * medians[0], **ratios}
+
+
+def random_jobs(shape: BaseShape, count: int, *, num_tokens: int) -> list[Job]:
+    rng = Random(1)
+    return [
+        Job(random_prompt(rng, shape, NUM_PROMPT_TOKENS), num_tokens=num_tokens)
+        for _ in range(count)
+    ]
+
+
+@contextmanager
+def open_arm(model: Path, directory: Path, **config: Any) -> Iterator[Arm]:
+    arm = Arm(model, directory, max_draft_tokens=MAX_DRAFT_TOKENS, **config)
+    try:
+        yield arm
+    finally:
+        arm.close()
+
+
+@contextmanager
+def open_arms(
+    model: Path, directory: Path, speculation: str, **config: Any
+) -> Iterator[tuple[Arm, Arm]]:
+    """One that decodes plainly and one that guesses."""
+    with (
+        open_arm(model, directory, **config) as plain,
+        open_arm(model, directory, speculation=speculation, **config) as guessing,
+    ):
+        yield plain, guessing
+
+
+@contextmanager
+def demo_arms(directory: Path, speculation: str) -> Iterator[tuple[Arm, Arm]]:
+    with open_arms(BASE, directory, speculation, adapters=ADAPTERS) as arms:
+        yield arms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

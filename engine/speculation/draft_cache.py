@@ -1,0 +1,126 @@
+"""What a draft model has computed of which request, and in which blocks. Torch-free.
+
+It is only a cache: what finds no room is given up, and computed again when it is wanted again.
+Beginnings of prompts are shared, so that a system prompt or the members of a group are computed
+once. A draft model computes without adapters, so all of a tenant's adapters share them; what an
+adapter has answered is not kept beyond its request, and so never outlives the adapter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from ..kv_blocks import KvBlocks, SequenceBlocks
+from ..kv_layout import KvGroup, KvOperation
+from ..prefix_cache import CacheNamespace
+from ..request import Request
+
+
+@dataclass(eq=False, slots=True)
+class CachedSequence:
+    """One request's part of the draft model's cache."""
+
+    namespace: CacheNamespace
+    blocks: SequenceBlocks
+    num_computed: int = 0
+    """Tokens whose keys and values are there."""
+    guesses: list[int] = field(default_factory=list)
+    """The last of them, which were guessed: they are the request's own if they were right."""
+
+    @property
+    def tables(self) -> list[list[int]]:
+        return self.blocks.tables
+
+
+class DraftCache:
+    """The draft model's blocks, by request; the least recently wanted is given up first."""
+
+    def __init__(self, group: KvGroup, block_size: int, *, prefix_secret: bytes | None) -> None:
+        """`group`: all layers, nothing freed behind a window: guesses are taken back.
+
+        `prefix_secret` keys the hashes of shared prompts; None: nothing is shared.
+        """
+        self._kv = KvBlocks([group], block_size, prefix_secret=prefix_secret)
+        self._sequences: OrderedDict[str, CachedSequence] = OrderedDict()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
+    def settle(self, request: Request) -> CachedSequence:
+        """The request's sequence, wanted now, as far as it holds what the request has become.
+
+        At least the last known token is not computed: what follows it is to be told.
+        """
+        sequence = self._sequences.get(request.request_id) or self._begin(request)
+        self._sequences.move_to_end(request.request_id)
+        known, limit = request.token_ids, len(request.token_ids) - 1
+        num_known = sequence.num_computed - len(sequence.guesses)
+        for guess in sequence.guesses:
+            if num_known >= limit or guess != known[num_known]:
+                break
+            num_known += 1
+        sequence.num_computed = min(num_known, limit)
+        sequence.guesses.clear()
+        return sequence
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether there is room for a request of so many tokens, were it alone."""
+        return self._kv.fits_alone(num_tokens, num_tokens)
+
+    def reserve(self, request_id: str, num_tokens: int, keep: Collection[str]) -> bool:
+        """Make the next `num_tokens` of the request writable; False if there is no room.
+
+        Others are given up for it, but not those in `keep`.
+        """
+        sequence = self._sequences[request_id]
+        while not self._kv.grow(sequence.blocks, sequence.num_computed, num_tokens):
+            others = (key for key in self._sequences if key != request_id and key not in keep)
+            victim = next(others, None)
+            if victim is None:
+                return False
+            self.drop(victim)
+        return True
+
+    def advance(self, request: Request, num_tokens: int) -> None:
+        """The request's next `num_tokens` have been computed; share what is full of its prompt."""
+        sequence = self._sequences[request.request_id]
+        sequence.num_computed += num_tokens
+        if sequence.num_computed - num_tokens < request.num_prompt_tokens:
+            self._kv.advance(
+                sequence.blocks,
+                sequence.namespace,
+                request.token_ids,
+                min(sequence.num_computed, request.num_prompt_tokens),
+            )
+
+    def drop(self, request_id: str) -> None:
+        """Give up what is there of the request; unknown ones are ignored."""
+        if sequence := self._sequences.pop(request_id, None):
+            self._kv.release(sequence.blocks)
+
+    def take_operations(self) -> list[KvOperation]:
+        """What the tensors have to do before the next forward, in this order."""
+        return self._kv.take_operations()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._kv.num_free(0)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._kv.num_usable(0)
+
+    def check_integrity(self) -> None:
+        """Assert that every block is free or held by exactly the sequences that are here."""
+        self._kv.check_integrity(sequence.blocks for sequence in self._sequences.values())
+
+    def _begin(self, request: Request) -> CachedSequence:
+        namespace = replace(request.namespace, adapter=None)
+        sequence = CachedSequence(namespace, self._kv.new_sequence())
+        sequence.num_computed = self._kv.match(
+            sequence.blocks, namespace, request.token_ids[: request.num_prompt_tokens]
+        )
+        self._sequences[request.request_id] = sequence
+        return sequence

@@ -1,0 +1,62 @@
+"""Loading the model behind `draft:MODEL`: before memory is divided, for it takes its part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ..base_model import BaseModel, load_base_model, load_config
+from ..checkpoint import locate_model
+from ..config import EngineConfig
+from ..errors import InvalidParameter, UnsupportedModel
+
+NAME = "draft"
+
+
+def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
+    """The draft model, as the base is loaded and admitted; None if the configuration has none.
+
+    It is served as the base is (device, dtype, quantization, format of the cache), up to the length
+    it was trained for. Raises InvalidParameter for a configuration without a model in it or with
+    several, UnsupportedModel if the model cannot be loaded or has other tokens than the base.
+    """
+    entries = [entry.partition(":") for entry in config.speculation]
+    models = [model for name, _, model in entries if name == NAME]
+    if not models:
+        return None
+    if len(models) > 1:
+        raise InvalidParameter("speculation", f"{NAME} comes twice")
+    if not models[0]:
+        raise InvalidParameter("speculation", f"{NAME} needs a model behind a colon: {NAME}:MODEL")
+    try:
+        folder = locate_model(models[0])
+        _check_tokens(folder, locate_model(config.model), base.vocab_size)
+        return load_base_model(replace(config, model=str(folder), max_model_len=None))
+    except UnsupportedModel as exc:
+        raise UnsupportedModel(f"draft model {models[0]}: {exc}") from exc
+
+
+def _check_tokens(draft_dir: Path, base_dir: Path, vocab_size: int) -> None:
+    """Raises UnsupportedModel unless a token id means the same to both models."""
+    draft_size = load_config(draft_dir).vocab_size
+    if draft_size != vocab_size:
+        raise UnsupportedModel(f"its vocabulary has {draft_size} tokens, the base's {vocab_size}")
+    draft_tokens, base_tokens = _tokens(draft_dir), _tokens(base_dir)
+    if draft_tokens is None or base_tokens is None or draft_tokens == base_tokens:
+        return
+    token = min(token for token, _ in draft_tokens.items() ^ base_tokens.items())
+    raise UnsupportedModel(f"its tokenizer is not the base's: they differ in the token {token!r}")
+
+
+def _tokens(folder: Path) -> dict[str, int] | None:
+    """The ids of all tokens, added ones included; None without a `tokenizer.json`."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    vocab = contents["model"]["vocab"]
+    if isinstance(vocab, list):  # Unigram: pieces with their scores, in the order of their ids
+        vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
+    added = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
+    return {**vocab, **added}

@@ -1,0 +1,256 @@
+"""A second, smaller model guesses (Leviathan et al. 2023; Chen et al. 2023).
+
+It is loaded and computed as the base model is, with a paged cache of its own, but without adapters:
+whatever a guess was made by, the verifier keeps the output that of the request's own adapter. An
+adapter that takes the answers far from the base's only has fewer guesses accepted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..base_model import BaseModel
+from ..config import EngineConfig
+from ..forward import PagedForward, run_model
+from ..inputs import Span, make_inputs
+from ..kv_cache import KvCache
+from ..kv_groups import one_group
+from ..request import Request
+from ..sampler import SamplingRow
+from .draft import NO_DRAFT, Draft
+from .draft_cache import CachedSequence, DraftCache
+from .drawing import DraftDrawing, make_drawing
+from .proposer import Wanted
+
+MAX_CATCH_UP_TOKENS = 256
+"""Known tokens, over all requests, that one step's drafting computes at most: a long prompt is
+caught up with over several steps, and guessed behind once that is done."""
+LEAST_SHARE = 2
+"""What every request may compute of its known tokens all the same: the last guess, if all were
+right, and the token that was drawn behind it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Drafting:
+    """A request on its way to a draft."""
+
+    request: Request
+    sequence: CachedSequence
+    num_tokens: int
+    """To guess."""
+    token_ids: list[int]
+    """The request's, then the guessed."""
+    probabilities: list[Tensor] = field(default_factory=list)
+    """`[vocab_size]` per guess, where the acceptor wants them."""
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to compute before the next can be guessed."""
+        return len(self.token_ids) - self.sequence.num_computed
+
+    @property
+    def num_guessed(self) -> int:
+        return len(self.token_ids) - len(self.request.token_ids)
+
+    def row(self) -> SamplingRow:
+        """What decides the next guess, besides the logits: what will decide the target's draw."""
+        return SamplingRow(
+            params=self.request.submitted.sampling,
+            seed=self.request.seed,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+        )
+
+    def draft(self) -> Draft:
+        """What was guessed; the sequence is told which of its tokens are only guesses."""
+        known = len(self.request.token_ids)
+        guesses = self.token_ids[known:]
+        self.sequence.guesses = self.token_ids[known : self.sequence.num_computed]
+        probabilities = torch.stack(self.probabilities) if self.probabilities else None
+        return Draft(tuple(guesses), probabilities=probabilities)
+
+
+class _Piece(NamedTuple):
+    """What one forward computes of a request."""
+
+    drafting: _Drafting
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it reaches the last token, so that the next is guessed."""
+        return self.num_tokens == self.drafting.num_missing
+
+    def span(self) -> Span:
+        sequence = self.drafting.sequence
+        start, end = sequence.num_computed, sequence.num_computed + self.num_tokens
+        return Span(
+            token_ids=self.drafting.token_ids[start:end],
+            start=start,
+            tables=sequence.tables,
+            num_kept_rows=int(self.is_last),
+        )
+
+
+class DraftModelProposer:
+    """Guesses for all requests at once: a forward per token, over whoever still wants one."""
+
+    name = "draft"
+    needs_hidden_states = False
+
+    def __init__(
+        self,
+        model: BaseModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        drawing: DraftDrawing,
+        ends: Callable[[Request, int], bool],
+        prefix_secret: bytes | None = None,
+    ) -> None:
+        """`num_blocks`: of its cache. `ends`: whether a token ends a request's output; nothing is
+        guessed behind it. `prefix_secret`: see `DraftCache`."""
+        (group,) = one_group(len(model.kv_shapes), num_blocks + 1)
+        self.cache = DraftCache(group, block_size, prefix_secret=prefix_secret)
+        self._model = model
+        self._drawing = drawing
+        self._ends = ends
+        self._pages = KvCache(
+            [group],
+            model.kv_shapes,
+            block_size=block_size,
+            kv_format=model.kv_format,
+            device=model.device,
+        )
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        try:
+            drafting = self._begin(wanted)
+            self._guess(self._first_pieces(list(drafting.values())))
+            return [
+                drafting[request].draft() if request in drafting else NO_DRAFT
+                for request, _ in wanted
+            ]
+        except BaseException:
+            # What was half done is known to nobody.
+            self._model.forget_step()
+            for request, _ in wanted:
+                self.forget(request.request_id)
+            raise
+
+    def observe(self, request: Request, hidden_state: Tensor | None) -> None:
+        """The next call compares its guesses with what the request has become."""
+
+    def forget(self, request_id: str) -> None:
+        self.cache.drop(request_id)
+
+    def _begin(self, wanted: Sequence[Wanted]) -> dict[Request, _Drafting]:
+        """Those that the model can take: no longer than it was trained for, or than its cache."""
+        drafting = {}
+        for request, num_tokens in reversed(wanted):  # the first is to be the last given up
+            num_known = len(request.token_ids)
+            num_tokens = min(num_tokens, self._model.max_model_len + 1 - num_known)
+            if num_tokens < 1 or not self.cache.can_hold(num_known + num_tokens - 1):
+                self.forget(request.request_id)
+                continue
+            sequence = self.cache.settle(request)
+            drafting[request] = _Drafting(request, sequence, num_tokens, list(request.token_ids))
+        return dict(reversed(drafting.items()))
+
+    def _first_pieces(self, drafting: Sequence[_Drafting]) -> list[_Piece]:
+        """What each may compute of its known tokens, where there is room for what it computes."""
+        budget = max(MAX_CATCH_UP_TOKENS, LEAST_SHARE * len(drafting))
+        shares = fair_shares([entry.num_missing for entry in drafting], budget)
+        pieces: list[_Piece] = []
+        keep: set[str] = set()
+        for entry, share in zip(drafting, shares, strict=True):
+            piece = _Piece(entry, share)
+            request_id = entry.request.request_id
+            num_tokens = share + entry.num_tokens - 1 if piece.is_last else share
+            if request_id in self.cache and self.cache.reserve(request_id, num_tokens, keep):
+                keep.add(request_id)
+                pieces.append(piece)
+        self._pages.execute(self.cache.take_operations())
+        return pieces
+
+    def _guess(self, pieces: list[_Piece]) -> None:
+        """Compute these, guess behind those that are complete, and so on."""
+        while pieces:
+            pieces.sort(key=lambda piece: (piece.num_tokens, piece.drafting.sequence.num_computed))
+            logits = self._run([piece.span() for piece in pieces])
+            complete = [piece.drafting for piece in pieces if piece.is_last]
+            for entry, num_tokens in pieces:
+                self.cache.advance(entry.request, num_tokens)
+            pieces = [_Piece(entry, 1) for entry in self._draw(complete, logits)]
+
+    def _draw(self, drafting: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
+        """Guess a token for each by its row of logits; return those that want another.
+
+        One whose logits are not finite is given up: its cache holds what must not be used.
+        """
+        finite = logits.isfinite().all(-1).tolist()
+        for entry, is_finite in zip(drafting, finite, strict=True):
+            if not is_finite:
+                self.forget(entry.request.request_id)
+        drafting = [entry for entry, is_finite in zip(drafting, finite, strict=True) if is_finite]
+        if not drafting:
+            return []
+        rows = [entry.row() for entry in drafting]
+        drawn = self._drawing.draw(rows, logits if all(finite) else logits[finite])
+        for index, entry in enumerate(drafting):
+            entry.token_ids.append(drawn.token_ids[index])
+            if drawn.probabilities is not None:
+                entry.probabilities.append(drawn.probabilities[index])
+        return [entry for entry in drafting if self._goes_on(entry)]
+
+    def _goes_on(self, entry: _Drafting) -> bool:
+        is_done = entry.num_guessed == entry.num_tokens
+        return not is_done and not self._ends(entry.request, entry.token_ids[-1])
+
+    def _run(self, spans: Sequence[Span]) -> Tensor:
+        """fp32 logits of the kept rows."""
+        device = self._model.device
+        inputs = make_inputs(
+            spans, groups=self._pages.groups, block_size=self._pages.block_size, device=device
+        )
+        rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(device)
+        forward = PagedForward(self._pages, inputs.attention)
+        return run_model(self._model.model, forward, inputs.input_ids, inputs.positions, rows)
+
+
+def fair_shares(needs: Iterable[int], budget: int) -> list[int]:
+    """Divide a budget: nobody gets more than needed, or less than another beyond its own need."""
+    needs = list(needs)
+    shares = [0] * len(needs)
+    for place, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
+        shares[index] = min(needs[index], budget // (len(needs) - place))
+        budget -= shares[index]
+    return shares
+
+
+def open_draft_model(
+    config: EngineConfig, base: BaseModel, draft: BaseModel | None, num_blocks: int
+) -> DraftModelProposer | None:
+    """`draft`, if there is one, guesses for `base`, with `num_blocks` blocks of cache."""
+    if draft is None:
+        return None
+
+    def ends(request: Request, token: int) -> bool:
+        params = request.submitted.sampling
+        is_eos = token in base.eos_token_ids and not params.ignore_eos
+        return is_eos or token in params.stop_token_ids
+
+    return DraftModelProposer(
+        draft,
+        num_blocks=num_blocks,
+        block_size=config.kv_block_size,
+        drawing=make_drawing(config.acceptance),
+        ends=ends,
+        prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
+    )

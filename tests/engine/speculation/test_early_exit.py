@@ -1,0 +1,258 @@
+"""Self-speculation: the first layers of the target guess, on its own keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantization
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.runner import ModelRunner, StepOutput
+from loraplex.engine.speculation.drawing import make_drawing
+from loraplex.engine.speculation.early_exit import (
+    EarlyExitProposer,
+    FirstLayers,
+    open_early_exit,
+)
+from loraplex.engine.speculation.proposers import OPENERS
+from support.engine import LocalEngine
+from support.families import SERVED, VOCAB_SIZE, save_family
+from support.models import make_adapter
+from support.paged import paged_logits
+
+PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [200, 41], list(range(40, 71)), [9] * 12, [66, 5, 4]]
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    path = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(tiny_base, path / f"a{r}", seed=r, r=r) for r in (2, 8)]
+
+
+def open_all_layers(
+    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
+) -> EarlyExitProposer:
+    layers = FirstLayers(base.model, base.config, base.config.num_hidden_layers)
+    return EarlyExitProposer(layers, runner, make_drawing(config.acceptance))
+
+
+def answer_all(
+    engine: LocalEngine, adapters: Sequence[Path], temperature: float
+) -> tuple[list[list[int]], int, int]:
+    """The answers of base and adapters in one mixed batch; how many tokens were guessed for them,
+    and how many of these held."""
+    keys = [None, *(engine.add_adapter(folder) for folder in adapters)]
+    ids = [
+        engine.submit(
+            prompt,
+            keys[index % len(keys)],
+            max_tokens=24,
+            temperature=temperature,
+            seed=index,
+            ignore_eos=True,
+            repetition_penalty=1.1 if index == 1 else 1.0,
+            speculation=SpeculationParams(num_tokens=4),
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    engine.run()
+    engine.close()
+    ends = [end for end in (engine.answers[name].finished for name in ids) if end]
+    return (
+        engine.tokens(ids),
+        sum(end.num_draft_tokens for end in ends),
+        sum(end.num_accepted_tokens for end in ends),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+def test_the_tokens_are_those_of_plain_decoding(
+    tiny_base: Path, adapters: list[Path], tmp_path: Path, temperature: float
+) -> None:
+    plain, num_guessed, _ = answer_all(LocalEngine(tiny_base, tmp_path), adapters, temperature)
+    assert num_guessed == 0
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",))
+    tokens, num_guessed, num_accepted = answer_all(engine, adapters, temperature)
+    assert tokens == plain
+    assert num_guessed > num_accepted > 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"kv_dtype": KvDtype.INT8},
+        {"quantization": Quantization.INT8},
+        {"attention_window": 8, "attention_sinks": 2, "kv_block_size": 4},
+    ],
+    ids=["int8-kv", "int8-base", "window"],
+)
+def test_it_shares_whatever_cache_and_weights_the_target_has(
+    tiny_base: Path, adapters: list[Path], tmp_path: Path, config: dict[str, Any]
+) -> None:
+    plain, _, _ = answer_all(LocalEngine(tiny_base, tmp_path, **config), adapters, 0.7)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",), **config)
+    tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
+    assert tokens == plain
+    assert num_guessed > 100
+
+
+@pytest.mark.parametrize("acceptance", Acceptance)
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_of_what_all_layers_guess_everything_is_accepted(
+    tiny_base: Path,
+    adapters: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    acceptance: Acceptance,
+    temperature: float,
+) -> None:
+    monkeypatch.setitem(OPENERS, "early_exit", open_all_layers)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:2",), acceptance=acceptance)
+    _, num_guessed, num_accepted = answer_all(engine, adapters, temperature)
+    assert num_accepted == num_guessed > 80
+
+
+FAMILIES = (
+    "deepseek_v3-mla",
+    "gemma2-softcap-window",
+    "gpt2-conv1d",
+    "gpt_neox",
+    "gpt_oss-sinks-window",
+    "mixtral",
+    "opt",
+    "phi3-fused",
+)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_early_logits_are_those_of_the_model_cut_to_its_first_layers(
+    case: str, tmp_path: Path
+) -> None:
+    path = save_family(tmp_path, *SERVED[case])
+    cut, whole = load_cut(path, 2), load_cut(path, 4)
+    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    layers = FirstLayers(base.model, base.config, 2)
+    sequence = torch.randint(VOCAB_SIZE, (21,), generator=torch.Generator().manual_seed(1))
+
+    with layers.only():
+        early = paged_logits(base, [sequence.tolist()])[0]
+    late = paged_logits(base, [sequence.tolist()])[0]
+
+    for ours, model in ((early, cut), (late, whole)):
+        with torch.inference_mode():
+            theirs = model(sequence[None], use_cache=False).logits[0]
+        assert (ours - theirs).abs().max() < 1e-4
+    assert (early - late).abs().max() > 0.01
+
+
+def load_cut(path: Path, num_layers: int) -> Any:
+    """The checkpoint as transformers loads it with so many layers."""
+    config = AutoConfig.from_pretrained(path)
+    layer_types = getattr(config, "layer_types", None)
+    config.num_hidden_layers = num_layers
+    if layer_types:
+        config.layer_types = layer_types[:num_layers]
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, attn_implementation="eager")
+    return model.eval()
+
+
+class CountingModel(nn.Module):
+    """It goes through its layers by their number, whatever list it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, **_inputs: Any) -> Any:
+        hidden = torch.zeros(1, 1, 2)
+        for index in range(3):
+            hidden = self.layers[index](hidden)
+        return SimpleNamespace(logits=hidden)
+
+
+class RecordingModel(CountingModel):
+    """One whose layers do not attend."""
+
+    def forward(self, **_inputs: Any) -> Any:
+        return SimpleNamespace(logits=torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize("model", [CountingModel(), RecordingModel()])
+def test_a_model_that_goes_another_way_through_its_layers_is_refused_by_name(
+    model: nn.Module,
+) -> None:
+    config = SimpleNamespace(num_hidden_layers=3, model_type="winding")
+    layers = model.layers
+    with pytest.raises(UnsupportedModel, match="winding does not run its first layers"):
+        FirstLayers(model, config, 2)
+    assert model.layers is layers
+
+
+@pytest.mark.parametrize("argument", ["", "0", "2", "-1", "1.5", "one"])
+def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> None:
+    base = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2))
+    config = EngineConfig(str(tiny_base))
+    with pytest.raises(InvalidParameter, match="early_exit takes a number of layers from 1 to 1"):
+        open_early_exit(argument, config, base, None)  # type: ignore[arg-type]
+
+
+def fail_sometimes(engine: LocalEngine, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let `spoil` change what every seventh forward of the proposer says; returns how often."""
+    runner = engine.core._runner
+    run_spans, num_calls, spoiled = runner.run_spans, 0, []
+
+    def run(spans: Any, leases: Any) -> StepOutput:
+        nonlocal num_calls
+        output = run_spans(spans, leases)
+        is_guess = len(engine.core._base.model.model.layers) == 1
+        num_calls += is_guess
+        if is_guess and num_calls % 7 == 0:
+            spoiled.append(num_calls)
+            return spoil(runner, spans, output)
+        return output
+
+    monkeypatch.setattr(runner, "run_spans", run)
+    return spoiled
+
+
+def raise_error(runner: ModelRunner, spans: Any, output: StepOutput) -> StepOutput:
+    make_nan(runner, spans, output)
+    raise RuntimeError("the device is out of memory")
+
+
+def make_nan(runner: ModelRunner, spans: Any, output: StepOutput) -> StepOutput:
+    """As if the first layer had overflowed for every second request."""
+    logits = output.logits.clone()
+    logits[::2] = torch.nan
+    cache = runner._cache
+    for span in spans[::2]:
+        block, offset = divmod(span.start, cache.block_size)
+        for pages in (cache.keys[0], cache.values[0]):
+            pages.tensors[0][span.tables[0][block], offset] = torch.nan
+    return output._replace(logits=logits)
+
+
+@pytest.mark.parametrize("spoil", [make_nan, raise_error])
+def test_a_guess_that_fails_midway_leaves_nothing_behind(
+    tiny_base: Path,
+    adapters: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Any,
+) -> None:
+    plain, _, _ = answer_all(LocalEngine(tiny_base, tmp_path), adapters, 0.7)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",))
+    spoiled = fail_sometimes(engine, spoil, monkeypatch)
+    tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
+    assert tokens == plain
+    assert len(spoiled) > 5
+    assert num_guessed > 0
