@@ -147,7 +147,7 @@ class EngineCore:
             prepare=BlockPreparation(base.layout, base.extended),
         )
         self._loaders = LoaderThreads(config.num_loader_threads)
-        self._arena, self._host = arena, host
+        self._arena = arena
         self._residency = Residency(
             arena=arena, host=host, loaders=self._loaders, want=self._want, clock=clock
         )
@@ -517,8 +517,6 @@ class EngineCore:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
-            arena_used_bytes=self._arena.used_bytes,
-            host_cache_used_bytes=self._host.used_bytes,
             num_adapter_loads=self._residency.num_loads,
             num_adapter_evictions=self._residency.num_evictions,
             adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],

@@ -432,8 +432,6 @@ class EngineStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    arena_used_bytes: int
-    host_cache_used_bytes: int
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterResidency] = field(default_factory=list)

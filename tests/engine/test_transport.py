@@ -88,7 +88,7 @@ EVENTS = StepEvents(
     ],
 )
 STATS = EngineStats(
-    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)],
     kv_usage=0.5,
     utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
