@@ -27,6 +27,11 @@ class KvDtype(StrEnum):
     """The same with e4m3 codes, where the device computes them."""
 
 
+MAX_DRAFT_TOKENS = 64
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa")
+"""What `EngineConfig.speculation` may name."""
+
+
 class Acceptance(StrEnum):
     """By which rule guessed tokens are accepted. Both leave the output's distribution as it is."""
 
@@ -102,6 +107,11 @@ class EngineConfig:
     """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
     wait for them."""
 
+    @property
+    def proposers(self) -> list[str]:
+        """The names of what guesses tokens."""
+        return [entry.partition(":")[0] for entry in self.speculation]
+
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
@@ -113,7 +123,7 @@ class EngineConfig:
             raise InvalidParameter("num_loader_threads", "must be at least 1")
         if not self.loader_duty > 0:
             raise InvalidParameter("loader_duty", "must be positive")
-        if not 1 <= self.max_draft_tokens <= 64:
-            raise InvalidParameter("max_draft_tokens", "must be between 1 and 64")
+        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise InvalidParameter("max_draft_tokens", f"must be from 1 to {MAX_DRAFT_TOKENS}")
         if self.attention_sinks < 0:
             raise InvalidParameter("attention_sinks", "must not be negative")

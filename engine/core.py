@@ -223,7 +223,8 @@ class EngineCore:
             case Prefetch(key, stay_seconds):
                 self._residency.prefetch(key, stay_seconds)
             case ExplainAdapter(key):
-                self._outbox.append(explain(self._residency, key))
+                speculation = self._speculation.explain(key)
+                self._outbox.append(explain(self._residency, key, speculation))
             case _:
                 assert_never(message)
 
@@ -283,6 +284,7 @@ class EngineCore:
             if adapter in self._drains:
                 raise AdapterDeleted
             _check_token_ids(submitted, self.info.vocab_size)
+            self._speculation.check(submitted.speculation)
             self._scheduler.add(request)
         except EngineError as exc:
             self._announce_end(request, FinishReason.ERROR, exc)

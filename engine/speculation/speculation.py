@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
+from ...adapters.identity import AdapterKey
 from ..base_model import BaseModel
 from ..batch import ScheduledSequence
 from ..config import EngineConfig
-from ..messages import SpeculationStats
+from ..errors import ProposerNotServed
+from ..messages import SpeculationParams, SpeculationStats
 from ..request import Request
 from ..runner import ModelRunner
 from ..step_costs import StepCosts
@@ -50,6 +52,11 @@ class Speculation:
     @property
     def needs_hidden_states(self) -> bool:
         return any(proposer.needs_hidden_states for proposer in self._proposers.values())
+
+    def check(self, asked: SpeculationParams | None) -> None:
+        """Raises ProposerNotServed."""
+        if asked and asked.proposer is not None and asked.proposer not in self._proposers:
+            raise ProposerNotServed(asked.proposer, self._proposers)
 
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
         """See `policy.DraftPolicy`."""
@@ -97,6 +104,10 @@ class Speculation:
 
     def snapshot(self) -> list[SpeculationStats]:
         return self._control.snapshot()
+
+    def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
+        """Of one adapter version, or of the base model."""
+        return [stats for stats in self._control.snapshot() if stats.key == key]
 
     def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
         start = self._clock()
