@@ -471,7 +471,7 @@ class EngineCore:
         self._scheduler.advance(sequence, num_accepted=len(path))
         row = entry.rows[1 + path[-1] if path else 0]
         hidden_state = None if hidden_states is None else hidden_states[row]
-        self._speculation.observe(request, len(path), hidden_state)
+        self._speculation.observe(request, path, hidden_state)
         self._finish_if_done(request, generated.token_ids[-1])
 
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
@@ -534,6 +534,7 @@ class EngineCore:
             tenant_service=self._tenant_service.snapshot(),
             adapter_tiers=tier_stats(self._residency, self._hits),
             speculation=self._speculation.snapshot(),
+            speculation_totals=self._speculation.totals(),
         )
 
 

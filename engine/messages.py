@@ -424,7 +424,10 @@ class AdapterTierStats:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """How well one proposer guesses under one adapter version, or the base model."""
+    """How well one proposer guesses under one adapter version, or the base model.
+
+    Counted since the adapter was last remembered: the engine forgets those unused for longest.
+    """
 
     key: AdapterKey | None
     proposer: str
@@ -435,19 +438,20 @@ class SpeculationStats:
     acceptance: float
     """Lately, of a draft's first token: between 0 and 1."""
     num_tokens: int
-    """How many are guessed in a step now; 0: it does not pay."""
+    """How many were guessed for a request in the last step; 0: that does not pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerTotals:
-    """What one proposer has done since the engine's start."""
+    """What one proposer has done for all requests since the engine started; it never shrinks."""
 
     proposer: str
     num_drafts: int
+    """That were verified; empty ones are not."""
     num_draft_tokens: int
     num_accepted_tokens: int
     seconds: float
-    """Spent on making drafts."""
+    """That guessing took, without the verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,8 +485,9 @@ class EngineStats:
     """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""
     adapter_tiers: AdapterTierStats = field(default_factory=AdapterTierStats)
     speculation: list[SpeculationStats] = field(default_factory=list)
-    """Lately used ones first."""
+    """Adapters lately used first; a bounded number of them."""
     speculation_totals: list[ProposerTotals] = field(default_factory=list)
+    """One for each proposer."""
 
 
 ToEngine = (

@@ -1,25 +1,19 @@
 """What a step costs, learned from the steps that ran.
 
 seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per guessed
-token. The five coefficients are fitted online by least squares over *relative* errors, older steps
-counting less: one stalled step, however long, weighs no more than one step. None is negative.
-Torch-free.
+token. The five coefficients are fitted online (`least_squares`). Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from .least_squares import RelativeLeastSquares
+
 MEMORY = 0.99
-"""What each further step leaves of a step's weight: 0.99 forgets half in 69 steps."""
-STIFFNESS = 1e-7
-"""Pull towards the last estimate, by the weight of the data: decides only where these don't."""
-LEAST_WEIGHT = 1e-6
-"""Of a coefficient's data; when forgetting leaves less, its last estimate stands."""
-NUM_EAGER_FITS = 64
-FIT_INTERVAL = 8
-"""One step more changes little once so many are known; fitting costs more than taking note."""
+"""What each further swap leaves of the last ones' weight."""
+NUM_DRAFT_STEPS = 3
+"""With guessed tokens before what they cost is believed: kernels may be compiled in the first."""
 
 
 class StepShape(NamedTuple):
@@ -36,7 +30,7 @@ class StepCosts:
 
     def __init__(self, swap_bytes_per_second: float = 4e9) -> None:
         """`swap_bytes_per_second` is believed until the first swap has been observed."""
-        self._model = _RelativeLeastSquares(num_features=5)
+        self._model = RelativeLeastSquares(num_features=5)
         self._swap_bytes = 0.0
         self._swap_seconds = 0.0
         self._swap_default = swap_bytes_per_second
@@ -66,6 +60,14 @@ class StepCosts:
         """What computing these tokens again adds to steps that run anyway."""
         return num_tokens * self._model.coefficients[1]
 
+    def draft_token_seconds(self) -> float:
+        """What verifying one guessed token adds to a step.
+
+        Until that was seen, what a prompt's token adds: it too is a row of a step that runs anyway.
+        """
+        is_known = self._model.num_observed[4] >= NUM_DRAFT_STEPS
+        return self._model.coefficients[4 if is_known else 1]
+
     def swap_seconds(self, num_bytes: int) -> float:
         """One way; a preemption by swap pays it twice."""
         if self._swap_bytes and self._swap_seconds:
@@ -83,73 +85,3 @@ class StepCosts:
 
 def _features(shape: StepShape) -> tuple[float, ...]:
     return 1.0, *map(float, shape)
-
-
-class _RelativeLeastSquares:
-    """Non-negative coefficients c that minimize Σ memory^age · ((c·x - y) / y)²."""
-
-    def __init__(self, num_features: int) -> None:
-        self._size = num_features
-        self._products = [[0.0] * num_features for _ in range(num_features)]  # Σ x xᵀ / y²
-        self._targets = [0.0] * num_features  # Σ x / y
-        self.coefficients = [0.0] * num_features
-        self._num_observed = 0
-
-    def observe(self, features: Sequence[float], seconds: float) -> None:
-        scaled = [feature / seconds for feature in features]
-        for row, left in zip(self._products, scaled, strict=True):
-            for column, right in enumerate(scaled):
-                row[column] = MEMORY * row[column] + left * right
-        self._targets = [
-            MEMORY * target + value for target, value in zip(self._targets, scaled, strict=True)
-        ]
-        self._num_observed += 1
-        if self._num_observed <= NUM_EAGER_FITS or self._num_observed % FIT_INTERVAL == 0:
-            self.coefficients = self._fit()
-
-    def predict(self, features: Sequence[float]) -> float:
-        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
-
-    def _fit(self) -> list[float]:
-        """Fit all, then without those that came out negative, until none does."""
-        kept = list(range(self._size))
-        while kept:
-            values = self._solve(kept)
-            least = min(values)
-            if least >= 0:
-                break
-            kept.pop(values.index(least))
-        fitted = dict(zip(kept, values, strict=True)) if kept else {}
-        return [fitted.get(index, 0.0) for index in range(self._size)]
-
-    def _solve(self, kept: list[int]) -> list[float]:
-        """The normal equations of these features, scaled to a unit diagonal."""
-        stiffness = [STIFFNESS * self._products[i][i] + LEAST_WEIGHT for i in kept]
-        scales = [
-            (self._products[i][i] + pull) ** -0.5 for i, pull in zip(kept, stiffness, strict=True)
-        ]
-        matrix = [
-            [self._products[i][j] * left * right for j, right in zip(kept, scales, strict=True)]
-            for i, left in zip(kept, scales, strict=True)
-        ]
-        vector = []
-        for row, (i, pull) in enumerate(zip(kept, stiffness, strict=True)):
-            matrix[row][row] = 1.0
-            vector.append((self._targets[i] + pull * self.coefficients[i]) * scales[row])
-        solution = _eliminate(matrix, vector)
-        return [value * scale for value, scale in zip(solution, scales, strict=True)]
-
-
-def _eliminate(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Solve a small positive definite system in place: Gauss, without pivoting."""
-    size = len(vector)
-    for pivot in range(size):
-        for row in range(pivot + 1, size):
-            factor = matrix[row][pivot] / matrix[pivot][pivot]
-            for column in range(pivot, size):
-                matrix[row][column] -= factor * matrix[pivot][column]
-            vector[row] -= factor * vector[pivot]
-    for row in reversed(range(size)):
-        known = sum(matrix[row][column] * vector[column] for column in range(row + 1, size))
-        vector[row] = (vector[row] - known) / matrix[row][row]
-    return vector

@@ -66,7 +66,7 @@ class ProposerView(msgspec.Struct, frozen=True):
     acceptance: float
     """Lately, of a draft's first token."""
     num_tokens: int
-    """Guessed in a step now; 0: it does not pay."""
+    """Guessed for a request in the last step; 0: it does not pay."""
     drafts: int
     draft_tokens: int
     accepted_tokens: int

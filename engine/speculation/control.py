@@ -1,13 +1,44 @@
-"""How many tokens to guess, and by whom: follows what is accepted and what a step costs."""
+"""How many tokens to guess, and by whom: follows what is accepted and what a step costs.
+
+Per adapter version and proposer the control knows how likely each token of a draft is accepted
+(`acceptance`), per proposer what guessing takes (`proposal_costs`), and of the steps what another
+row costs (`step_costs`). From these it chooses so that the step's rate is the highest (`filling`):
+many guesses where a step is bound by memory and another row is nearly free, few or none in a full
+batch. Where it guesses nothing, a small draft now and then tells whether that is still right
+(`probes`). Torch-free, without a clock, and the same whenever it is told the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
-from ..messages import SpeculationStats
+from ...adapters.identity import AdapterKey
+from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
-from ..step_costs import StepCosts
+from ..step_costs import StepCosts, StepShape
+from . import probes
+from .filling import Effort, Offer, fill
+from .probes import ProbeBudget
+from .proposal_costs import ProposalCosts
+from .track import Track
+
+MAX_ADAPTERS = 2048
+"""Of which acceptance is remembered; who has not decoded for longest is forgotten."""
+MAX_STATS = 200
+"""In a snapshot."""
+LEAST_COST = 0.01
+"""A guessed token costs at least this part of what a token costs plainly: below it, what was
+measured is noise, and what is right less often is not worth asking for."""
+FIRST_TOKENS = 4
+"""Guessed in a step while no more were ever guessed in one; then at most twice the most so far, for
+what more of them cost is not known yet."""
+CONTRAST_INTERVAL = 32
+"""Every so many steps with guesses half are made: where all steps are alike, what a guess costs
+cannot be told from what a step costs."""
 
 
 class Choice(NamedTuple):
@@ -17,36 +48,254 @@ class Choice(NamedTuple):
     num_tokens: int
 
 
-class Control:
-    """Torch-free."""
+class _Group(NamedTuple):
+    """Requests of a step that are alike to the control."""
 
+    requests: list[Request]
+    tracks: Mapping[str, Track]
+    """Of the proposers that may guess for them."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """The next step, while it is decided what to guess in it."""
+
+    expected: Effort
+    num_free_tokens: int
+    token_seconds: Mapping[str, float]
+    """What each proposer's token costs, its guess and its verification."""
+    choices: dict[Request, Choice] = field(default_factory=dict)
+
+    def choose(self, request: Request, proposer: str, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, self.num_free_tokens)
+        if num_tokens > 0:
+            self.choices[request] = Choice(proposer, num_tokens)
+            self.num_free_tokens -= num_tokens
+
+
+class Control:
     def __init__(self, proposers: Sequence[str], *, max_tokens: int, costs: StepCosts) -> None:
-        """`proposers`: their names, the preferred one first."""
+        """`proposers`: their names, the preferred one first. `costs`: somebody else feeds them."""
         self._proposers = tuple(proposers)
         self._max_tokens = max_tokens
         self._costs = costs
+        self._proposal_costs = {name: ProposalCosts() for name in proposers}
+        self._overall = {name: Track(max_tokens) for name in proposers}
+        self._adapters: OrderedDict[AdapterKey | None, dict[str, Track]] = OrderedDict()
+        self._probe_budget = ProbeBudget()
+        self._step = 0
+        self._num_drafting_steps = 0
+        self._most_tokens = FIRST_TOKENS // 2
+
+    # --- what to guess ----------------------------------------------------------------------------
 
     def choose(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
-        """For each request that is worth it what to guess, the worthiest first."""
-        chosen = {}
+        """For each request that is worth it what to guess, the worthiest first.
+
+        Until it is known what steps cost, only what requests ask for.
+        """
+        self._step += 1
+        step = self._expect(decodes, num_free_tokens)
+        groups = []
+        for asked, group in self._group(decodes):
+            if asked is None or asked.num_tokens is None:
+                groups.append(group)
+            else:
+                self._obey(asked.num_tokens, group, step)
+        if step.expected.seconds > 0:
+            self._fill(groups, step)
+            self._probe(groups, step)
+        return step.choices
+
+    def _expect(self, decodes: Collection[Request], num_free_tokens: int) -> _Step:
+        """The step without guesses."""
+        context = sum([request.num_computed_tokens for request in decodes])
+        seconds = self._costs.predict(StepShape(0, len(decodes), context))
+        least = LEAST_COST * seconds / max(len(decodes), 1)
+        verify = max(self._costs.draft_token_seconds(), least)
+        token_seconds = {
+            name: verify + costs.token_seconds for name, costs in self._proposal_costs.items()
+        }
+        return _Step(Effort(len(decodes), seconds), max(num_free_tokens, 0), token_seconds)
+
+    def _group(
+        self, decodes: Iterable[Request]
+    ) -> Iterator[tuple[SpeculationParams | None, _Group]]:
+        """Requests of one adapter that ask for the same; one that asks for what is not is alone."""
+        alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
+        alike = defaultdict(list)
         for request in decodes:
-            asked = request.submitted.speculation
-            proposer = self._proposers[0]
-            num_tokens = self._max_tokens
-            if asked and asked.proposer is not None:
-                proposer = asked.proposer
-            if asked and asked.num_tokens is not None:
-                num_tokens = min(asked.num_tokens, num_tokens)
-            if num_tokens:
-                chosen[request] = Choice(proposer, num_tokens)
-        return chosen
+            alike[request.line, request.submitted.speculation].append(request)
+        for (line, asked), requests in alike.items():
+            tracks = self._use(line)
+            if asked is not None and asked.proposer is not None:
+                tracks = {name: tracks[name] for name in tracks if name == asked.proposer}
+            for track in tracks.values():
+                track.planned = 0
+            if tracks:
+                yield asked, _Group(requests, tracks)
 
-    def observe(self, request: Request, proposer: str, num_tokens: int, num_accepted: int) -> None:
-        """A draft of `num_tokens`, which may be 0, was verified: it held for so many tokens."""
+    def _obey(self, num_tokens: int, group: _Group, step: _Step) -> None:
+        """Guess what was asked for."""
+        num_tokens = min(num_tokens, self._max_tokens)
+        name = self._best(group, step)
+        for request in group.requests:
+            step.choose(request, name, num_tokens)
+        track = group.tracks[name]
+        track.planned = num_tokens
+        num_requests = len(group.requests)
+        step.expected = step.expected.plus(
+            num_requests * sum(track.gains(num_tokens)),
+            num_requests * num_tokens * step.token_seconds[name],
+        )
 
-    def observe_proposals(self, proposer: str, num_tokens: int, seconds: float) -> None:
-        """Making drafts of `num_tokens` together took so long."""
+    def _best(self, group: _Group, step: _Step) -> str:
+        """Who lets the step have the best rate if it guesses for just these; the first if none."""
+        names = list(group.tracks)
+        if len(names) == 1 or not step.expected.seconds:
+            return names[0]
+        return max(names, key=lambda name: self._rate(name, group, step))
+
+    def _rate(self, name: str, group: _Group, step: _Step) -> float:
+        if not self._may_pay(group.tracks[name], step.token_seconds[name], step):
+            return step.expected.rate
+        call_seconds = self._proposal_costs[name].call_seconds
+        return self._offer(name, group, step).best_rate(step.expected, call_seconds)
+
+    def _offer(self, name: str, group: _Group, step: _Step) -> Offer:
+        track = group.tracks[name]
+        return Offer(
+            proposer=name,
+            num_requests=len(group.requests),
+            gains=track.gains(self._max_tokens),
+            token_seconds=track.supply.share * step.token_seconds[name],
+            request_seconds=self._proposal_costs[name].request_seconds,
+        )
+
+    def _may_pay(self, track: Track, token_seconds: float, step: _Step) -> bool:
+        """Whether any of its tokens is worth the time, if asking costs nothing; quick to say."""
+        return max(track.acceptance.probabilities) > step.expected.rate * token_seconds
+
+    def _fill(self, groups: Iterable[_Group], step: _Step) -> None:
+        """Guess what lets the step have the best rate."""
+        offers, offering = [], []
+        for group in groups:
+            name = self._best(group, step)
+            if self._may_pay(group.tracks[name], step.token_seconds[name], step):
+                offers.append(self._offer(name, group, step))
+                offering.append(group)
+        if not offers:
+            return
+        filling = fill(
+            offers,
+            plain=step.expected,
+            num_free_tokens=min(step.num_free_tokens, 2 * self._most_tokens),
+            call_seconds={name: it.call_seconds for name, it in self._proposal_costs.items()},
+        )
+        step.expected = filling.step
+        filled = zip(offers, offering, filling.num_guesses, strict=True)
+        for offer, group, num_guesses in sorted(filled, key=lambda it: -it[0].gains[0]):
+            self._assign(offer.proposer, group, num_guesses, step)
+        num_tokens = sum(map(sum, filling.num_guesses))
+        self._most_tokens = max(self._most_tokens, num_tokens)
+        self._num_drafting_steps += num_tokens > 0
+
+    def _assign(
+        self, proposer: str, group: _Group, num_guesses: Sequence[int], step: _Step
+    ) -> None:
+        is_contrast = self._num_drafting_steps % CONTRAST_INTERVAL == CONTRAST_INTERVAL - 1
+        for request, num_tokens in zip(group.requests, num_guesses, strict=True):
+            step.choose(request, proposer, num_tokens // 2 if is_contrast else num_tokens)
+        group.tracks[proposer].planned = max(num_guesses)
+
+    # --- probes -----------------------------------------------------------------------------------
+
+    def _probe(self, groups: Iterable[_Group], step: _Step) -> None:
+        """Ask those who were not asked for long, as far as the time for that reaches."""
+        self._probe_budget.earn(step.expected.seconds)
+        for group in groups:
+            for name, track in group.tracks.items():
+                if not track.planned and track.probe_times.is_due(self._step):
+                    self._probe_one(name, group, step)
+
+    def _probe_one(self, name: str, group: _Group, step: _Step) -> None:
+        request = group.requests[self._step % len(group.requests)]
+        left = request.submitted.sampling.max_tokens - request.num_generated_tokens
+        if left < 2 or step.token_seconds[name] * step.expected.rate >= 1:
+            return  # not even a token that is surely right would pay
+        replaced = step.choices.get(request)
+        num_tokens = min(probes.NUM_TOKENS, self._max_tokens)
+        num_free = step.num_free_tokens + (replaced.num_tokens if replaced else 0)
+        price = self._probe_seconds(name, num_tokens, step)
+        if replaced:
+            lost = group.tracks[replaced.proposer].gains(replaced.num_tokens)
+            price += sum(lost) / step.expected.rate
+        if num_tokens <= num_free and self._probe_budget.spend(price, step.expected.seconds):
+            step.num_free_tokens = num_free
+            step.choose(request, name, num_tokens)
+            group.tracks[name].probe_times.begin(self._step)
+
+    def _probe_seconds(self, name: str, num_tokens: int, step: _Step) -> float:
+        costs = self._proposal_costs[name]
+        return costs.call_seconds + costs.request_seconds + num_tokens * step.token_seconds[name]
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def observe_proposals(
+        self, proposer: str, drafts: Sequence[tuple[Request, int]], seconds: float
+    ) -> None:
+        """The proposer was asked once for these requests; `drafts`: what each got, in tokens."""
+        num_tokens = 0
+        for request, length in drafts:
+            num_tokens += length
+            for track in self._tracks_of(request, proposer):
+                track.observe_wish(self._step, has_draft=length > 0)
+        self._proposal_costs[proposer].observe(len(drafts), num_tokens, seconds)
+
+    def observe(
+        self, request: Request, proposer: str, num_tokens: int, accepted: Collection[int]
+    ) -> None:
+        """The request's draft of `num_tokens` was verified; `accepted`: its tokens' places, in the
+        proposer's order, that were right."""
+        for track in self._tracks_of(request, proposer):
+            track.observe(self._step, num_tokens, accepted)
 
     def snapshot(self) -> list[SpeculationStats]:
-        """Lately used ones first."""
-        return []
+        """Lately used adapters first; of those used least lately nothing."""
+        recent = islice(reversed(self._adapters), MAX_STATS // max(len(self._proposers), 1))
+        return [stats for key in recent for stats in self.explain(key)]
+
+    def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
+        """What is known of the proposers under one adapter version; None: the base."""
+        tracks = self._adapters.get(key, {})
+        return [track.stats(key, name) for name, track in tracks.items()]
+
+    def totals(self) -> list[ProposerTotals]:
+        """Of all adapters since the start."""
+        return [
+            ProposerTotals(
+                proposer=name,
+                num_drafts=track.num_drafts,
+                num_draft_tokens=track.num_draft_tokens,
+                num_accepted_tokens=track.num_accepted_tokens,
+                seconds=self._proposal_costs[name].total_seconds,
+            )
+            for name, track in self._overall.items()
+        ]
+
+    def _tracks_of(self, request: Request, proposer: str) -> tuple[Track, Track]:
+        """Of the request's adapter, and of all."""
+        return self._use(request.line)[proposer], self._overall[proposer]
+
+    def _use(self, key: AdapterKey | None) -> dict[str, Track]:
+        """What is known under an adapter, which is in use."""
+        tracks = self._adapters.get(key)
+        if tracks is None:
+            tracks = {
+                name: Track(self._max_tokens, self._overall[name]) for name in self._proposers
+            }
+            self._adapters[key] = tracks
+            if len(self._adapters) > MAX_ADAPTERS:
+                self._adapters.popitem(last=False)
+        self._adapters.move_to_end(key)
+        return tracks

@@ -13,7 +13,7 @@ from ..base_model import BaseModel
 from ..batch import ScheduledSequence
 from ..config import EngineConfig
 from ..errors import ProposerNotServed
-from ..messages import SpeculationParams, SpeculationStats
+from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..runner import ModelRunner
 from ..step_costs import StepCosts
@@ -85,15 +85,15 @@ class Speculation:
         ]
         return tuple(sorted(drafted, key=_place))
 
-    def observe(self, request: Request, num_accepted: int, hidden_state: Tensor | None) -> None:
-        """The request's tokens have grown by its draft's accepted tokens and one more."""
+    def observe(
+        self, request: Request, accepted: Sequence[int], hidden_state: Tensor | None
+    ) -> None:
+        """The request's tokens have grown by these of its draft, and one more."""
         draft, request.draft = request.draft, NO_DRAFT
         if len(draft):
             request.num_draft_tokens += len(draft)
-            request.num_accepted_tokens += num_accepted
-            self._control.observe(
-                request, self._choices[request].proposer, len(draft), num_accepted
-            )
+            request.num_accepted_tokens += len(accepted)
+            self._control.observe(request, self._choices[request].proposer, len(draft), accepted)
         for proposer in self._proposers.values():
             proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
 
@@ -105,9 +105,12 @@ class Speculation:
     def snapshot(self) -> list[SpeculationStats]:
         return self._control.snapshot()
 
+    def totals(self) -> list[ProposerTotals]:
+        return self._control.totals()
+
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """Of one adapter version, or of the base model."""
-        return [stats for stats in self._control.snapshot() if stats.key == key]
+        """How well the proposers guess under one adapter version; None: the base."""
+        return self._control.explain(key)
 
     def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
         start = self._clock()
@@ -118,8 +121,8 @@ class Speculation:
             drafts = [NO_DRAFT] * len(wanted)
         for (request, num_tokens), draft in zip(wanted, drafts, strict=True):
             request.draft = self._checked(draft, num_tokens)
-        num_tokens = sum(len(draft) for draft in drafts)
-        self._control.observe_proposals(name, num_tokens, self._clock() - start)
+        lengths = [(request, len(request.draft)) for request, _ in wanted]
+        self._control.observe_proposals(name, lengths, self._clock() - start)
 
     def _checked(self, draft: Draft, num_tokens: int) -> Draft:
         """What of a draft may be computed: what has room, up to the first that is no token."""

@@ -1,0 +1,78 @@
+"""How well a proposer has guessed lately."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, repeat
+
+MEMORY = 0.97
+"""What each further step with drafts leaves of the weight of a step: half in 23."""
+PRIOR_WEIGHT = 4.0
+"""The drafts that what is believed beforehand counts for, forgotten as any other."""
+LEAST_PRIOR_WEIGHT = 0.1
+"""What stays of it: enough to decide where nothing is tried any more."""
+FIRST_GUESS = 0.6
+"""How likely a token is right, given the one before it, while nothing at all is known."""
+
+
+class Acceptance:
+    """For each place in a draft, how likely its token is accepted.
+
+    The places are in the proposer's order and each stands for itself, not under the condition that
+    another was right: so chains and trees are alike, and the sum over the first k is the expected
+    number of tokens that a draft of k wins. Places that were not tried for long are guessed to fall
+    off as the places before them do.
+    """
+
+    def __init__(self, max_tokens: int, prior: Acceptance | None = None) -> None:
+        """`prior`: what it is believed to be like until it shows; None: moderate."""
+        self._prior = prior
+        self._prior_weight = PRIOR_WEIGHT
+        self._num_tried = [0.0] * max_tokens
+        self._num_accepted = [0.0] * max_tokens
+        self._probabilities: list[float] | None = None
+
+    @property
+    def probabilities(self) -> Sequence[float]:
+        """For each place: between 0 and 1."""
+        if self._probabilities is None:
+            self._probabilities = self._estimate()
+        return self._probabilities
+
+    def forget(self, memory: float = MEMORY) -> None:
+        """Let what was seen so far count for less."""
+        self._num_tried = [memory * value for value in self._num_tried]
+        self._num_accepted = [memory * value for value in self._num_accepted]
+        self._prior_weight = max(memory * self._prior_weight, LEAST_PRIOR_WEIGHT)
+        self._probabilities = None
+
+    def observe(self, num_tokens: int, accepted: Collection[int]) -> None:
+        """A draft of so many tokens was verified; `accepted`: the places that were right."""
+        for place in range(min(num_tokens, len(self._num_tried))):
+            self._num_tried[place] += 1
+        for place in accepted:
+            self._num_accepted[place] += 1
+        self._probabilities = None
+
+    def _estimate(self) -> list[float]:
+        usual = _falls(self._prior.probabilities) if self._prior else repeat(FIRST_GUESS)
+        estimates: list[float] = []
+        before, fall, weight = 1.0, 0.0, self._prior_weight
+        for tried, accepted, usual_fall in zip(
+            self._num_tried, self._num_accepted, usual, strict=False
+        ):
+            expected = before * max(fall, usual_fall)
+            value = min(1.0, (accepted + weight * expected) / (tried + weight))
+            fall = _ratio(value, before)
+            before = value
+            estimates.append(value)
+        return estimates
+
+
+def _falls(probabilities: Sequence[float]) -> Iterator[float]:
+    """What each place is of the one before it, at most 1."""
+    return map(_ratio, probabilities, chain((1.0,), probabilities))
+
+
+def _ratio(value: float, before: float) -> float:
+    return min(1.0, value / before) if before else 0.0

@@ -1,0 +1,188 @@
+"""How many tokens to guess for each request of a step, so that its rate is the highest.
+
+The rate is (tokens that the step yields) / (seconds that it takes). Guesses add to both. The
+seconds grow linearly; the tokens of a request grow ever more slowly, since each further guess is
+less likely right. So the guesses are sorted by what they yield per second, and taken while that is
+more than the rate so far. This is optimal: let r be the highest rate that any choice reaches; a
+choice that reaches it also maximizes (tokens - r · seconds), where no choice gets above 0, and
+there each guess counts for itself: it belongs to the choice exactly if it yields more than r per
+second (Dinkelbach 1967). Taking one that yields more than the rate so far lifts the rate, but not
+above what that one yields; so the rate climbs to r and stops there. When the tokens to be guessed
+are limited and cost alike, those taken first are the likeliest, which is optimal too.
+
+Where a guess yields more per second than the one before it, because asking for the first costs
+something or because of a tree's order, both are taken together or not at all, which makes the
+yields fall again (the concave hull of the request's choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple
+
+
+class Effort(NamedTuple):
+    """What something yields, and the seconds that it takes."""
+
+    num_tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return _rate(self.num_tokens, self.seconds)
+
+    def plus(self, num_tokens: float, seconds: float) -> Effort:
+        return Effort(self.num_tokens + num_tokens, self.seconds + seconds)
+
+
+def _rate(num_tokens: float, seconds: float) -> float:
+    if seconds > 0:
+        return num_tokens / seconds
+    return inf if num_tokens > 0 else 0.0
+
+
+class Offer(NamedTuple):
+    """What guessing can do for requests of which the same is expected."""
+
+    proposer: str
+    num_requests: int
+    gains: Sequence[float]
+    """For each further guessed token how many it is expected to yield."""
+    token_seconds: float
+    """What each of them costs."""
+    request_seconds: float = 0.0
+    """What asking at all costs, for each request."""
+
+    def best_rate(self, plain: Effort, call_seconds: float) -> float:
+        """Of a step that is `plain` without any guesses; at least that step's."""
+        num_tokens = plain.num_tokens
+        seconds = plain.seconds + call_seconds + self.num_requests * self.request_seconds
+        best = plain.rate
+        for gain in self.gains:
+            num_tokens += self.num_requests * gain
+            seconds += self.num_requests * self.token_seconds
+            best = max(best, num_tokens / seconds)
+        return best
+
+
+class Filling(NamedTuple):
+    num_guesses: list[list[int]]
+    """For each offer and each of its requests; within an offer the most first."""
+    step: Effort
+    """With the guesses."""
+
+
+def fill(
+    offers: Sequence[Offer],
+    *,
+    plain: Effort,
+    num_free_tokens: int,
+    call_seconds: Mapping[str, float],
+) -> Filling:
+    """Choose for a step that is `plain` without guesses, of which it takes `num_free_tokens`.
+
+    `call_seconds`: what calling each proposer costs the step, however much is asked of it. One that
+    is not worth its calls is left out, then the next; with one proposer that is exact.
+    """
+    used = {offer.proposer: call_seconds[offer.proposer] for offer in offers}
+    while True:
+        filler = _Filler(offers, plain, num_free_tokens, used)
+        filler.run()
+        poor = filler.poorest()
+        if poor is None:
+            return Filling(filler.num_guesses, filler.step)
+        del used[poor]
+
+
+class _Bundle(NamedTuple):
+    """Guesses for one request that are taken together."""
+
+    rate: float
+    offer: int
+    num_guesses: int
+    num_tokens: float
+    seconds: float
+
+
+class _Filler:
+    """Fills a step with the guesses of just these proposers."""
+
+    def __init__(
+        self,
+        offers: Sequence[Offer],
+        plain: Effort,
+        num_free_tokens: int,
+        call_seconds: Mapping[str, float],
+    ) -> None:
+        self.num_guesses = [[0] * offer.num_requests for offer in offers]
+        self.step = Effort(plain.num_tokens, plain.seconds + sum(call_seconds.values()))
+        self._offers = offers
+        self._won = {name: Effort(0.0, seconds) for name, seconds in call_seconds.items()}
+        self._num_free_tokens = num_free_tokens
+
+    def run(self) -> None:
+        num_tokens, seconds = self.step
+        num_reached = [offer.num_requests for offer in self._offers]
+        for _, index, size, more_tokens, more_seconds in self._bundles():
+            if more_tokens * seconds <= num_tokens * more_seconds:
+                break
+            # Behind guesses that had no room there is none for those that build on them.
+            num_reached[index] = count = min(num_reached[index], self._num_free_tokens // size)
+            self._take(index, count, size)
+            added = Effort(count * more_tokens, count * more_seconds)
+            num_tokens += added.num_tokens
+            seconds += added.seconds
+            proposer = self._offers[index].proposer
+            self._won[proposer] = self._won[proposer].plus(*added)
+        self.step = Effort(num_tokens, seconds)
+
+    def poorest(self) -> str | None:
+        """The proposer without which the step would be better by most; None if each is worth it."""
+        rates = {name: won.rate for name, won in self._won.items() if won.seconds}
+        poorest = min(rates, key=rates.__getitem__, default=None)
+        return None if poorest is None or rates[poorest] > self.step.rate else poorest
+
+    def _num_worth(self, offer: Offer) -> int:
+        """How many of its first guesses may be taken: the last must be worth its own time."""
+        least = self.step.rate * offer.token_seconds
+        number = min(len(offer.gains), self._num_free_tokens)
+        while number and offer.gains[number - 1] <= least:
+            number -= 1
+        return number
+
+    def _take(self, offer: int, num_requests: int, num_guesses: int) -> None:
+        guesses = self.num_guesses[offer]
+        for request in range(num_requests):
+            guesses[request] += num_guesses
+        self._num_free_tokens -= num_requests * num_guesses
+
+    def _bundles(self) -> list[_Bundle]:
+        """Those that may be worth it, the highest rate first; within an offer in their order."""
+        plain = self.step.rate
+        bundles = [
+            bundle
+            for index, offer in enumerate(self._offers)
+            if offer.proposer in self._won
+            for bundle in _cut(index, offer, self._num_worth(offer))
+            if bundle[0] > plain
+        ]
+        return sorted(bundles, key=itemgetter(0), reverse=True)
+
+
+def _cut(index: int, offer: Offer, num_guesses: int) -> list[_Bundle]:
+    """The offer's first guesses, in bundles of falling rates."""
+    bundles: list[_Bundle] = []
+    seconds = offer.request_seconds + offer.token_seconds
+    for num_tokens in offer.gains[:num_guesses]:
+        size, rate = 1, _rate(num_tokens, seconds)
+        while bundles and rate > bundles[-1][0]:
+            _, _, more, more_tokens, more_seconds = bundles.pop()
+            size += more
+            num_tokens += more_tokens
+            seconds += more_seconds
+            rate = _rate(num_tokens, seconds)
+        bundles.append(_Bundle(rate, index, size, num_tokens, seconds))
+        seconds = offer.token_seconds
+    return bundles

@@ -1,0 +1,60 @@
+"""Small drafts for those who get none, to notice when guessing would pay again."""
+
+from __future__ import annotations
+
+NUM_TOKENS = 2
+"""Of a probe: the second shows whether more would follow."""
+SHORTEST = 4
+LONGEST = 1024
+"""Steps from a probe to the next."""
+SHARE = 0.01
+"""Of the steps' time that may be spent on probes."""
+MOST_STEPS = 2.0
+"""Of the engine's steps, how many's time may be saved up for probes."""
+
+
+class ProbeTimes:
+    """When one pair of adapter and proposer is probed: ever more seldom, until it shows success."""
+
+    def __init__(self) -> None:
+        self.last_step = -1
+        """Of its last probe."""
+        self._interval = SHORTEST
+        self._next_step = 0
+
+    def is_due(self, step: int) -> bool:
+        return step >= self._next_step
+
+    def begin(self, step: int) -> None:
+        """It fails unless `succeed` is heard of."""
+        self.last_step = step
+        self._next_step = step + self._interval
+        self._interval = min(2 * self._interval, LONGEST)
+
+    def succeed(self) -> None:
+        self._interval = SHORTEST
+        self._next_step = self.last_step + SHORTEST
+
+
+class ProbeBudget:
+    """What all probes together may cost: a share of the time that steps take."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def earn(self, step_seconds: float) -> None:
+        """A step is going to take so long."""
+        most = max(self._seconds, MOST_STEPS * step_seconds)
+        self._seconds = min(self._seconds + SHARE * step_seconds, most)
+
+    def spend(self, seconds: float, step_seconds: float) -> bool:
+        """Whether a probe that costs so much is affordable; if so, it is paid for.
+
+        One that would never be counts as what can be saved up at most: what it costs may be wrong,
+        and only a probe can tell. Their intervals keep those seldom.
+        """
+        price = min(seconds, MOST_STEPS * step_seconds)
+        if price > self._seconds:
+            return False
+        self._seconds -= price
+        return True

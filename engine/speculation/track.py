@@ -1,0 +1,65 @@
+"""What is known of one proposer under one adapter version, or under the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...adapters.identity import AdapterKey
+from ..messages import SpeculationStats
+from .acceptance import MEMORY, Acceptance
+from .probes import ProbeTimes
+from .supply import Supply
+
+PROBE_MEMORY = 0.5
+"""What a probe leaves of the weight of the drafts before it: those are old."""
+
+
+class Track:
+    def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
+        """`prior`: what it is believed to be like until it shows."""
+        self.acceptance = Acceptance(max_tokens, prior and prior.acceptance)
+        self.supply = Supply(prior and prior.supply)
+        self.probe_times = ProbeTimes()
+        self.planned = 0
+        """The most tokens that were to be guessed for a request when that was last decided."""
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self._last_wish = -1
+        self._last_draft = -1
+
+    def gains(self, num_tokens: int) -> list[float]:
+        """For each token of a wish, how many tokens it is expected to yield."""
+        share = self.supply.share
+        return [share * value for value in self.acceptance.probabilities[:num_tokens]]
+
+    def observe_wish(self, step: int, *, has_draft: bool) -> None:
+        """In this step a draft was wanted."""
+        if step != self._last_wish:
+            self._last_wish = step
+            self.supply.forget()
+        self.supply.observe(has_draft=has_draft)
+
+    def observe(self, step: int, num_tokens: int, accepted: Collection[int]) -> None:
+        """In this step a draft was verified; `accepted`: its tokens that were right."""
+        is_probe = step == self.probe_times.last_step
+        if step != self._last_draft:
+            self._last_draft = step
+            self.acceptance.forget(PROBE_MEMORY if is_probe else MEMORY)
+        self.acceptance.observe(num_tokens, accepted)
+        if is_probe and accepted:
+            self.probe_times.succeed()
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += len(accepted)
+
+    def stats(self, key: AdapterKey | None, proposer: str) -> SpeculationStats:
+        return SpeculationStats(
+            key=key,
+            proposer=proposer,
+            num_steps=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            acceptance=self.acceptance.probabilities[0],
+            num_tokens=self.planned,
+        )
