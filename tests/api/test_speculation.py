@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from loraplex.engine.messages import SpeculationParams, SpeculationStats
 from loraplex.engine.tokenizer import Tokenizer
 from support.envelopes import check_envelope
 from support.server import Caller
+from support.waiting import wait_for
 
 NUM_TOKENS = 32
 GUESS_FOUR = {"proposer": "ngram", "num_tokens": 4}
@@ -119,9 +121,25 @@ def test_the_base_tells_who_guesses(caller: Caller) -> None:
     assert told == {"proposers": ["ngram"], "max_draft_tokens": 8, "acceptance": "coupled"}
 
 
-def test_readiness_has_a_list_of_proposers(resident: Caller) -> None:
-    standing = resident.http.get("/v1/adapters/bot/versions/1/readiness").json()
-    assert {entry["proposer"] for entry in standing["speculation"]} <= {"ngram"}
+def test_readiness_and_metrics_tell_what_came_of_guessing(
+    resident: Caller, one_token: dict[str, int]
+) -> None:
+    usage = ask(resident, GUESS_FOUR, one_token).usage
+    accepted = usage.completion_tokens_details.accepted_prediction_tokens
+    (told,) = resident.http.get("/v1/adapters/bot/versions/1/readiness").json()["speculation"]
+    assert told["proposer"] == "ngram"
+    assert told["draft_tokens"] >= told["accepted_tokens"] >= accepted
+    assert told["draft_tokens"] >= told["drafts"] > 0
+
+    def is_counted() -> bool:
+        found = re.search(
+            r'^loraplex_speculation_accepted_tokens_total{proposer="ngram"} (\S+)$',
+            resident.http.get(f"{resident.url}/metrics").text,
+            re.MULTILINE,
+        )
+        return found is not None and float(found[1]) >= accepted
+
+    wait_for(is_counted)
 
 
 def test_why_tells_whether_guessing_pays() -> None:

@@ -44,14 +44,18 @@ def test_an_explanation_has_the_guesses_of_its_adapter_alone(
     engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))
     keys = [engine.add_adapter(make_adapter(tiny_base, tmp_path / n, seed=ord(n))) for n in "ab"]
     for key in (None, *keys):
-        engine.submit(PROMPT, key, max_tokens=24)
+        engine.submit(PROMPT, key, max_tokens=24, logit_bias={7: 100.0})
     engine.run()
     engine.core.handle(ExplainAdapter(keys[0]))
     engine.step()
     (explanation,) = engine.explanations
     everything = engine.core.stats().speculation
     engine.close()
-    assert explanation.speculation == [entry for entry in everything if entry.key == keys[0]]
+    (told,) = explanation.speculation
+    assert told in everything
+    assert (told.key, told.proposer) == (keys[0], "ngram")
+    assert told.num_accepted_tokens > 0
+    assert {entry.key for entry in everything} == {None, *keys}
 
 
 def test_an_event_tells_how_many_of_its_tokens_were_guessed(
