@@ -28,7 +28,7 @@ class KvDtype(StrEnum):
 
 
 MAX_DRAFT_TOKENS = 64
-PROPOSERS = ("ngram", "draft", "early_exit", "medusa")
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
 """What `EngineConfig.speculation` may name."""
 
 
@@ -96,7 +96,8 @@ class EngineConfig:
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()
     """What guesses tokens, each a proposer's name with what it needs behind a colon: `ngram`,
-    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`. Empty: plain decoding."""
+    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain
+    decoding."""
     max_draft_tokens: int = 8
     """The most tokens guessed for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED

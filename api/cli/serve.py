@@ -135,7 +135,8 @@ def serve(
         list[str],
         typer.Option(
             metavar="PROPOSER[:WHAT],...",
-            help="Who guesses tokens: ngram, draft:MODEL, early_exit:LAYERS, medusa:HEADS; or off.",
+            help="Who guesses tokens: ngram, draft:MODEL, early_exit:LAYERS, medusa:HEADS, "
+            "medusa_tree:HEADS; or off.",
         ),
     ] = DEFAULT_SPECULATION,
     max_draft_tokens: Annotated[

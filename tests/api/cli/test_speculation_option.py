@@ -34,7 +34,7 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (["eagle"], "eagle is none of ngram, draft, early_exit, medusa"),
+        (["eagle"], "eagle is none of ngram, draft, early_exit, medusa, medusa_tree"),
         (["off,ngram"], "off goes with no other"),
         (["ngram", "ngram"], "comes twice"),
         (["draft:a,draft:b"], "comes twice"),
