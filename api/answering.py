@@ -14,7 +14,7 @@ from starlette.responses import Response
 from .disconnects import unless_disconnected
 from .errors import as_api_error, encode_error
 from .json_response import encode_json
-from .schemas.answers import PromptTokensDetails, Usage
+from .schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from .services.generation import TokenCounts
 from .services.inference import Running
 from .services.sequence_text import Delta
@@ -67,6 +67,10 @@ def usage_of(counts: TokenCounts) -> Usage:
         completion_tokens=counts.num_completion_tokens,
         total_tokens=counts.num_prompt_tokens + counts.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(counts.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=counts.num_accepted_tokens,
+            rejected_prediction_tokens=counts.num_draft_tokens - counts.num_accepted_tokens,
+        ),
     )
 
 

@@ -44,6 +44,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "unsupported_parameter": ErrorCode(
         400, "The parameter, or this value of it, would change the answer and is not served."
     ),
+    "proposer_not_served": ErrorCode(
+        400, "The server does not run this proposer of tokens; the message lists those it runs."
+    ),
     "context_length_exceeded": ErrorCode(
         400, "Prompt and requested output exceed the context length or the KV cache."
     ),

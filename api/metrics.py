@@ -12,6 +12,7 @@ from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
 from ..engine.tenant_service import TenantLabels
 from .engine_metrics import EngineCollector
+from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
 
 # From a GPU that answers at once to a CPU with a long prompt.
@@ -34,6 +35,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(stats))
         self._registry.register(TierCollector(stats, fetcher_stats))
+        self._registry.register(SpeculationCollector(stats))
         self._tenants = TenantLabels()
         self._requests = self._counter(
             "http_requests", "Requests answered.", ("method", "route", "status", "code")

@@ -15,6 +15,7 @@ from .messages import (
     ErrorInfo,
     RequestStarted,
     SecondsHistogram,
+    SpeculationStats,
 )
 
 
@@ -33,7 +34,9 @@ class HitsByTier:
         return {tier: self._hits[tier] for tier in Tier}
 
 
-def explain(residency: Residency[Any], key: AdapterKey) -> AdapterExplanation:
+def explain(
+    residency: Residency[Any], key: AdapterKey, speculation: list[SpeculationStats]
+) -> AdapterExplanation:
     """The answer to ExplainAdapter."""
     found = residency.explain(key)
     now = found.now
@@ -53,6 +56,7 @@ def explain(residency: Residency[Any], key: AdapterKey) -> AdapterExplanation:
         transitions=[
             AdapterTransition(state, now - at, reason) for state, at, reason in found.transitions
         ],
+        speculation=speculation,
     )
 
 

@@ -27,6 +27,11 @@ class KvDtype(StrEnum):
     """The same with e4m3 codes, where the device computes them."""
 
 
+MAX_DRAFT_TOKENS = 64
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
+"""What `EngineConfig.speculation` may name."""
+
+
 class Acceptance(StrEnum):
     """By which rule guessed tokens are accepted. Both leave the output's distribution as it is."""
 
@@ -91,7 +96,8 @@ class EngineConfig:
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()
     """What guesses tokens, each a proposer's name with what it needs behind a colon: `ngram`,
-    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`. Empty: plain decoding."""
+    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain
+    decoding."""
     max_draft_tokens: int = 8
     """The most tokens guessed for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED
@@ -101,6 +107,11 @@ class EngineConfig:
     tenant_cap: float = 0.6
     """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
     wait for them."""
+
+    @property
+    def proposers(self) -> list[str]:
+        """The names of what guesses tokens."""
+        return [entry.partition(":")[0] for entry in self.speculation]
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens <= self.max_num_seqs:
@@ -113,7 +124,7 @@ class EngineConfig:
             raise InvalidParameter("num_loader_threads", "must be at least 1")
         if not self.loader_duty > 0:
             raise InvalidParameter("loader_duty", "must be positive")
-        if not 1 <= self.max_draft_tokens <= 64:
-            raise InvalidParameter("max_draft_tokens", "must be between 1 and 64")
+        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise InvalidParameter("max_draft_tokens", f"must be from 1 to {MAX_DRAFT_TOKENS}")
         if self.attention_sinks < 0:
             raise InvalidParameter("attention_sinks", "must not be negative")

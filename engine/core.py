@@ -151,7 +151,7 @@ class EngineCore:
             prepare=BlockPreparation(base.layout, base.extended),
         )
         self._loaders = LoaderThreads(config.num_loader_threads)
-        self._arena, self._host = arena, host
+        self._arena = arena
         self._residency = Residency(
             arena=arena, host=host, loaders=self._loaders, want=self._want, clock=clock
         )
@@ -233,7 +233,8 @@ class EngineCore:
             case Prefetch(key, stay_seconds):
                 self._residency.prefetch(key, stay_seconds)
             case ExplainAdapter(key):
-                self._outbox.append(explain(self._residency, key))
+                speculation = self._speculation.explain(key)
+                self._outbox.append(explain(self._residency, key, speculation))
             case _:
                 assert_never(message)
 
@@ -293,6 +294,7 @@ class EngineCore:
             if adapter in self._drains:
                 raise AdapterDeleted
             _check_token_ids(submitted, self.info.vocab_size)
+            self._speculation.check(submitted.speculation)
             self._scheduler.add(request)
         except EngineError as exc:
             self._announce_end(request, FinishReason.ERROR, exc)
@@ -527,8 +529,6 @@ class EngineCore:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
-            arena_used_bytes=self._arena.used_bytes,
-            host_cache_used_bytes=self._host.used_bytes,
             num_adapter_loads=self._residency.num_loads,
             num_adapter_evictions=self._residency.num_evictions,
             adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 
@@ -62,6 +63,16 @@ class InvalidParameter(EngineError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param}: {message}")
         self.param = param
+
+
+class ProposerNotServed(EngineError):
+    """The engine does not run this proposer of tokens."""
+
+    code = "proposer_not_served"
+    param = "speculation.proposer"
+
+    def __init__(self, name: str, served: Collection[str]) -> None:
+        super().__init__(f"{name} is none of what this engine runs: {', '.join(served) or 'none'}")
 
 
 class PromptTooLong(EngineError):

@@ -35,4 +35,7 @@ def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> 
         arena_bytes=plan.arena_bytes,
         host_cache_bytes=config.host_cache_bytes,
         memory_plan=plan.lines,
+        proposers=config.proposers,
+        max_draft_tokens=config.max_draft_tokens,
+        acceptance=config.acceptance,
     )

@@ -17,6 +17,8 @@ from enum import StrEnum
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout
 from ..adapters.residency import Tier
+from .config import MAX_DRAFT_TOKENS
+from .errors import InvalidParameter
 from .sampling_params import SamplingParams
 
 
@@ -54,6 +56,12 @@ class SpeculationParams:
     """Its name; None: whichever pays. One that the engine does not have refuses the request."""
     num_tokens: int | None = None
     """So many guesses a step, whether that pays or not; 0: plain decoding. None: as many as pay."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:
+            raise InvalidParameter(
+                "speculation.num_tokens", f"must be from 0 to {MAX_DRAFT_TOKENS}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,12 @@ class EngineInfo:
     host_cache_bytes: int
     memory_plan: list[str] = field(default_factory=list)
     """The arithmetic behind the sizes, one printable line each."""
+    proposers: list[str] = field(default_factory=list)
+    """What guesses tokens, by name; empty: plain decoding."""
+    max_draft_tokens: int = 0
+    """The most tokens guessed for a request in one step."""
+    acceptance: str = "coupled"
+    """One of `config.Acceptance`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +247,8 @@ class TokensGenerated:
     logprobs: list[TokenLogprobs] | None = None
     logits: bytes | None = None
     """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
+    num_draft_tokens: int = 0
+    """Guessed in the step that gave these; all of them but the last are guesses that held."""
 
     def first(self, num_tokens: int) -> TokensGenerated:
         """What it says of its first tokens."""
@@ -338,6 +354,8 @@ class AdapterExplanation:
     is_pinned: bool
     transitions: list[AdapterTransition] = field(default_factory=list)
     """The last ones, oldest first."""
+    speculation: list[SpeculationStats] = field(default_factory=list)
+    """How well its tokens are guessed, by each proposer that has tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,8 +466,6 @@ class EngineStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    arena_used_bytes: int
-    host_cache_used_bytes: int
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterResidency] = field(default_factory=list)

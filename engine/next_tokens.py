@@ -43,7 +43,13 @@ def _event(
 ) -> TokensGenerated:
     wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
     raw = logits[rows[0]].cpu().numpy().tobytes() if wants_logits else None
-    return TokensGenerated(request.request_id, token_ids, logprobs=logprobs, logits=raw)
+    return TokensGenerated(
+        request.request_id,
+        token_ids,
+        logprobs=logprobs,
+        logits=raw,
+        num_draft_tokens=len(request.draft),
+    )
 
 
 def _logprobs(

@@ -17,7 +17,7 @@ class RequestTiming:
 
     sent: float
     chunks: tuple[float, ...]
-    """Arrival of every piece of text; one token each, as far as its text is whole characters."""
+    """Arrival of every piece of text: one token, or those of a step that guessed well."""
     output_tokens: int
     """By the server's count."""
 
@@ -27,7 +27,15 @@ class RequestTiming:
 
     @property
     def itl_seconds(self) -> list[float]:
+        """The gaps that a reader sees: what comes together has none between."""
         return [later - earlier for earlier, later in pairwise(self.chunks)]
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """The mean time of a token behind the first; None if there is none."""
+        if self.output_tokens < 2:
+            return None
+        return (self.chunks[-1] - self.chunks[0]) / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,9 @@ class Summary:
     """Each run's throughput."""
     ttft_ms: dict[str, float]
     itl_ms: dict[str, float]
+    """Between pieces of text."""
+    tpot_ms: dict[str, float]
+    """Per token, whatever came together."""
 
 
 def summarize(runs: Sequence[Run]) -> Summary:
@@ -62,6 +73,9 @@ def summarize(runs: Sequence[Run]) -> Summary:
         runs=throughputs,
         ttft_ms=_percentiles_ms([timing.ttft_seconds for timing in timings]),
         itl_ms=_percentiles_ms([gap for timing in timings for gap in timing.itl_seconds]),
+        tpot_ms=_percentiles_ms(
+            [timing.tpot_seconds for timing in timings if timing.tpot_seconds is not None]
+        ),
     )
 
 

@@ -161,6 +161,7 @@ def _print_report(report: Report) -> None:
 
 def _rows(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "output tokens/s", summary.output_tokens_per_second
-    for latency, values in (("TTFT", summary.ttft_ms), ("ITL", summary.itl_ms)):
+    latencies = {"TTFT": summary.ttft_ms, "ITL": summary.itl_ms, "TPOT": summary.tpot_ms}
+    for latency, values in latencies.items():
         for percentile, value in values.items():
             yield f"{latency} {percentile}, ms", value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -67,14 +68,28 @@ def why(version: Version, as_json: AsJson = False) -> None:
         standing = client.get(version_path(client, version, "readiness"))
         history = client.get(_history_path(version, standing))["data"] if not as_json else []
     _print_standing(standing, as_json=as_json)
-    for entry in history:
-        reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
-        note(f"{entry['at']}  {entry['state']}{reason}")
-    for entry in (standing["load"] or {}).get("transitions", ()) if not as_json else ():
-        reason = f"  {entry['reason']}" if entry["reason"] else ""
-        note(f"{entry['seconds_ago']:.1f} s ago  {entry['state']}{reason}")
+    if not as_json:
+        for line in details(standing, history):
+            note(line)
     if not standing["is_servable"]:
         raise typer.Exit(_EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE))
+
+
+def details(standing: dict[str, Any], history: list[dict[str, Any]]) -> Iterator[str]:
+    """The lines behind the summary: how it came here, and how well its tokens are guessed."""
+    for entry in history:
+        reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
+        yield f"{entry['at']}  {entry['state']}{reason}"
+    for entry in (standing["load"] or {}).get("transitions", ()):
+        reason = f"  {entry['reason']}" if entry["reason"] else ""
+        yield f"{entry['seconds_ago']:.1f} s ago  {entry['state']}{reason}"
+    yield from map(_guessing, standing["speculation"])
+
+
+def _guessing(entry: dict[str, Any]) -> str:
+    accepted = f"{entry['accepted_tokens']} of {entry['draft_tokens']} guesses accepted"
+    now = f"guesses {entry['num_tokens']} a step" if entry["num_tokens"] else "does not pay"
+    return f"{entry['proposer']}  {accepted}, lately {entry['acceptance']:.0%}: {now}"
 
 
 def _history_path(version: Reference, standing: dict[str, Any]) -> str:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...adapters.errors import AdapterError
-from ...engine.config import EngineConfig, KvDtype, Quantization
+from ...engine.config import (
+    MAX_DRAFT_TOKENS,
+    Acceptance,
+    EngineConfig,
+    KvDtype,
+    Quantization,
+)
 from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
 from ..settings import Settings, default_data_dir, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
@@ -16,6 +22,7 @@ from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import note
+from .speculation import describe_speculation, parse_speculation
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -25,6 +32,7 @@ app = typer.Typer(add_completion=False)
 GIB = 1 << 30
 MIB = 1 << 20
 DEFAULTS = EngineConfig(model="")
+DEFAULT_SPECULATION = ["ngram"]
 _OPERATOR_CODES = frozenset({UnsupportedModel.code, InsufficientMemory.code})
 """Of engines that never start as they were asked to."""
 
@@ -123,6 +131,21 @@ def serve(
             help="Prompts share a step with decodes up to this time.",
         ),
     ] = None,
+    speculation: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PROPOSER[:WHAT],...",
+            help="Who guesses tokens: ngram, draft:MODEL, early_exit:LAYERS, medusa:HEADS, "
+            "medusa_tree:HEADS; or off.",
+        ),
+    ] = DEFAULT_SPECULATION,
+    max_draft_tokens: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="Most guesses for a sequence in one step."),
+    ] = DEFAULTS.max_draft_tokens,
+    acceptance: Annotated[
+        Acceptance, typer.Option(help="By which rule guesses are accepted.")
+    ] = DEFAULTS.acceptance,
     max_queued: Annotated[
         int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
     ] = DEFAULTS.max_queued,
@@ -186,6 +209,9 @@ def serve(
         attention_window=attention_window,
         attention_sinks=attention_sinks,
         target_itl_ms=target_itl,
+        speculation=parse_speculation(speculation),
+        max_draft_tokens=max_draft_tokens,
+        acceptance=acceptance,
         max_queued=max_queued,
         max_queued_per_tenant=max_queued_per_tenant,
         tenant_cap=tenant_cap,
@@ -234,6 +260,7 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
 def _announce(runtime: Runtime, url: str) -> None:
     for line in runtime.engine.info.memory_plan:
         note(f"  {line}")
+    note(describe_speculation(runtime.engine.info))
     note(f"Serving {runtime.inference.served_model_name} at {url}/v1")
     for line in next_steps(runtime.settings, url):
         note(line)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...adapters.identity import AdapterKey
 from ...adapters.residency import Tier
-from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats
+from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats, SpeculationStats
 from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from ...platform.adapters.models import (
     Adapter,
@@ -21,12 +21,19 @@ from ..schemas.adapters import (
     CanaryView,
     DeletionView,
     Reason,
+    SpeculationView,
     TransitionView,
     UploadView,
     VersionView,
 )
 from ..schemas.aliases import AliasChangeView, AliasView
-from ..schemas.residency import EngineTransitionView, LoadView, ReadinessView, WishView
+from ..schemas.residency import (
+    EngineTransitionView,
+    LoadView,
+    ProposerView,
+    ReadinessView,
+    WishView,
+)
 from ..services.version_readiness import VersionReadiness
 
 
@@ -153,6 +160,18 @@ def readiness_view(
         tier=load.tier if load else Tier.STORE,
         wishes=[WishView(wish.kind, wish.created_at, wish.expires_at) for wish in wishes],
         load=None if load is None else _load_view(load),
+        speculation=[proposer_view(stats) for stats in load.speculation] if load else [],
+    )
+
+
+def proposer_view(stats: SpeculationStats) -> ProposerView:
+    return ProposerView(
+        proposer=stats.proposer,
+        acceptance=stats.acceptance,
+        num_tokens=stats.num_tokens,
+        drafts=stats.num_steps,
+        draft_tokens=stats.num_draft_tokens,
+        accepted_tokens=stats.num_accepted_tokens,
     )
 
 
@@ -188,6 +207,7 @@ def base_view(name: str, info: EngineInfo, *, max_full_matrix_bytes: int) -> Bas
         targets=sorted({part.name.rpartition(".")[2] for part in info.layout.slices}),
         max_full_matrix_bytes=max_full_matrix_bytes,
         refused=info.layout.refused,
+        speculation=SpeculationView(info.proposers, info.max_draft_tokens, info.acceptance),
     )
 
 

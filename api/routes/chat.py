@@ -61,6 +61,7 @@ async def create_chat_completion(
         num_choices=body.num_choices,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
+        speculation=body.speculation_params,
         sampling=body.sampling(max_tokens=max_tokens, num_logprobs=body.num_logprobs),
         stop=tuple(body.stop or ()),
         continues_prompt=False,

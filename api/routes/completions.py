@@ -49,6 +49,7 @@ async def create_completion(
         num_choices=body.num_choices,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
+        speculation=body.speculation_params,
         sampling=body.sampling(max_tokens=body.output_limit, num_logprobs=body.logprobs),
         stop=tuple(body.stop or ()),
         continues_prompt=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -142,6 +142,15 @@ class DeletionsView(msgspec.Struct, frozen=True):
     object: Literal["adapter.deletions"] = "adapter.deletions"
 
 
+class SpeculationView(msgspec.Struct, frozen=True):
+    """How this server guesses tokens."""
+
+    proposers: Sequence[str]
+    """What `speculation.proposer` of a request may name."""
+    max_draft_tokens: int
+    acceptance: str
+
+
 class BaseView(msgspec.Struct, frozen=True):
     """The base model that adapters must fit."""
 
@@ -159,4 +168,5 @@ class BaseView(msgspec.Struct, frozen=True):
     """What whole matrices of one adapter (`modules_to_save`) may take together; 0 refuses them."""
     refused: Mapping[str, str]
     """Modules that LoRA may not target here, and why."""
+    speculation: SpeculationView
     object: Literal["base_model"] = "base_model"

@@ -14,11 +14,19 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    accepted_prediction_tokens: int
+    """Guessed tokens that stand in the answer."""
+    rejected_prediction_tokens: int
+    """Guessed ones that do not: they are no part of `completion_tokens`."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 # --- chat ---------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
+from ...engine.config import MAX_DRAFT_TOKENS
+from ...engine.messages import SpeculationParams
 from ...engine.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -35,6 +37,7 @@ def _is_short(text: str) -> str:
     return text
 
 
+ProposerName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
@@ -54,6 +57,27 @@ class StreamOptions(RequestModel):
         "continuous_usage_stats": (False,),
         "include_obfuscation": (False, True),
     }
+
+
+def _as_speculation(value: object) -> object:
+    match value:
+        case "auto":
+            return {}
+        case "off":
+            return {"num_tokens": 0}
+        case str():
+            raise ValueError("is neither `auto`, `off` nor an object")
+        case _:
+            return value
+
+
+class Speculation(RequestModel):
+    """How tokens are guessed, where the engine is not to decide by itself."""
+
+    proposer: ProposerName | None = None
+    """One of the server's; None: whichever pays."""
+    num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None
+    """A step, whether that pays or not; None: as many as pay."""
 
 
 class GenerationBody(RequestModel):
@@ -81,6 +105,7 @@ class GenerationBody(RequestModel):
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
+    speculation: Annotated[Speculation, BeforeValidator(_as_speculation)] | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(
         {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
@@ -103,6 +128,14 @@ class GenerationBody(RequestModel):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def speculation_params(self) -> SpeculationParams | None:
+        """None: the engine decides."""
+        asked = self.speculation
+        if asked is None or (asked.proposer is None and asked.num_tokens is None):
+            return None
+        return SpeculationParams(asked.proposer, asked.num_tokens)
 
     def sampling(self, *, max_tokens: int, num_logprobs: int | None) -> SamplingParams:
         """The engine's parameters of the first choice."""

@@ -59,6 +59,19 @@ class LoadView(msgspec.Struct, frozen=True):
     """The latest last."""
 
 
+class ProposerView(msgspec.Struct, frozen=True):
+    """How well one proposer guesses what the version answers."""
+
+    proposer: str
+    acceptance: float
+    """Lately, of a draft's first token."""
+    num_tokens: int
+    """Guessed for a request in the last step; 0: it does not pay."""
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+
 class ReadinessView(msgspec.Struct, frozen=True):
     """Why a version does not answer at once, or that it does."""
 
@@ -81,4 +94,6 @@ class ReadinessView(msgspec.Struct, frozen=True):
     wishes: Sequence[WishView]
     load: LoadView | None
     """None where the engine has nothing to say about it."""
+    speculation: Sequence[ProposerView]
+    """Of each proposer that has guessed for it since the engine's start."""
     object: Literal["adapter.readiness"] = "adapter.readiness"

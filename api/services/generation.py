@@ -44,6 +44,16 @@ class TokenCounts:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_draft_tokens: int = 0
+    """Guessed for the answer."""
+    num_accepted_tokens: int = 0
+    """Guesses that stand in the answer."""
+
+    def add_output(self, num_tokens: int, num_draft_tokens: int) -> None:
+        """The tokens of one step that belong to the answer; the last of them is no guess."""
+        self.num_completion_tokens += num_tokens
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_tokens - 1
 
 
 class Outcome(NamedTuple):
@@ -173,9 +183,9 @@ class Generation:
                 self._events.put_nowait(event)
                 continue
             if isinstance(event, TokensGenerated):
-                self._take_time(times, event)
                 delta, num_tokens = text.push(event)
-                self.counts.num_completion_tokens += num_tokens
+                self._take_time(times, num_tokens)
+                self.counts.add_output(num_tokens, event.num_draft_tokens)
             else:
                 delta = text.finish(event)
             self._events.put_nowait(delta)
@@ -188,7 +198,7 @@ class Generation:
             self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
             self.counts.num_cached_tokens += started.num_cached_tokens
 
-    def _take_time(self, times: SequenceTimes, event: TokensGenerated) -> None:
-        times.tokens_came(len(event.token_ids))
+    def _take_time(self, times: SequenceTimes, num_tokens: int) -> None:
+        times.tokens_came(num_tokens)
         if self._measures.first_token_seconds is None:
             self._measures.first_token_seconds = times.first_token_seconds

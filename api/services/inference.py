@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.messages import GenerationRequest, RequestStarted
+from ...engine.errors import ProposerNotServed
+from ...engine.messages import GenerationRequest, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
@@ -51,6 +52,8 @@ class Order:
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: int | None = None
     """Counted from `arrived_at`, to the last token."""
+    speculation: SpeculationParams | None = None
+    """None: the engine decides."""
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
     stop: tuple[str, ...]
@@ -140,6 +143,7 @@ class Inference:
         """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
         order.measures.model = order.model.name
         self._check_token_ids(order)
+        self._check_proposer(order.speculation)
         generation = self._prepare(order)
         try:
             started = await generation.start(
@@ -207,6 +211,11 @@ class Inference:
         if max(order.sampling.logit_bias, default=0) >= vocab_size:
             raise _outside_vocabulary("logit_bias", vocab_size)
 
+    def _check_proposer(self, asked: SpeculationParams | None) -> None:
+        served = self._engine.info.proposers
+        if asked is not None and asked.proposer is not None and asked.proposer not in served:
+            raise ProposerNotServed(asked.proposer, served)
+
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter
         is_one_of_many = order.num_choices > 1
@@ -217,6 +226,7 @@ class Inference:
             sampling=_choice_sampling(order.sampling, choice, self.tokenizer.eos_token_ids),
             adapter=adapter.key if adapter else None,
             group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
+            speculation=order.speculation,
             priority=order.priority,
             deadline_seconds=_seconds_left(order),
         )

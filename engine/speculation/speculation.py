@@ -12,7 +12,8 @@ from ...adapters.identity import AdapterKey
 from ..base_model import BaseModel
 from ..batch import ScheduledSequence
 from ..config import EngineConfig
-from ..messages import ProposerTotals, SpeculationStats
+from ..errors import ProposerNotServed
+from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..runner import ModelRunner
 from ..step_costs import StepCosts
@@ -51,6 +52,11 @@ class Speculation:
     @property
     def needs_hidden_states(self) -> bool:
         return any(proposer.needs_hidden_states for proposer in self._proposers.values())
+
+    def check(self, asked: SpeculationParams | None) -> None:
+        """Raises ProposerNotServed."""
+        if asked and asked.proposer is not None and asked.proposer not in self._proposers:
+            raise ProposerNotServed(asked.proposer, self._proposers)
 
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
         """See `policy.DraftPolicy`."""

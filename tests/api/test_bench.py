@@ -48,14 +48,19 @@ def test_percentile_of_nothing_or_beyond_all_is_refused(
 
 def test_summary_takes_the_median_run_and_every_requests_latencies() -> None:
     runs = [
-        Run((RequestTiming(sent=0.0, chunks=(0.1, 0.2, 0.4), output_tokens=3),), wall_seconds=wall)
+        Run((RequestTiming(sent=0.0, chunks=(0.1, 0.2, 0.4), output_tokens=4),), wall_seconds=wall)
         for wall in (1.0, 3.0, 0.5)
     ]
     summary = summarize(runs)
-    assert summary.runs == (3.0, 1.0, 6.0)
-    assert summary.output_tokens_per_second == 3.0
+    assert summary.runs == (4.0, 4 / 3, 8.0)
+    assert summary.output_tokens_per_second == 4.0
     assert summary.ttft_ms["p99"] == pytest.approx(100)
-    assert summary.itl_ms["p50"] == pytest.approx(150)
+    assert summary.itl_ms["p50"] == pytest.approx(150)  # two of the four tokens came together
+    assert summary.tpot_ms["p50"] == pytest.approx(100)
+
+
+def test_an_answer_of_one_token_has_no_time_per_further_token() -> None:
+    assert RequestTiming(sent=0.0, chunks=(0.1,), output_tokens=1).tpot_seconds is None
 
 
 def test_requests_go_to_the_models_in_turn() -> None:

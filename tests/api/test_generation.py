@@ -3,123 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
 from loraplex.api.errors import ApiError
-from loraplex.api.metrics import Metrics
-from loraplex.api.request_measures import RequestMeasures
-from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
 from loraplex.api.services.sequence_text import Delta
-from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import (
-    ErrorInfo,
     FinishReason,
     GenerationRequest,
-    RequestFinished,
     RequestStarted,
     TokensGenerated,
 )
-from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.tokenizer import Tokenizer
-
-Event = RequestStarted | TokensGenerated | RequestFinished
-PROMPT = [65, 66, 67]
-
-
-class ScriptedEngine:
-    """Plays a list of events for every request; a script that ends without a finish hangs."""
-
-    def __init__(self, *scripts: Sequence[Event]) -> None:
-        self.scripts = list(scripts)
-        self.closed: list[str] = []
-
-    async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
-        script = self.scripts.pop(0)
-        try:
-            for event in script:
-                yield event
-            if not script or not isinstance(script[-1], RequestFinished):
-                await asyncio.Event().wait()
-        finally:
-            self.closed.append(request.request_id)
-
-
-def started(num_cached: int = 0) -> RequestStarted:
-    return RequestStarted("r", 0.5, 0.25, Tier.HOST, num_cached)
-
-
-def finished(
-    reason: FinishReason = FinishReason.LENGTH, code: str | None = None
-) -> RequestFinished:
-    error = ErrorInfo(code, "planted") if code else None
-    return RequestFinished("r", reason, len(PROMPT), 0, error)
-
-
-def script(*events: Event) -> list[Event]:
-    return list(events)
-
-
-class Scenario:
-    """A generation over scripts, and what it metered."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *scripts: Sequence[Event],
-        stop: tuple[str, ...] = (),
-        **sampling: Any,
-    ) -> None:
-        self.engine = ScriptedEngine(*scripts)
-        self.outcomes: list[Outcome] = []
-        self.metrics = Metrics(lambda: None)
-        self.measures = RequestMeasures()
-        self.fails_to_meter = False
-        specs = [
-            SequenceSpec(
-                index=index,
-                request=GenerationRequest(
-                    f"r-{index}",
-                    "tenant",
-                    PROMPT,
-                    SamplingParams(**sampling),
-                    adapter=AdapterKey("tenant", "sha256:0"),
-                ),
-                is_first_choice=index == 0,
-                stop=stop,
-                continues_prompt=False,
-            )
-            for index in range(len(scripts))
-        ]
-        self.generation = Generation(
-            specs,
-            engine=cast(EngineClient, self.engine),
-            tokenizer=tokenizer,
-            metrics=self.metrics,
-            arrived_at=time.monotonic(),
-            measures=self.measures,
-            meter=self.meter,
-        )
-
-    async def meter(self, outcome: Outcome) -> None:
-        if self.fails_to_meter:
-            raise ApiError("database_unavailable")
-        self.outcomes.append(outcome)
-
-    async def start(self, *, is_loading: bool = False) -> RequestStarted:
-        return await self.generation.start(is_loading=lambda: is_loading, patience_seconds=0.01)
-
-    async def text(self) -> tuple[str, str | None]:
-        """Everything of the only choice, and why it ended."""
-        await self.start()
-        deltas = [delta async for delta in self.generation.deltas()]
-        return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
+from support.scripted_generation import Event, Scenario, finished, run, script, started
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +29,6 @@ def tokenizer(tiny_base: Path) -> Tokenizer:
 
 def tokens(tokenizer: Tokenizer, text: str) -> TokensGenerated:
     return TokensGenerated("r", tokenizer.encode(text))
-
-
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(coroutine)
 
 
 def test_text_and_counts(tokenizer: Tokenizer) -> None:
@@ -169,6 +65,40 @@ def test_a_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> N
     assert run(scenario.text()) == ("one, ", "stop")
     assert scenario.engine.closed == ["r-0"]
     assert scenario.outcomes[0].counts.num_completion_tokens == len("one, two")
+
+
+def test_a_stop_string_inside_of_an_event_ends_the_output_right_there(tokenizer: Tokenizer) -> None:
+    guessed = TokensGenerated("r", tokenizer.encode("two, three"), num_draft_tokens=12)
+    scenario = Scenario(tokenizer, script(started(), tokens(tokenizer, "1"), guessed), stop=("tw",))
+    assert run(scenario.text()) == ("1", "stop")
+    counts = scenario.outcomes[0].counts
+    assert counts.num_completion_tokens == len("1tw")
+    assert (counts.num_draft_tokens, counts.num_accepted_tokens) == (12, 1)
+
+
+def test_guesses_are_counted_over_all_choices(tokenizer: Tokenizer) -> None:
+    def choice(text: str, num_guessed: int) -> list[Event]:
+        guessed = TokensGenerated("r", tokenizer.encode(text), num_draft_tokens=num_guessed)
+        return script(started(), tokens(tokenizer, "a"), guessed, finished())
+
+    scenario = Scenario(tokenizer, choice("bcd", 4), choice("e", 3))
+    run(scenario.text())
+    counts = scenario.outcomes[0].counts
+    assert counts.num_completion_tokens == 6
+    assert (counts.num_draft_tokens, counts.num_accepted_tokens) == (7, 2)
+
+
+def test_tokens_that_come_together_have_no_gap_and_share_their_time(tokenizer: Tokenizer) -> None:
+    guessed = [tokens(tokenizer, text) for text in ("a", "bcd", "ef!gone")]
+    scenario = Scenario(tokenizer, script(started(), *guessed), stop=("!",))
+    run(scenario.text())
+    said = scenario.metrics.render().decode()
+    assert "loraplex_inter_token_latency_seconds_count 2.0" in said
+    gaps, per_token = (
+        float(re.findall(rf"loraplex_{name}_seconds_sum (\S+)", said)[0])
+        for name in ("inter_token_latency", "time_per_output_token")
+    )
+    assert per_token == pytest.approx(gaps / (len("abcdef!") - 1))
 
 
 def test_what_was_held_back_for_a_stop_string_comes_at_the_end(tokenizer: Tokenizer) -> None:

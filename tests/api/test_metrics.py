@@ -17,8 +17,10 @@ from loraplex.engine.messages import (
     AdapterResidency,
     AdapterTierStats,
     EngineStats,
+    ProposerTotals,
     RequestStarted,
     SecondsHistogram,
+    SpeculationStats,
     UtilizationStats,
 )
 from loraplex.engine.tenant_service import MAX_TENANTS, OTHER_TENANTS
@@ -33,8 +35,6 @@ STATS = EngineStats(
     num_prompt_tokens=6,
     num_cached_tokens=7,
     num_generated_tokens=8,
-    arena_used_bytes=9,
-    host_cache_used_bytes=10,
     num_adapter_loads=11,
     num_adapter_evictions=12,
     adapters=[
@@ -60,6 +60,16 @@ STATS = EngineStats(
         moved_bytes=31,
         load_seconds={"fetch": SecondsHistogram([0.5, 1.0], [3, 2, 1], 4.5)},
     ),
+    speculation=[
+        SpeculationStats(AdapterKey("acme", "sha256:0"), "ngram", 1, 4, 4, 1.0, 5),
+        SpeculationStats(AdapterKey("acme", "sha256:1"), "ngram", 1, 4, 0, 0.25, 0),
+        SpeculationStats(None, "ngram", 1, 4, 0, 0.25, 0),
+        SpeculationStats(None, "draft", 1, 4, 0, 0.5, 2),
+    ],
+    speculation_totals=[
+        ProposerTotals("ngram", 39, 40, 41, 42.5),
+        ProposerTotals("draft", 43, 44, 45, 46.5),
+    ],
 )
 FETCHER_STATS = FetcherStats(DiskCacheStats(32, 33, 34, 35, 36, 37), 38)
 
@@ -128,7 +138,9 @@ def rendered_families(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_nothing_is_said_of_an_engine_that_is_down() -> None:
-    assert "loraplex_requests_running" not in Recorded(stats=None).text()
+    said = Recorded(stats=None).text()
+    assert "loraplex_requests_running" not in said
+    assert "loraplex_speculation" not in said
 
 
 def test_preemptions_are_told_by_kind(recorded: Recorded) -> None:
@@ -211,3 +223,27 @@ def test_the_disk_and_the_fetcher_are_seen_while_the_engine_is_down() -> None:
     assert recorded.value('adapter_tier_bytes{tier="disk"}') == 32
     assert recorded.value("fetcher_restarts_total") == 38
     assert "loraplex_adapter_leases " not in recorded.text()
+
+
+def test_guesses_are_counted_by_proposer(recorded: Recorded) -> None:
+    totals = {
+        name: [
+            recorded.value(f'speculation_{name}_total{{proposer="{proposer}"}}')
+            for proposer in ("ngram", "draft")
+        ]
+        for name in ("drafts", "draft_tokens", "accepted_tokens", "proposing_seconds")
+    }
+    assert totals == {
+        "drafts": [39, 43],
+        "draft_tokens": [40, 44],
+        "accepted_tokens": [41, 45],
+        "proposing_seconds": [42.5, 46.5],
+    }
+
+
+def test_adapters_are_counted_by_whether_guessing_pays_and_never_named(recorded: Recorded) -> None:
+    assert recorded.value('speculation_acceptance_ratio{proposer="ngram"}') == 0.5
+    assert recorded.value('speculation_acceptance_ratio{proposer="draft"}') == 0.5
+    assert recorded.value('speculation_adapters{proposer="ngram",state="on"}') == 1
+    assert recorded.value('speculation_adapters{proposer="ngram",state="off"}') == 2
+    assert "sha256" not in recorded.text()

@@ -1,9 +1,10 @@
-"""`priority` and `deadline_ms` on their way to the engine, and what a refusal says of later."""
+"""Scheduling and speculation on their way to the engine, and what a refusal says of later."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +15,14 @@ from loraplex.api.errors import as_api_error, error_response, from_error_info
 from loraplex.api.metrics import Metrics
 from loraplex.api.services.inference import Inference, Order, ServedModel
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineError, EngineUnavailable, Overloaded, TenantQueueFull
-from loraplex.engine.messages import ErrorInfo, GenerationRequest
+from loraplex.engine.errors import (
+    EngineError,
+    EngineUnavailable,
+    Overloaded,
+    ProposerNotServed,
+    TenantQueueFull,
+)
+from loraplex.engine.messages import ErrorInfo, GenerationRequest, SpeculationParams
 from loraplex.engine.sampling_params import SamplingParams
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
@@ -25,7 +32,7 @@ from support.server import Caller, ServerUnderTest
 class RecordingEngine:
     """Takes nothing, and notes what it was given."""
 
-    info = fake_info("base")
+    info = replace(fake_info("base"), proposers=["ngram"])
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
@@ -35,8 +42,8 @@ class RecordingEngine:
         raise EngineUnavailable
 
 
-def submitted(**fields: Any) -> GenerationRequest:
-    """The engine's request of an order that came a second ago."""
+def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
+    """The engine's requests of an order that came a second ago."""
     engine = RecordingEngine()
     nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset()))
     inference = Inference(
@@ -53,29 +60,42 @@ def submitted(**fields: Any) -> GenerationRequest:
         principal=cast(Any, SimpleNamespace(tenant_id="acme")),
         model=ServedModel("base", None),
         prompts=[[1]],
-        num_choices=1,
+        num_choices=num_choices,
         sampling=SamplingParams(),
         stop=(),
         continues_prompt=True,
         **fields,
     )
-    with pytest.raises(EngineUnavailable):
-        asyncio.run(inference.start(order))
-    inference.close()
-    return engine.requests[0]
+    try:
+        with pytest.raises(EngineUnavailable):
+            asyncio.run(inference.start(order))
+    finally:
+        inference.close()
+    return engine.requests
 
 
 def test_the_priority_reaches_the_engine() -> None:
-    assert submitted(priority=-7).priority == -7
-    assert submitted().priority == 0
+    assert submitted(priority=-7)[0].priority == -7
+    assert submitted()[0].priority == 0
+
+
+def test_how_tokens_are_guessed_reaches_the_engine_for_every_choice() -> None:
+    asked = SpeculationParams("ngram", 4)
+    assert [request.speculation for request in submitted(3, speculation=asked)] == [asked] * 3
+    assert submitted()[0].speculation is None
+
+
+def test_nothing_is_submitted_for_a_proposer_that_the_engine_does_not_run() -> None:
+    with pytest.raises(ProposerNotServed, match=r"medusa.*ngram"):
+        submitted(speculation=SpeculationParams("medusa"))
 
 
 def test_a_deadline_counts_from_the_arrival_of_the_request() -> None:
-    seconds = submitted(deadline_ms=3000).deadline_seconds
+    seconds = submitted(deadline_ms=3000)[0].deadline_seconds
     assert seconds is not None
     assert 1.5 < seconds <= 2.0
-    assert submitted(deadline_ms=500).deadline_seconds == 0.0
-    assert submitted().deadline_seconds is None
+    assert submitted(deadline_ms=500)[0].deadline_seconds == 0.0
+    assert submitted()[0].deadline_seconds is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loraplex.api.cli import push
 from loraplex.api.cli.exit_codes import CommandFailed
 from support.fault_proxy import FaultProxy
 from support.s3 import CREDENTIALS, emulated_s3, make_bucket
@@ -84,8 +85,9 @@ def test_only_the_fetcher_process_has_the_stores_credentials(
 
 
 def test_adapters_in_memory_answer_while_the_store_is_down(
-    caller: Caller, adapters: list[Path], proxy: FaultProxy
+    caller: Caller, adapters: list[Path], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.05)
     before = complete(caller)
     assert before.is_success
     proxy.is_down = True

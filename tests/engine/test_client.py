@@ -25,6 +25,7 @@ from loraplex.engine.messages import (
     EvictionReceipt,
     FinishReason,
     RequestStarted,
+    TokensGenerated,
 )
 from support.fake_client import (
     FAKE_ENGINE,
@@ -71,6 +72,19 @@ def test_a_requests_events_arrive_in_order(tmp_path: Path) -> None:
             assert client.stats is not None
             assert client.stats.num_running == 1
             assert client.num_open_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_tokens_that_were_guessed_arrive_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            request = make_request("r", [7, 8, 9], max_tokens=6, num_guesses=3)
+            stream = client.submit(request)
+            events = [event async for event in stream if isinstance(event, TokensGenerated)]
+            assert [event.token_ids for event in events] == [[7], [8, 9, 7, 8], [9]]
+            assert [event.num_draft_tokens for event in events] == [0, 3, 0]
+            assert stream.num_generated_tokens == 6
 
     asyncio.run(scenario())
 

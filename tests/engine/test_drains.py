@@ -171,13 +171,15 @@ def test_a_request_hears_how_long_its_adapters_load_took(
     assert loads[0] is not None
     assert loads[0] > 0
     assert loads[1:] == [0.0, None]
-    tiers = engine.core.stats().adapter_tiers
+    stats = engine.core.stats()
+    tiers = stats.adapter_tiers
     assert (tiers.hits[Tier.STORE], tiers.hits[Tier.DEVICE]) == (1, 1)
     assert tiers.num_leases_reaped == tiers.num_leases == 0
     assert {stage: sum(h.counts) for stage, h in tiers.load_seconds.items()} == dict.fromkeys(
         ("fetch", "read", "wait", "copy"), 1
     )
-    assert tiers.bytes_by_tier[Tier.DEVICE] == engine.core.stats().arena_used_bytes > 0
+    resident = sum(entry.device_bytes for entry in stats.adapters)
+    assert tiers.bytes_by_tier[Tier.DEVICE] == resident > 0
 
 
 def test_pins_and_prefetches_load_without_a_request_and_are_explained(

@@ -33,10 +33,13 @@ from loraplex.engine.messages import (
     FromEngine,
     GenerationRequest,
     Prefetch,
+    ProposerTotals,
     RequestFinished,
     RequestStarted,
     SecondsHistogram,
     SetPinned,
+    SpeculationParams,
+    SpeculationStats,
     StepEvents,
     Submit,
     ToEngine,
@@ -67,6 +70,8 @@ INFO = EngineInfo(
     arena_bytes=1 << 20,
     host_cache_bytes=1 << 21,
     memory_plan=["weights 1 MiB"],
+    proposers=["ngram"],
+    max_draft_tokens=8,
 )
 SAMPLING = SamplingParams(
     temperature=0.5, seed=-(1 << 63), logit_bias={7: -100.0}, num_logprobs=2, stop_token_ids=(3, 4)
@@ -77,18 +82,19 @@ EVENTS = StepEvents(
         RequestStarted("b", 0, 0, None, 0),
     ],
     tokens=[
-        TokensGenerated("r", [1, 2], logits=b"\x00\xff"),
+        TokensGenerated("r", [1, 2], logits=b"\x00\xff", num_draft_tokens=3),
         TokensGenerated(
             "b", [5], logprobs=[TokenLogprobs(TokenLogprob(5, -1.5), [TokenLogprob(6, -0.5)])]
         ),
     ],
     finished=[
-        RequestFinished("r", FinishReason.STOP, 3, 2, stop_token_id=2),
+        RequestFinished("r", FinishReason.STOP, 3, 2, stop_token_id=2, num_draft_tokens=3),
         RequestFinished("b", FinishReason.ERROR, 1, 1, ERROR),
     ],
 )
+GUESSING = SpeculationStats(KEY, "ngram", 4, 18, 9, 0.75, 5)
 STATS = EngineStats(
-    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)],
     kv_usage=0.5,
     utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
@@ -99,10 +105,17 @@ STATS = EngineStats(
         load_seconds={"read": SecondsHistogram([0.1, 1.0], [5, 1, 0], 0.75)},
         hits={Tier.DEVICE: 4},
     ),
+    speculation=[GUESSING, SpeculationStats(None, "draft", 1, 2, 0, 0.0, 0)],
+    speculation_totals=[ProposerTotals("ngram", 5, 20, 9, 0.5)],
 )
 TO_ENGINE: list[ToEngine] = [
     Submit(GenerationRequest("r", "acme", [1, 2], SAMPLING, KEY, "probe", return_logits=True)),
     Submit(GenerationRequest("r", "acme", [], SamplingParams())),
+    Submit(
+        GenerationRequest(
+            "r", "acme", [1], SAMPLING, speculation=SpeculationParams("ngram", num_tokens=4)
+        )
+    ),
     Abort("r"),
     AdapterFetched(KEY, "/tmp/ä", Tier.STORE),
     AdapterFetchFailed(KEY, ERROR),
@@ -122,6 +135,7 @@ FROM_ENGINE: list[FromEngine] = [
     AdapterExplanation(
         *(KEY, "failed", Tier.STORE, 1.5, ERROR, 0.5, 3, None, 1 << 20, 1 << 19, 0, True),
         [AdapterTransition("fetching", 2.5), AdapterTransition("failed", 1.5, "object_corrupt")],
+        [GUESSING],
     ),
     STATS,
     EngineFailed(ERROR),
@@ -195,6 +209,10 @@ def test_parameters_are_checked_on_arrival() -> None:
     request = msgspec.msgpack.decode(payload)
     request["request"]["sampling"]["max_tokens"] = -1
     with pytest.raises(MalformedMessage, match="max_tokens"):
+        decode_to_engine([name, packed(request)])
+    request["request"]["sampling"]["max_tokens"] = 1
+    request["request"]["speculation"] = {"num_tokens": -1}
+    with pytest.raises(MalformedMessage, match=r"speculation\.num_tokens"):
         decode_to_engine([name, packed(request)])
 
 

@@ -17,10 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
 from loraplex.adapters.failpoints import FAILPOINTS, VARIABLE
+from loraplex.api.cli import push
 from loraplex.api.cli.exit_codes import CommandFailed
 from support.models import make_adapter, make_tiny_llama
 from support.server import LORAPLEX, Caller, ServerUnderTest, child_environment, serving
@@ -76,7 +78,8 @@ class Trial:
     def _crash_server(self) -> None:
         with serving(self.base, self.data_dir, **{VARIABLE: self.point}) as server:
             caller = self._introduce(server)
-            with suppress(CommandFailed, httpx.TransportError, AssertionError):
+            hasty = patch.object(push, "FIRST_PAUSE_SECONDS", 0.01)  # nobody comes back to wait for
+            with hasty, suppress(CommandFailed, httpx.TransportError, AssertionError):
                 self.acknowledged = caller.push(self.adapter, NAME)
                 self.was_deletion_asked = True
                 caller.http.delete(f"/v1/adapters/{NAME}", params={"drain_seconds": 0})

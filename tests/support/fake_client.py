@@ -21,6 +21,7 @@ from loraplex.engine.messages import (
     GenerationRequest,
     RequestFinished,
     RequestStarted,
+    SpeculationParams,
     TokensGenerated,
 )
 from loraplex.engine.request_stream import RequestEvent, RequestStream
@@ -72,11 +73,18 @@ def make_request(
     max_tokens: int = 4,
     adapter: str | None = None,
     deadline_seconds: float | None = None,
+    num_guesses: int = 0,
 ) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=max_tokens)
     key = None if adapter is None else AdapterKey("acme", adapter)
     return GenerationRequest(
-        request_id, "acme", prompt, sampling, key, deadline_seconds=deadline_seconds
+        request_id,
+        "acme",
+        prompt,
+        sampling,
+        key,
+        speculation=SpeculationParams(num_tokens=num_guesses),
+        deadline_seconds=deadline_seconds,
     )
 
 

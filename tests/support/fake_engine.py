@@ -1,7 +1,8 @@
 """An engine process without a model: `python -m support.fake_engine ENDPOINT HEARTBEAT CONFIG`.
 
 The real process, protocol and client around a core that repeats a request's prompt, one token a
-step. The prompt may be one of the words below instead. `config.model` is a directory, by which
+step, or with as many guesses as the request asks for, all of them right. The prompt may be one of
+the words below instead. `config.model` is a directory, by which
 the lives of the process know of each other: each adds a letter to its file `lives`.
 """
 
@@ -191,9 +192,12 @@ class FakeCore:
             output = self._outputs[request.request_id] = []
         elif prompt == HANG:
             return
-        token = prompt[len(output) % len(prompt)]
-        output.append(token)
-        events.tokens.append(TokensGenerated(request.request_id, [token]))
+        num_guessed = _num_guessed(request, len(output))
+        start = len(output)
+        output += [prompt[index % len(prompt)] for index in range(start, start + 1 + num_guessed)]
+        events.tokens.append(
+            TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_guessed)
+        )
         self._outbox.append(events)
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
@@ -211,6 +215,14 @@ class FakeCore:
             request_id, reason, len(request.prompt_token_ids), num_generated, error
         )
         self._outbox.append(StepEvents(finished=[event]))
+
+
+def _num_guessed(request: GenerationRequest, num_generated: int) -> int:
+    """The first token is no guess, and no more are guessed than may follow."""
+    if request.speculation is None or not num_generated:
+        return 0
+    room = request.sampling.max_tokens - num_generated
+    return min(request.speculation.num_tokens or 0, room - 1)
 
 
 def count_lives(home: Path) -> int:

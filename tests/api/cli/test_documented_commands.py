@@ -10,11 +10,24 @@ from typing import Any
 import pytest
 import typer.main
 
+from loraplex.api.cli import serve
 from loraplex.api.cli.adapters import app
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.cli.speculation import parse_speculation
 
-PAGE = Path(__file__).parents[3] / "docs" / "adapters.md"
-SHOWN = re.findall(r"^(?:\$ )?loraplex adapters (.+)$", PAGE.read_text(), flags=re.MULTILINE)
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "adapters.md"
+SPECULATION = ROOT / "docs" / "speculation.md"
+
+
+def shown(group: str, *pages: Path) -> list[str]:
+    """The options of the commands of a group that these pages show."""
+    line = re.compile(rf"^ *(?:\$ )?loraplex {group} (.+)$", flags=re.MULTILINE)
+    return [found for page in pages for found in line.findall(page.read_text())]
+
+
+SHOWN = shown("adapters", PAGE, SPECULATION, ROOT / "README.md")
+SERVED = shown("serve", SPECULATION, ROOT / "README.md")
 
 
 def test_there_are_commands_to_check() -> None:
@@ -30,6 +43,14 @@ def test_a_shown_command_is_understood(line: str) -> None:
     assert not hasattr(command, "commands"), f"{line} names no command"
     context = command.make_context(command.name, words)
     assert context.params
+
+
+@pytest.mark.parametrize("line", SERVED)
+def test_a_shown_way_to_serve_is_understood(line: str) -> None:
+    command: Any = typer.main.get_command(serve.app)
+    context = command.make_context("serve", shlex.split(line, comments=True))
+    assert context.params["model"]
+    assert parse_speculation(context.params["speculation"]) or "off" in line
 
 
 def test_every_command_is_told_of() -> None:

@@ -1,0 +1,58 @@
+"""`loraplex serve --speculation`: what an operator may say, and what the engine is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import typer
+
+from loraplex.api.cli.serve import DEFAULT_SPECULATION
+from loraplex.api.cli.speculation import describe_speculation, parse_speculation
+from loraplex.engine.config import PROPOSERS, EngineConfig
+from loraplex.engine.speculation.proposers import OPENERS
+from support.fake_engine import fake_info
+
+
+@pytest.mark.parametrize(
+    ("said", "entries"),
+    [
+        (DEFAULT_SPECULATION, ("ngram",)),
+        (["off"], ()),
+        (["ngram", "draft:/models/small"], ("ngram", "draft:/models/small")),
+        (["early_exit:4, ngram"], ("early_exit:4", "ngram")),
+        (["medusa:heads.safetensors,"], ("medusa:heads.safetensors",)),
+    ],
+)
+def test_proposers_are_given_one_by_one_or_in_a_list(
+    said: list[str], entries: tuple[str, ...]
+) -> None:
+    assert parse_speculation(said) == entries
+    assert EngineConfig("m", speculation=entries).proposers == [e.split(":")[0] for e in entries]
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (["eagle"], "eagle is none of ngram, draft, early_exit, medusa, medusa_tree"),
+        (["off,ngram"], "off goes with no other"),
+        (["ngram", "ngram"], "comes twice"),
+        (["draft:a,draft:b"], "comes twice"),
+        ([":x"], "is none of"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> None:
+    with pytest.raises(typer.BadParameter, match=complaint):
+        parse_speculation(said)
+
+
+def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
+    assert set(OPENERS) <= set(PROPOSERS)
+
+
+def test_the_start_tells_who_guesses() -> None:
+    info = fake_info("base")
+    assert describe_speculation(info) == "No speculation: one token a step"
+    guessing = replace(info, proposers=["ngram", "draft"], max_draft_tokens=6)
+    line = "Speculation: ngram, draft; up to 6 guesses a step, coupled"
+    assert describe_speculation(guessing) == line

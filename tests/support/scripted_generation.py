@@ -1,0 +1,122 @@
+"""A generation over an engine whose every event the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, cast
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.api.errors import ApiError
+from loraplex.api.metrics import Metrics
+from loraplex.api.request_measures import RequestMeasures
+from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
+from loraplex.engine.client import EngineClient
+from loraplex.engine.messages import (
+    ErrorInfo,
+    FinishReason,
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.tokenizer import Tokenizer
+
+Event = RequestStarted | TokensGenerated | RequestFinished
+PROMPT = [65, 66, 67]
+
+
+class ScriptedEngine:
+    """Plays a list of events for every request; a script that ends without a finish hangs."""
+
+    def __init__(self, *scripts: Sequence[Event]) -> None:
+        self.scripts = list(scripts)
+        self.closed: list[str] = []
+
+    async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        script = self.scripts.pop(0)
+        try:
+            for event in script:
+                yield event
+            if not script or not isinstance(script[-1], RequestFinished):
+                await asyncio.Event().wait()
+        finally:
+            self.closed.append(request.request_id)
+
+
+def started(num_cached: int = 0) -> RequestStarted:
+    return RequestStarted("r", 0.5, 0.25, Tier.HOST, num_cached)
+
+
+def finished(
+    reason: FinishReason = FinishReason.LENGTH, code: str | None = None
+) -> RequestFinished:
+    error = ErrorInfo(code, "planted") if code else None
+    return RequestFinished("r", reason, len(PROMPT), 0, error)
+
+
+def script(*events: Event) -> list[Event]:
+    return list(events)
+
+
+class Scenario:
+    """A generation over scripts, and what it metered."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *scripts: Sequence[Event],
+        stop: tuple[str, ...] = (),
+        **sampling: Any,
+    ) -> None:
+        self.engine = ScriptedEngine(*scripts)
+        self.outcomes: list[Outcome] = []
+        self.metrics = Metrics(lambda: None)
+        self.measures = RequestMeasures()
+        self.fails_to_meter = False
+        specs = [
+            SequenceSpec(
+                index=index,
+                request=GenerationRequest(
+                    f"r-{index}",
+                    "tenant",
+                    PROMPT,
+                    SamplingParams(**sampling),
+                    adapter=AdapterKey("tenant", "sha256:0"),
+                ),
+                is_first_choice=index == 0,
+                stop=stop,
+                continues_prompt=False,
+            )
+            for index in range(len(scripts))
+        ]
+        self.generation = Generation(
+            specs,
+            engine=cast(EngineClient, self.engine),
+            tokenizer=tokenizer,
+            metrics=self.metrics,
+            arrived_at=time.monotonic(),
+            measures=self.measures,
+            meter=self.meter,
+        )
+
+    async def meter(self, outcome: Outcome) -> None:
+        if self.fails_to_meter:
+            raise ApiError("database_unavailable")
+        self.outcomes.append(outcome)
+
+    async def start(self, *, is_loading: bool = False) -> RequestStarted:
+        return await self.generation.start(is_loading=lambda: is_loading, patience_seconds=0.01)
+
+    async def text(self) -> tuple[str, str | None]:
+        """Everything of the only choice, and why it ended."""
+        await self.start()
+        deltas = [delta async for delta in self.generation.deltas()]
+        return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
