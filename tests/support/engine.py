@@ -27,6 +27,7 @@ from loraplex.engine.messages import (
     GenerationRequest,
     RequestFinished,
     RequestStarted,
+    SpeculationParams,
     StepEvents,
     Submit,
     TokensGenerated,
@@ -99,6 +100,7 @@ class LocalEngine:
         return_logits: bool = False,
         cache_namespace: str = "",
         group_id: str | None = None,
+        speculation: SpeculationParams | None = None,
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -115,6 +117,7 @@ class LocalEngine:
             cache_namespace=cache_namespace,
             return_logits=return_logits,
             group_id=group_id,
+            speculation=speculation,
         )
         self.core.handle(Submit(request))
         return request_id
