@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from loraplex.engine.batch import ScheduledSequence
@@ -58,7 +58,7 @@ class FakeForward:
         device: FakeDevice,
         arena: FakeArena,
         contents: dict[str, Contents],
-        live: Callable[[], Collection[Request]],
+        live: Callable[[], Iterable[Request]],
     ) -> None:
         """`live`: every request that may hold blocks."""
         self.faults = NO_FAULTS

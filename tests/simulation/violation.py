@@ -26,8 +26,8 @@ class Invariant(StrEnum):
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 
-class Violation(Exception):
-    """An invariant does not hold."""
+class Violation(BaseException):
+    """An invariant does not hold. Code that lives on after exceptions does not after this."""
 
     def __init__(self, invariant: Invariant, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")
