@@ -63,6 +63,8 @@ class Step:
         if sequence := self._prefills.pop(request, None):
             self._num_prefill_tokens -= sequence.num_tokens
         if sequence := self.decodes.pop(request, None):
+            # Time for guesses is not time for prompts: nobody else gets it.
+            self._limit -= sequence.num_draft_tokens
             self._num_draft_tokens -= sequence.num_draft_tokens
 
     def shape(self) -> StepShape:
