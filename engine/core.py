@@ -9,11 +9,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import torch
-from torch import Tensor
 
 from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
@@ -22,18 +20,13 @@ from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.residency import Residency
 from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
-from .batch import ScheduledBatch, ScheduledSequence
+from .batch import ScheduledBatch
 from .block_preparation import BlockPreparation
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .drains import Drains
-from .errors import (
-    AdapterDeleted,
-    EngineError,
-    InvalidParameter,
-    NumericalError,
-    StaleExtent,
-)
+from .errors import AdapterDeleted, EngineError, InvalidParameter
+from .execution import Drawn, Execution
 from .heartbeat import Heartbeat
 from .info import describe_engine
 from .kv_blocks import KvBlocks
@@ -69,8 +62,6 @@ from .profiling import plan_engine
 from .request import Request
 from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
-from .speculation.acceptors import Accepted
-from .speculation.draft import NO_DRAFT
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
 from .speculation.speculation import open_speculation
@@ -82,14 +73,6 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.5
 REAP_INTERVAL_SECONDS = 5.0
-
-
-class _Drawing(NamedTuple):
-    """A sequence whose next tokens are drawn."""
-
-    sequence: ScheduledSequence
-    rows: range
-    """Of the step's kept rows: its last known token's, then those of its draft."""
 
 
 class EngineCore:
@@ -187,6 +170,15 @@ class EngineCore:
             costs=costs,
             clock=clock,
             drafts=self._speculation,
+        )
+        self._execution = Execution(
+            runner=self._runner,
+            scheduler=self._scheduler,
+            speculation=self._speculation,
+            draw=self._draw,
+            eos_token_ids=base.eos_token_ids,
+            emit=self._emit,
+            finish=self._finish,
         )
         self._drains = Drains(
             scheduler=self._scheduler,
@@ -354,7 +346,7 @@ class EngineCore:
         start = self._clock()
         self._runner.prepare_blocks(batch)
         prepared = self._clock()
-        sequences = self._drop_stale(batch.sequences)
+        sequences = self._execution.current(batch.sequences)
         if not sequences:
             return
         if self._heartbeat:
@@ -365,142 +357,29 @@ class EngineCore:
         rows = {lease.row for lease in leases if lease is not None}
         adapter_bytes = sum(map(self._arena.row_bytes, rows))
         work = self._cost.work(sequences, adapter_bytes=adapter_bytes)
-        has_run = self._run(sequences)
+        is_one_step = self._execution.run(sequences)
         end = self._clock()
         self._utilization.add(work, end - start)
         self._num_steps += 1
         self._num_step_sequences += len(sequences)
-        if has_run:
+        if is_one_step:
             self._scheduler.observe(
                 batch.running(sequences),
                 end - start - (drafted - prepared),
                 swap_seconds=prepared - start,
             )
 
-    def _run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
-        """Run and process the sequences; False if they had to be run one by one."""
-        try:
-            output = self._runner.run(sequences)
-        except Exception:
-            if len(sequences) == 1 and not sequences[0].num_draft_tokens:
-                self._fail(sequences[0].request)
-                return False
-            logger.exception("a step of %d sequences failed; running them alone", len(sequences))
-            for sequence in sequences:
-                self._run_alone(sequence)
-            return False
-        self._process(sequences, output)
-        return True
+    def _draw(
+        self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
+    ) -> list[Drawn]:
+        drawn = draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
+        return [Drawn(accepted.path, generated) for accepted, generated in drawn]
 
-    def _run_alone(self, sequence: ScheduledSequence) -> None:
-        """Find out whether this sequence is the one that makes a step fail, and not its draft."""
-        sequence.request.draft = NO_DRAFT
-        sequence = sequence.with_draft()
-        try:
-            output = self._runner.run((sequence,))
-        except Exception:
-            self._fail(sequence.request)
-        else:
-            self._process((sequence,), output)
-
-    def _fail(self, request: Request) -> None:
-        logger.exception("request %s cannot be computed", request.request_id)
-        self._finish(request, FinishReason.ERROR, EngineError())
-
-    def _drop_stale(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
-        """End requests whose adapter is not what their lease says; return the others."""
-        current = []
-        for sequence in sequences:
-            if self._runner.is_current(sequence):
-                current.append(sequence)
-            else:
-                self._finish(sequence.request, FinishReason.ERROR, StaleExtent())
-        return tuple(current)
-
-    def _process(self, sequences: tuple[ScheduledSequence, ...], output: StepOutput) -> None:
-        """Turn a step's logits into tokens, and tokens into events."""
-        finite = output.logits.isfinite().all(-1).tolist()
-        first_rows = accumulate((sequence.num_kept_rows for sequence in sequences), initial=0)
-        row_of = dict(zip(sequences, first_rows, strict=False))
-        drawing: list[_Drawing] = []
-        for sequence in self._drop_stale(sequences):
-            rows = range(row_of[sequence], row_of[sequence] + sequence.num_kept_rows)
-            if not finite[rows[0]]:
-                self._finish(sequence.request, FinishReason.ERROR, NumericalError())
-            elif not sequence.samples:
-                self._scheduler.advance(sequence)
-            else:
-                num_finite = next((i for i, row in enumerate(rows) if not finite[row]), len(rows))
-                self._cut_draft(sequence, num_finite - 1)
-                drawing.append(_Drawing(sequence, rows[:num_finite]))
-        if drawing:
-            self._draw(drawing, output)
-
-    def _cut_draft(self, sequence: ScheduledSequence, num_tokens: int) -> None:
-        """Believe no more of the draft than this: what comes behind is not finite."""
-        request, num_guessed = sequence.request, sequence.num_draft_tokens
-        if num_tokens < num_guessed:
-            request.draft = request.draft.only(range(num_tokens))
-            end = sequence.context_len
-            self._runner.clear(request, end - num_guessed + num_tokens, end)
-
-    def _draw(self, drawing: Sequence[_Drawing], output: StepOutput) -> None:
-        """Draw each request's next tokens; a request that makes that fail is found and ended."""
-        rows = [row for entry in drawing for row in entry.rows]
-        requests = [entry.sequence.request for entry in drawing]
-        try:
-            drawn = draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
-        except Exception:
-            if len(drawing) == 1:
-                self._fail(requests[0])
-                return
-            logger.exception("sampling for %d requests failed; drawing alone", len(drawing))
-            for entry in drawing:
-                self._draw([entry], output)
-            return
-        for entry, (accepted, generated) in zip(drawing, drawn, strict=True):
-            self._append(entry, accepted, generated, output.hidden_states)
-
-    def _append(
-        self,
-        entry: _Drawing,
-        accepted: Accepted,
-        generated: TokensGenerated,
-        hidden_states: Tensor | None,
-    ) -> None:
-        """Give the request its new tokens, up to the one that ends it."""
-        sequence, request = entry.sequence, entry.sequence.request
-        num_tokens = self._num_until_end(request, generated.token_ids)
-        path = accepted.path[: num_tokens - 1]
-        self._runner.keep(request, path)
-        generated = generated.first(num_tokens)
+    def _emit(self, request: Request, generated: TokensGenerated) -> None:
+        num_tokens = len(generated.token_ids)
         self._events.tokens.append(generated)
         self._num_generated_tokens += num_tokens
         self._tenant_service.add(request.submitted.tenant_id, num_tokens)
-        self._scheduler.append(request, generated.token_ids)
-        self._scheduler.advance(sequence, num_accepted=len(path))
-        row = entry.rows[1 + path[-1] if path else 0]
-        hidden_state = None if hidden_states is None else hidden_states[row]
-        self._speculation.observe(request, path, hidden_state)
-        self._finish_if_done(request, generated.token_ids[-1])
-
-    def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
-        """How many of these new tokens there are up to the first that ends the output."""
-        for index, token in enumerate(token_ids):
-            if self._ends(request, token):
-                return index + 1
-        return len(token_ids)
-
-    def _ends(self, request: Request, token: int) -> bool:
-        params = request.submitted.sampling
-        is_eos = token in self._base.eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
-
-    def _finish_if_done(self, request: Request, token: int) -> None:
-        if self._ends(request, token):
-            self._finish(request, FinishReason.STOP, stop_token_id=token)
-        elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
-            self._finish(request, FinishReason.LENGTH)
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -230,6 +230,21 @@ class KvBlocks:
         if not self._windowed:
             seq.num_settled = (num_full + 1) * self._block_size - 1
 
+    def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
+        """Give back the blocks behind the first `num_tokens`, of which no more are computed.
+
+        They are handed out first: what they hold is of no use to anybody.
+        """
+        num_blocks = self._blocks_of(num_tokens)
+        for group in self._groups:
+            table = seq.tables[group.index]
+            spare = table[num_blocks:]
+            group.pool.free(spare)
+            for block_id in reversed(spare):
+                group.pool.forget(block_id)
+            del table[num_blocks:]
+        seq.num_writable = min(seq.num_writable, num_blocks * self._block_size)
+
     def release(self, seq: SequenceBlocks) -> None:
         """Give back all blocks and host slots; idempotent."""
         for group in self._groups:

@@ -31,6 +31,12 @@ class StepOutput(NamedTuple):
     hidden_states: Tensor | None
     """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
 
+    @property
+    def finite(self) -> list[bool]:
+        """For each row whether all of its logits are numbers."""
+        finite: list[bool] = self.logits.isfinite().all(-1).tolist()
+        return finite
+
 
 class ModelRunner:
     """The base model, its KV cache and its adapters' arena."""

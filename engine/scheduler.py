@@ -219,9 +219,10 @@ class Scheduler:
         step = Step(budget=limits.max_num_batched_tokens, block_size=limits.block_size)
         self._end_expired(step)
         prefills = self._schedule_decodes(step)
-        self._schedule_drafts(step)
+        self._plan_drafts(step, has_prompts=bool(prefills or self._waiting))
         self._bound_prefill(step)
         self._schedule_prefills(step, prefills)
+        self._grow_drafts(step)
         self._prefetch_waiting()
         return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
@@ -229,13 +230,15 @@ class Scheduler:
         """Take note that a step has computed this sequence; publish the blocks it filled.
 
         `num_accepted`: how many tokens of its draft turned out right and were appended before. The
-        others' positions will be written again.
+        others' positions will be written again, and their blocks are given back.
         """
         request = sequence.request
         num_tokens = sequence.num_known_tokens + num_accepted
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         if num_computed > request.kv.num_settled:
             self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
+        if request.kv.num_writable - num_computed > self.limits.block_size:
+            self._kv.shrink(request.kv, num_computed + 1)
 
     def append(self, request: Request, token_ids: list[int]) -> None:
         """Add what was sampled for the request, as its tenant's service."""
@@ -310,22 +313,25 @@ class Scheduler:
                     self._charge_prompt(request, 1)
         return prefills
 
-    def _schedule_drafts(self, step: Step) -> None:
-        """Let decoding requests verify guessed tokens, with what nobody else needs.
-
-        Nobody is preempted for a guess, and prompts keep a block's worth of the step.
-        """
-        if step.is_short or not step.decodes:
+    def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
+        """Let decoding requests verify guessed tokens; prompts keep a block's worth of the step."""
+        num_free = step.budget - (self.limits.block_size if has_prompts else 0)
+        if num_free <= 0 or not step.decodes:
             return
-        num_free = step.budget - self.limits.block_size
         for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
             left = request.submitted.sampling.max_tokens - request.num_generated_tokens
             num_tokens = min(num_wanted, left - 1, num_free)
-            if num_tokens > 0 and self._kv.grow(
-                request.kv, request.num_computed_tokens, 1 + num_tokens
-            ):
-                step.add_draft(request, num_tokens)
+            if num_tokens > 0:
+                step.guess(request, num_tokens)
                 num_free -= num_tokens
+
+    def _grow_drafts(self, step: Step) -> None:
+        """Give guessed tokens blocks that nobody else wants, or cut them to those there are."""
+        for request, num_tokens, num_draft_tokens in step.guessing():
+            kv, num_computed = request.kv, request.num_computed_tokens
+            if step.is_short or not self._kv.grow(kv, num_computed, num_tokens):
+                num_writable = max(kv.num_writable - num_computed - 1, 0)
+                step.guess(request, min(num_draft_tokens, num_writable))
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' target allows, a block at least."""
@@ -335,8 +341,10 @@ class Scheduler:
         shape = step.shape()
         if not shape.num_decodes:
             return
+        plain = shape._replace(num_draft_tokens=0)
+        drafts_seconds = self._costs.predict(shape) - self._costs.predict(plain)
         allowed = self._costs.max_prefill_tokens(
-            shape.num_decodes, shape.num_context_tokens, target, step.budget
+            shape.num_decodes, shape.num_context_tokens, target - drafts_seconds, step.budget
         )
         step.leave_at_most(max(allowed, self.limits.block_size))
 

@@ -46,10 +46,16 @@ class Step:
             self._prefills[request] = sequence
             self._num_prefill_tokens += num_tokens
 
-    def add_draft(self, request: Request, num_tokens: int) -> None:
-        """Let a decoding request verify so many guessed tokens as well."""
+    def guess(self, request: Request, num_tokens: int) -> None:
+        """Let a decoding request verify so many guessed tokens as well, and no others."""
+        self._num_draft_tokens += num_tokens - self.decodes[request].num_draft_tokens
         self.decodes[request] = ScheduledSequence(request, 1 + num_tokens, num_tokens)
-        self._num_draft_tokens += num_tokens
+
+    def guessing(self) -> list[ScheduledSequence]:
+        """Those that verify guessed tokens."""
+        if not self._num_draft_tokens:
+            return []
+        return [sequence for sequence in self.decodes.values() if sequence.num_draft_tokens]
 
     def cancel(self, request: Request) -> None:
         """The request was preempted."""
@@ -57,6 +63,8 @@ class Step:
         if sequence := self._prefills.pop(request, None):
             self._num_prefill_tokens -= sequence.num_tokens
         if sequence := self.decodes.pop(request, None):
+            # Time for guesses is not time for prompts: nobody else gets it.
+            self._limit -= sequence.num_draft_tokens
             self._num_draft_tokens -= sequence.num_draft_tokens
 
     def shape(self) -> StepShape:
@@ -74,16 +82,14 @@ class Step:
             return None
         # Sequences of one padding class (`block_pool.padding_class`) stand together.
         classes: dict[int, list[ScheduledSequence]] = defaultdict(list)
-        drafting: list[ScheduledSequence] = []
         for request, sequence in self.decodes.items():
             if sequence.num_draft_tokens:
-                drafting.append(sequence)
                 continue
             classes[(request.num_computed_tokens // self._block_size).bit_length()].append(sequence)
         decodes = chain.from_iterable(classes[number] for number in sorted(classes))
+        guessing = sorted(self.guessing(), key=_arena_row)
         prefills = sorted(self._prefills.values(), key=_arena_row)
-        drafting.sort(key=_arena_row)
-        sequences = (*decodes, *drafting, *prefills)
+        sequences = (*decodes, *guessing, *prefills)
         return ScheduledBatch(sequences, tuple(take_operations()), self.shape())
 
 

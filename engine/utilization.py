@@ -50,6 +50,10 @@ class Span(Protocol):
     def num_tokens(self) -> int: ...
 
     @property
+    def num_kept_rows(self) -> int:
+        """Its last rows, that have logits."""
+
+    @property
     def context_len(self) -> int:
         """Tokens in the cache once the step has run."""
 
@@ -63,7 +67,7 @@ class ModelCost:
     shared_parameters: int
     """Multiplied for every token."""
     head_parameters: int
-    """Multiplied once per sequence: only its last token has logits."""
+    """Multiplied for every row that has logits."""
     kv_reads: tuple[KvReads, ...]
     expert_bytes: int = 0
     expert_parameters: int = 0
@@ -72,9 +76,9 @@ class ModelCost:
 
     def work(self, spans: Iterable[Span], *, adapter_bytes: int = 0) -> StepWork:
         """What a step over `spans` has to do; `adapter_bytes`: its distinct adapters together."""
-        num_sequences = num_tokens = kv_bytes = 0
+        num_kept_rows = num_tokens = kv_bytes = 0
         for span in spans:
-            num_sequences += 1
+            num_kept_rows += span.num_kept_rows
             num_tokens += span.num_tokens
             for reads in self.kv_reads:
                 num_read = reads.num_visible(span.context_len)
@@ -85,7 +89,7 @@ class ModelCost:
         per_token = self.shared_parameters + self.expert_share * self.expert_parameters
         return StepWork(
             num_bytes=weight_bytes + kv_bytes + adapter_bytes,
-            num_flops=2 * (per_token * num_tokens + self.head_parameters * num_sequences),
+            num_flops=2 * (per_token * num_tokens + self.head_parameters * num_kept_rows),
         )
 
 

@@ -37,6 +37,7 @@ CORE_TORCH_FREE = (
     "engine.scheduler",
     "engine.backlog",
     "engine.deadlines",
+    "engine.execution",
     "engine.groups",
     "engine.preemption",
     "engine.room",

@@ -29,6 +29,14 @@ class Draft:
     """fp32 `[len, vocab_size]`: what each token was drawn from; None: each is a point mass, as what
     was guessed without drawing, or drawn with the noise that the target draws with."""
 
+    def __post_init__(self) -> None:
+        parents = self.parents
+        if parents is None:
+            return
+        is_tree = all(ROOT <= parent < index for index, parent in enumerate(parents))
+        if not is_tree or len(parents) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens with the parents {parents}")
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -89,18 +90,20 @@ class Speculation:
         self, request: Request, accepted: Sequence[int], hidden_state: Tensor | None
     ) -> None:
         """The request's tokens have grown by these of its draft, and one more."""
-        draft, request.draft = request.draft, NO_DRAFT
+        draft = request.draft
         if len(draft):
             request.num_draft_tokens += len(draft)
             request.num_accepted_tokens += len(accepted)
             self._control.observe(request, self._choices[request].proposer, len(draft), accepted)
         for proposer in self._proposers.values():
-            proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
+            with _surviving(proposer):
+                proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         for proposer in self._proposers.values():
-            proposer.forget(request_id)
+            with _surviving(proposer):
+                proposer.forget(request_id)
 
     def snapshot(self) -> list[SpeculationStats]:
         return self._control.snapshot()
@@ -114,13 +117,15 @@ class Speculation:
 
     def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
         start = self._clock()
-        try:
-            drafts = self._proposers[name].propose(wanted)
-        except Exception:
-            logger.exception("proposer %s failed for %d requests", name, len(wanted))
-            drafts = [NO_DRAFT] * len(wanted)
-        for (request, num_tokens), draft in zip(wanted, drafts, strict=True):
-            request.draft = self._checked(draft, num_tokens)
+        drafts = [NO_DRAFT] * len(wanted)
+        with _surviving(self._proposers[name]):
+            proposed = self._proposers[name].propose(wanted)
+            drafts = [
+                self._checked(draft, num_tokens)
+                for (_, num_tokens), draft in zip(wanted, proposed, strict=True)
+            ]
+        for (request, _), draft in zip(wanted, drafts, strict=True):
+            request.draft = draft
         lengths = [(request, len(request.draft)) for request, _ in wanted]
         self._control.observe_proposals(name, lengths, self._clock() - start)
 
@@ -130,6 +135,15 @@ class Speculation:
             if not 0 <= token < self._vocab_size:
                 return draft.only(range(index))
         return draft.only(range(min(len(draft), num_tokens)))
+
+
+@contextmanager
+def _surviving(proposer: Proposer) -> Iterator[None]:
+    """Whatever a proposer does, requests go on."""
+    try:
+        yield
+    except Exception:
+        logger.exception("proposer %s failed", proposer.name)
 
 
 def _place(sequence: ScheduledSequence) -> int:

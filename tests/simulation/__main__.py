@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=None)
     parser.add_argument("--without-planted", action="store_true")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)  # failed loads are what the nemesis is there for
+    logging.disable(logging.ERROR)  # failed loads and steps are what the nemesis is there for
     if args.only is not None:
         return _replay(args.only)
     return _run(args.steps, args.seed, args.processes, with_planted=not args.without_planted)

@@ -11,10 +11,17 @@ from collections.abc import Sequence
 
 from loraplex.engine.prefix_cache import CacheNamespace
 
+VOCABULARY = 40
+STOP_TOKEN = 0
 ZERO = 0
 NAN = -1
 _MASK = (1 << 56) - 1
 _NUM_OWNERS = 256
+
+
+def next_token(value: int, seed: int) -> int:
+    """What is drawn behind a position with this value."""
+    return (value // 4096 + seed) % VOCABULARY
 
 
 def owner_of(tenant_id: str) -> int:
@@ -56,6 +63,12 @@ class Contents:
             values.append(last * _NUM_OWNERS + self.owner + _NUM_OWNERS)
         self._last = last
         return values
+
+    def behind(self, token_ids: Sequence[int]) -> list[int]:
+        """The values of tokens guessed to follow all known positions; nothing is remembered."""
+        guessed = Contents.__new__(Contents)
+        guessed.owner, guessed._last, guessed.values = self.owner, self._last, []
+        return guessed.up_to(token_ids, len(token_ids))
 
     def go_on_from(self, value: int) -> None:
         """Let the first position be the one after that of `value`."""

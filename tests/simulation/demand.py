@@ -8,7 +8,7 @@ from random import Random
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.sampling_params import SamplingParams
 
-from .engine import VOCABULARY
+from .contents import VOCABULARY
 from .scenario import Scenario, Tenant
 
 MAX_PAST = 24

@@ -23,7 +23,7 @@ from loraplex.engine.kv_layout import (
 )
 from loraplex.engine.step_costs import StepShape
 
-from .contents import NAN, ZERO, Contents, is_foreign
+from .contents import ZERO, Contents, is_foreign
 from .violation import Invariant, require
 
 
@@ -34,6 +34,7 @@ class StepSeconds(NamedTuple):
     per_prefill_token: float
     per_decode: float
     per_context_token: float
+    per_draft_token: float
 
     def of(self, shape: StepShape, rng: Random) -> float:
         seconds = (
@@ -41,6 +42,7 @@ class StepSeconds(NamedTuple):
             + self.per_prefill_token * shape.num_prefill_tokens
             + self.per_decode * shape.num_decodes
             + self.per_context_token * shape.num_context_tokens
+            + self.per_draft_token * shape.num_draft_tokens
         )
         return seconds * rng.uniform(0.9, 1.2)
 
@@ -88,25 +90,23 @@ class FakeDevice:
         self,
         sequences: Sequence[ScheduledSequence],
         contents: dict[str, Contents],
+        computed: Sequence[Sequence[int]],
         tables: Iterable[list[list[int]]],
-        broken: frozenset[str],
     ) -> None:
-        """One forward: all reads, then all writes. `broken` requests compute NaN.
+        """One forward: all reads, then all writes.
 
-        `tables` are those of every request that holds blocks.
+        `computed`: for each sequence the values of its tokens, known and guessed ones. `tables` are
+        those of every request that holds blocks.
         """
         for sequence in sequences:
             self._read(sequence, contents[sequence.request.request_id])
         all_tables = list(tables)
         for index in range(len(self._groups)):
             num_owners = Counter(chain.from_iterable(table[index] for table in all_tables))
-            for sequence in sequences:
+            for sequence, values in zip(sequences, computed, strict=True):
                 request = sequence.request
-                mine = contents[request.request_id]
-                values = mine.values
-                if request.request_id in broken:
-                    values = [NAN] * sequence.context_len
-                for block_id in self._write(index, sequence, values, mine.owner):
+                owner = contents[request.request_id].owner
+                for block_id in self._write(index, sequence, values, owner):
                     require(
                         num_owners[block_id] == 1,
                         Invariant.ONE_WRITER,
@@ -114,11 +114,20 @@ class FakeDevice:
                         f"which has {num_owners[block_id]} owners",
                     )
 
+    def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+        """Zero positions `[start, end)` of the sequence with these blocks."""
+        size = self._block_size
+        for table, cells in zip(tables, self.cells, strict=True):
+            for position in range(start, end):
+                block_id = table[position // size]
+                require(block_id, Invariant.ONE_WRITER, "the null block is cleared")
+                cells[block_id * size + position % size] = ZERO
+
     def _read(self, sequence: ScheduledSequence, contents: Contents) -> None:
         """Check every block that a query of this sequence sees."""
         request, size = sequence.request, self._block_size
         num_computed = request.num_computed_tokens
-        values = contents.up_to(request.token_ids, sequence.context_len)
+        values = contents.up_to(request.token_ids, num_computed)
         for index, group in enumerate(self._groups):
             table, cells = request.kv.tables[index], self.cells[index]
             for block in _visible_blocks(group, num_computed, size):
@@ -136,15 +145,15 @@ class FakeDevice:
     def _write(
         self, index: int, sequence: ScheduledSequence, values: Sequence[int], owner: int
     ) -> set[int]:
-        """Write the new positions; return the blocks that were written."""
+        """Write the values of the new positions; return the blocks that were written."""
         request, size = sequence.request, self._block_size
         table, cells = request.kv.tables[index], self.cells[index]
         end = sequence.context_len
         written = set()
-        for position in range(request.num_computed_tokens, end):
+        for position, value in enumerate(values, request.num_computed_tokens):
             block_id = table[position // size]
             require(block_id, Invariant.OWN_CONTENT, f"{request.request_id} writes the null block")
-            cells[block_id * size + position % size] = values[position]
+            cells[block_id * size + position % size] = value
             written.add(block_id)
         last = table[(end - 1) // size] * size
         rest = cells[last + (end - 1) % size + 1 : last + size]

@@ -1,49 +1,34 @@
-"""`EngineCore`'s loop around the real scheduler and residency, without a model.
+"""The real scheduler, residency and execution of steps, without a model.
 
-What the core decides itself (who ends when, and with which code) is done here in the same order;
-everything below it is the code that serves.
+What the core adds around them is done here in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Residency
-from loraplex.engine.batch import ScheduledBatch, ScheduledSequence
+from loraplex.engine.batch import ScheduledBatch
 from loraplex.engine.drains import Drains
-from loraplex.engine.errors import AdapterDeleted, EngineError, NumericalError, StaleExtent
+from loraplex.engine.errors import AdapterDeleted, EngineError
+from loraplex.engine.execution import Execution
 from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.messages import EvictionReceipt, GenerationRequest
+from loraplex.engine.messages import EvictionReceipt, FinishReason, GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduler import Schedule, Scheduler
 from loraplex.engine.step_costs import StepCosts
 from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
-from .contents import Contents
+from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
+from .forward import FakeForward, Faults, draw
+from .guesses import Guesses
 from .scenario import Scenario
 
 RUNTIME_ID = "runtime"
-VOCABULARY = 40
-STOP_TOKEN = 0
 REAP_INTERVAL_SECONDS = 5.0
-
-
-class Faults(NamedTuple):
-    """What goes wrong in one step's forward."""
-
-    nan: frozenset[str] = frozenset()
-    """Requests whose rows are not finite."""
-    raises: bool = False
-    """The batch as a whole cannot run; its sequences can, one by one."""
-    poison: frozenset[str] = frozenset()
-    """Requests that cannot run alone either."""
-
-
-NO_FAULTS = Faults()
 
 
 class SimulatedEngine:
@@ -71,18 +56,36 @@ class SimulatedEngine:
             prefix_secret=b"secret" if scenario.prefix_caching else None,
             num_swap_slots=scenario.num_swap_slots,
         )
+        self.contents: dict[str, Contents] = {}
+        self.guesses = Guesses(scenario, self.contents)
         self.costs = StepCosts()
         self.scheduler = Scheduler(
-            scenario.limits, kv=self.kv, residency=self.residency, costs=self.costs, clock=clock
+            scenario.limits,
+            kv=self.kv,
+            residency=self.residency,
+            costs=self.costs,
+            clock=clock,
+            drafts=self.guesses,
+        )
+        self.forward = FakeForward(self.device, self.arena, self.contents, self.scheduler.requests)
+        self.execution = Execution(
+            runner=self.forward,
+            scheduler=self.scheduler,
+            speculation=self.guesses,
+            draw=draw,
+            eos_token_ids={STOP_TOKEN},
+            emit=lambda request, generated: None,
+            finish=self._finish,
         )
         self.drains = Drains(
             scheduler=self.scheduler,
             residency=self.residency,
             kv=self.kv,
             clock=clock,
-            abort=lambda request, error: self._finish(request, error.code),
+            abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
         )
-        self.contents: dict[str, Contents] = {}
+        self.executed: ScheduledBatch | None = None
+        """What of the last step really ran."""
         self.evicted: list[tuple[AdapterKey, EvictionReceipt]] = []
         """Deletions that ended in the last step."""
         self.schedule = Schedule(None, [], [])
@@ -119,7 +122,7 @@ class SimulatedEngine:
         request = self.scheduler.get(request_id)
         if request is None:
             return False
-        self._finish(request, "aborted")
+        self._finish(request, FinishReason.ABORTED)
         return True
 
     def evict(self, key: AdapterKey, drain_seconds: float = 0.0) -> None:
@@ -132,10 +135,11 @@ class SimulatedEngine:
         self.residency.poll()
         self._reap_if_due()
         self.evicted = self.drains.poll()
+        self.guesses.begin_step()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
             self._announce_end(request, error.code)
-        batch = self.schedule.batch
+        self.executed = batch = self.schedule.batch
         if batch:
             self._on_batch(batch)
             self._run(batch, faults)
@@ -143,62 +147,22 @@ class SimulatedEngine:
 
     def _run(self, batch: ScheduledBatch, faults: Faults) -> None:
         self.device.execute(batch.operations)
-        sequences = self._drop_stale(batch.sequences)
-        ids = {sequence.request.request_id for sequence in sequences}
-        if not faults.raises and not ids & faults.poison:
-            self._forward(sequences, faults)
-            return
-        for sequence in sequences:
-            if sequence.request.request_id in faults.poison:
-                self._finish(sequence.request, EngineError.code)
-            else:
-                self._forward((sequence,), faults)
+        self.forward.faults = faults
+        if sequences := self.execution.current(batch.sequences):
+            sequences = self.guesses.draft(sequences)
+            self.executed = batch.running(sequences)
+            self.execution.run(sequences)
 
-    def _forward(self, sequences: Sequence[ScheduledSequence], faults: Faults) -> None:
-        live = [request.kv.tables for request in self.scheduler.requests()]
-        self.device.run(sequences, self.contents, live, faults.nan)
-        drawing = []
-        for sequence in self._drop_stale(sequences):
-            request = sequence.request
-            if request.request_id in faults.nan:
-                self._finish(request, NumericalError.code)
-                continue
-            if sequence.samples:
-                drawing.append(request)
-            self.scheduler.advance(sequence)
-        for request in drawing:
-            self._draw(request)
-
-    def _draw(self, request: Request) -> None:
-        """The next token follows from the content of the last position, so from all before it."""
-        values = self.contents[request.request_id].values
-        token = (values[len(request.token_ids) - 1] // 4096 + request.seed) % VOCABULARY
-        self.scheduler.append(request, [token])
-        params = request.submitted.sampling
-        if token == STOP_TOKEN and not params.ignore_eos:
-            self._finish(request, "stop")
-        elif request.num_generated_tokens >= params.max_tokens:
-            self._finish(request, "length")
-
-    def _drop_stale(self, sequences: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
-        current = []
-        for sequence in sequences:
-            if self.is_current(sequence.request):
-                current.append(sequence)
-            else:
-                self._finish(sequence.request, StaleExtent.code)
-        return current
-
-    def is_current(self, request: Request) -> bool:
-        """Whether the row that the lease names holds the request's adapter."""
-        adapter, lease = request.submitted.adapter, request.lease
-        if adapter is None or lease is None:
-            return adapter is None
-        return self.arena.identity(lease.row) == (adapter, lease.generation)
-
-    def _finish(self, request: Request, reason: str) -> None:
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: EngineError | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None:
         self.scheduler.finish(request)
-        self._announce_end(request, reason)
+        self._announce_end(request, error.code if error else reason.value)
 
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)

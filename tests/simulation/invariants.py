@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.engine.batch import ScheduledBatch
+from loraplex.engine.batch import ScheduledBatch, ScheduledSequence
 from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 
-from .contents import values_of_block
+from .contents import STOP_TOKEN, Contents, next_token, values_of_block
 from .displacements import DisplacementChecks
 from .ledger import Order
 from .service import ServiceChecks
@@ -57,6 +57,8 @@ class Checks:
         self._last_values: dict[bytes, int] = {}
         self._ran: set[Request] = set()
         """Who ran when the last step ended."""
+        self._num_given_way = 0
+        self._has_its_adapter = world.engine.forward.has_its_adapter
         self._num_left: dict[str, int] = {}
         self.displacements = DisplacementChecks(world.engine.residency, lambda: world.now)
         self.num_window_frees = 0
@@ -129,11 +131,12 @@ class Checks:
             name = request.request_id
             require(name in self._world.ledger.live, Invariant.ONE_END, f"{name} runs, dead")
             require(
-                0 < sequence.num_tokens <= request.num_remaining_tokens,
+                0 < sequence.num_known_tokens <= request.num_remaining_tokens,
                 Invariant.OWN_CONTENT,
-                f"{name} computes {sequence.num_tokens} of {request.num_remaining_tokens}",
+                f"{name} computes {sequence.num_known_tokens} of {request.num_remaining_tokens}",
             )
-            require(self._engine.is_current(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
+            self._check_guesses(sequence)
+            require(self._has_its_adapter(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
             require(
                 request.deadline is None or request.deadline > self._world.now,
                 Invariant.PROGRESS,
@@ -141,8 +144,46 @@ class Checks:
             )
         self._check_caps()
         self._check_target(batch)
+        self._check_shortage(batch)
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self._audit_cache()
+
+    def _check_guesses(self, sequence: ScheduledSequence) -> None:
+        """Only who decodes guesses, and not beyond what may be generated."""
+        request, num_guesses = sequence.request, sequence.num_draft_tokens
+        most = request.submitted.sampling.max_tokens - request.num_generated_tokens - 1
+        may_guess = sequence.num_known_tokens == request.num_remaining_tokens == 1
+        require(
+            num_guesses <= (most if may_guess else 0),
+            Invariant.CAPS,
+            f"{request.request_id} guesses {num_guesses} tokens of {most}",
+        )
+        require(not len(request.draft), Invariant.AS_PLAIN, f"{request.draft} before the step")
+
+    def _check_shortage(self, batch: ScheduledBatch) -> None:
+        """Where running requests had to give way for want of blocks, none went to guesses."""
+        given_way = self._scheduler.num_preemptions - self._scheduler.num_reclaims
+        is_short, self._num_given_way = given_way > self._num_given_way, given_way
+        self._count_given_way()
+        for sequence in batch.sequences if is_short else ():
+            require(
+                not sequence.num_draft_tokens or self._num_spare(sequence.request) == 0,
+                Invariant.CAPS,
+                f"others gave way for guesses of {sequence.request.request_id}",
+            )
+
+    def _count_given_way(self) -> None:
+        """Who gave way with guesses: those of this step, or those of the last one."""
+        guesses = self._engine.guesses
+        for request in {*guesses.wanted, *guesses.drafting} & self._ran:
+            if request not in self._scheduler._running and request.num_preemptions:
+                self._world.coverage["drafts_preempted"] += request in guesses.wanted
+                self._world.coverage["drafts_swapped"] += request.kv.is_swapped
+
+    def _num_spare(self, request: Request) -> int:
+        """Blocks that the known tokens do not need."""
+        needed = -(-len(request.token_ids) // self._limits.block_size)
+        return max(len(request.kv.tables[0]) - needed, 0)
 
     def _check_target(self, batch: ScheduledBatch) -> None:
         """Prompts beside decodes are cut to what the target leaves, or to a block."""
@@ -157,7 +198,7 @@ class Checks:
         allowed = self._engine.costs.max_prefill_tokens(
             len(decodes),
             sum(request.num_computed_tokens for request in decodes),
-            target,
+            target - self._seconds_of_guesses(batch),
             self._limits.max_num_batched_tokens,
         )
         num_tokens = sum(count for request, count, _ in batch.sequences if request not in decodes)
@@ -167,6 +208,10 @@ class Checks:
             Invariant.CAPS,
             f"{num_tokens} tokens of prompts where {allowed} are allowed",
         )
+
+    def _seconds_of_guesses(self, batch: ScheduledBatch) -> float:
+        costs, plain = self._engine.costs, batch.shape._replace(num_draft_tokens=0)
+        return costs.predict(batch.shape) - costs.predict(plain)
 
     def _check_caps(self) -> None:
         """Who was admitted although others wait, and went on waiting, is within the caps."""
@@ -219,6 +264,7 @@ class Checks:
         """Whoever has ended holds nothing from this moment on."""
         request = order.request
         self.service.settle(request, reason)
+        self._check_output(request)
         self._num_left.pop(request.request_id, None)
         require(
             not any(chain.from_iterable(request.kv.tables)) and not request.kv.is_swapped,
@@ -228,6 +274,22 @@ class Checks:
         if reason == "deadline_exceeded":
             assert request.deadline is not None
             require(request.deadline <= self._world.now, Invariant.PROGRESS, "ended too early")
+
+    def _check_output(self, request: Request) -> None:
+        """Each token follows from those before it, and from nothing that was guessed."""
+        tokens, start = request.token_ids, request.num_prompt_tokens
+        values = Contents(request.namespace).up_to(tokens, len(tokens))
+        plain = [next_token(value, request.seed) for value in values[start - 1 : -1]]
+        require(
+            tokens[start:] == plain,
+            Invariant.AS_PLAIN,
+            f"{request.request_id} generated {tokens[start:]}, not {plain}",
+        )
+        require(
+            request.submitted.sampling.ignore_eos or STOP_TOKEN not in plain[:-1],
+            Invariant.AS_PLAIN,
+            f"{request.request_id} goes on behind its end: {plain}",
+        )
 
     def after_eviction(self, key: AdapterKey) -> None:
         """The engine says that an adapter is gone: no tier has it, nor anything computed by it."""
@@ -279,6 +341,11 @@ class Checks:
                 f"group {group}: {len(held)} held + {self._kv.num_free(group)} free",
             )
         for request in live:
+            require(
+                self._num_spare(request) == 0,
+                Invariant.BLOCKS_CONSERVED,
+                f"{request.request_id} keeps the blocks of its guesses: {request.kv.tables}",
+            )
             if request not in self._scheduler._running:
                 require(
                     not any(chain.from_iterable(request.kv.tables)),
@@ -335,9 +402,7 @@ class Checks:
             raise Violation(Invariant.BLOCKS_CONSERVED, str(error)) from error
         for request in live:
             if request.lease:
-                require(
-                    self._engine.is_current(request), Invariant.LEASE_IS_ROW, f"{request.lease}"
-                )
+                require(self._has_its_adapter(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
 
     def _audit_cache(self) -> None:
         """Before a step runs, what is cached is complete and is what its key says."""

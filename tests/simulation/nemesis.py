@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loraplex.adapters.identity import AdapterKey
 
-from .engine import Faults
+from .forward import Faults
 from .ledger import Order
 from .scenario import Tenant
 
@@ -99,6 +99,7 @@ class Nemesis:
         if order := self._any_order():
             self._count("aborts")
             self._count(f"aborts_{_state(order)}")
+            self._count("aborts_drafting", order.request in self._world.engine.guesses.drafting)
             self._world.abort(order.submitted.request_id)
 
     def _abort_preempted(self) -> None:
@@ -192,7 +193,8 @@ class Nemesis:
             self._world.ledger.allow(poison, "engine_error")
         raises = rng.random() < 0.006 * hostility
         self._count("step_exceptions", raises or bool(poison))
-        return Faults(nan, raises, poison)
+        nan_guesses = rng.random() < 0.02 * hostility
+        return Faults(nan, raises, poison, nan_guesses, spreads=rng.random() < 0.5)
 
     def _some_ids(self) -> frozenset[str]:
         """One request, or a third of all: of them those strike that happen to be in the step."""

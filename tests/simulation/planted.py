@@ -19,9 +19,11 @@ from loraplex.adapters.record import Record, State
 from loraplex.adapters.residency import Lease, Residency
 from loraplex.adapters.retirements import Retirements
 from loraplex.adapters.room import Room as DeviceRoom
+from loraplex.engine.batch import ScheduledSequence
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.deadlines import Deadlines
 from loraplex.engine.drains import Drains
+from loraplex.engine.execution import Execution
 from loraplex.engine.fairness import TokenCounters
 from loraplex.engine.groups import Groups
 from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks, _Group
@@ -330,6 +332,69 @@ def promises_blocks_twice(
 ) -> list[int]:
     """One more than there are: something ends in every step."""
     return [count + 1 for count in available(self, request, unfinished)]
+
+
+# --- speculation --------------------------------------------------------------------------------
+
+
+@_plant(Scheduler, "advance")
+def counts_rejected_tokens_as_computed(
+    advance: Any, self: Scheduler, sequence: ScheduledSequence, num_accepted: int = 0
+) -> None:
+    """The step has computed them."""
+    advance(self, sequence, sequence.num_draft_tokens)
+
+
+@_plant(Scheduler, "advance")
+def publishes_guesses(
+    advance: Any, self: Scheduler, sequence: ScheduledSequence, num_accepted: int = 0
+) -> None:
+    """Their blocks are full."""
+    request, end = sequence.request, sequence.context_len
+    if sequence.num_draft_tokens:
+        guessed = [*request.token_ids[: end - sequence.num_draft_tokens], *request.draft.token_ids]
+        self._kv.advance(request.kv, request.namespace, guessed, end)
+    advance(self, sequence, num_accepted)
+
+
+@_plant(Execution, "_append")
+def keeps_the_draft(append: Any, self: Execution[Any], entry: Any, *drawn: Any) -> None:
+    """The next one replaces it."""
+    request = entry.sequence.request
+    draft = request.draft
+    append(self, entry, *drawn)
+    request.draft = draft
+
+
+@_plant(Execution, "_without_draft")
+def leaves_behind_what_is_not_finite(
+    without: Any, self: Execution[Any], sequence: ScheduledSequence
+) -> ScheduledSequence:
+    """It is written again."""
+    with mock.patch.object(self, "_runner", mock.Mock()):
+        found: ScheduledSequence = without(self, sequence)
+    return found
+
+
+@_plant(Execution, "_num_until_end")
+def answers_beyond_the_end(until: Any, self: Execution[Any], request: Request, tokens: Any) -> int:
+    """They are drawn already."""
+    return len(tokens)
+
+
+@_plant(Scheduler, "_grow_drafts")
+def preempts_for_guesses(grow: Any, self: Scheduler, step: Step) -> None:
+    """More tokens in a step are worth it."""
+    for request, num_tokens, _ in step.guessing():
+        if request not in step.preempted:
+            self._preemption.make_room(request, num_tokens, step)
+
+
+@_plant(KvBlocks, "shrink")
+def keeps_blocks_for_the_next_guesses(
+    shrink: Any, self: KvBlocks, seq: SequenceBlocks, num_tokens: int
+) -> None:
+    """They will be needed again."""
 
 
 # --- fairness -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ STEPS_PER_SEED = 400
 REQUIRED_PER_MILLION = 1_000
 REQUIRED_COVERAGE = (
     "aborts",
+    "aborts_drafting",
     "aborts_preempted",
     "aborts_repeated",
     "aborts_running",
@@ -37,12 +38,19 @@ REQUIRED_COVERAGE = (
     "departures_share",
     "disconnects",
     "drained",
+    "drafts_not",
+    "drafts_over_borders",
+    "drafts_partly",
+    "drafts_preempted",
+    "drafts_swapped",
+    "drafts_wholly",
     "drains",
     "evictions",
     "failed_loads",
     "floods",
     "forks",
     "moves",
+    "nan_guesses",
     "nan_rows",
     "never_fit",
     "outages",
@@ -146,5 +154,5 @@ def run_seeds(
 
 def _prepare_process() -> None:
     """Worlds are cyclic garbage, but few and small: collecting seldom is cheaper."""
-    logging.disable(logging.WARNING)  # failed loads are what the nemesis is there for
+    logging.disable(logging.ERROR)  # failed loads and steps are what the nemesis is there for
     gc.set_threshold(50_000, 20, 100)

@@ -51,6 +51,10 @@ class Scenario:
     """To move one block between device and host."""
     deadline_seconds: float
     """The order of magnitude of the deadlines that some requests have."""
+    max_draft_tokens: int
+    """0: plain decoding."""
+    draft_error: float
+    """Part of the guessed tokens that are drawn at random."""
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -90,9 +94,12 @@ class Scenario:
                 per_prefill_token=rng.uniform(1e-5, 5e-4),
                 per_decode=rng.uniform(1e-5, 2e-4),
                 per_context_token=rng.uniform(1e-8, 1e-5),
+                per_draft_token=rng.uniform(1e-6, 1e-4),
             ),
             swap_block_seconds=rng.choice((1e-6, 2e-5, 5e-3)),
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
+            max_draft_tokens=rng.choice((0, 1, 4, 2 * block_size + 1)),
+            draft_error=rng.choice((0.0, 0.2, 0.9)),
         )
 
 

@@ -20,8 +20,8 @@ NUM_STEPS = 60_000
 
 
 @pytest.fixture(autouse=True)
-def _no_logs_of_failed_loads() -> Iterator[None]:
-    logging.disable(logging.WARNING)
+def _no_logs_of_failures() -> Iterator[None]:
+    logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
 

@@ -22,11 +22,12 @@ class Invariant(StrEnum):
     SERVICE = "I11 tenants are charged for what they were served, once"
     PINS = "I13 pinned adapters stay on the device or come back, and kept ones stay"
     SHARES = "I14 a tenant beyond its share displaces nothing that others work with"
+    AS_PLAIN = "I16 what is generated is what decoding without guesses gives"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 
-class Violation(Exception):
-    """An invariant does not hold."""
+class Violation(BaseException):
+    """An invariant does not hold. Code that lives on after exceptions does not after this."""
 
     def __init__(self, invariant: Invariant, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")

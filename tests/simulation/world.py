@@ -16,7 +16,8 @@ from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 
 from .demand import Demand
-from .engine import Faults, SimulatedEngine
+from .engine import SimulatedEngine
+from .forward import Faults
 from .invariants import Checks
 from .ledger import LOAD_ERROR_CODES, Ledger
 from .nemesis import Nemesis
@@ -150,6 +151,7 @@ class World:
         if batch is None:
             self.now += IDLE_SECONDS
             return
+        batch = self.engine.executed or batch
         seconds = self.scenario.true_seconds.of(batch.shape, self.rng)
         swap_seconds = self.scenario.swap_block_seconds * self.engine.device.num_moved_blocks
         self.now += seconds + swap_seconds
@@ -280,6 +282,7 @@ class World:
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees
+        coverage.update(engine.guesses.counts + engine.forward.counts)
 
     def _write_log(self) -> None:
         line = repr((self.num_steps, round(self.now, 9), self._events))
@@ -293,7 +296,7 @@ def _describe(batch: ScheduledBatch | None) -> object:
     if batch is None:
         return None
     sequences = [
-        (request.request_id, num_tokens, request.num_computed_tokens)
-        for request, num_tokens, _ in batch.sequences
+        (request.request_id, num_tokens, num_draft_tokens, request.num_computed_tokens)
+        for request, num_tokens, num_draft_tokens in batch.sequences
     ]
     return sequences, batch.operations

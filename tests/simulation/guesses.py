@@ -1,0 +1,81 @@
+"""What guesses tokens here: it knows the answers, and is wrong as often as the scenario says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+
+from loraplex.engine.batch import ScheduledSequence
+from loraplex.engine.request import Request
+from loraplex.engine.speculation.draft import Draft
+
+from .contents import VOCABULARY, Contents, next_token
+from .scenario import Scenario
+
+
+class Guesses:
+    """In the place of `Speculation`: the scheduler's policy and the loop's proposer in one."""
+
+    def __init__(self, scenario: Scenario, contents: Mapping[str, Contents]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.wanted: dict[Request, int] = {}
+        """What was asked of the scheduler for the step."""
+        self.drafting: set[Request] = set()
+        """Whose guesses the step verifies."""
+        self._rng = Random(scenario.seed + 2)
+        self._contents = contents
+        self._max_tokens = scenario.max_draft_tokens
+        self._error = scenario.draft_error
+        self._block_size = scenario.limits.block_size
+
+    def begin_step(self) -> None:
+        """The scheduler may ask for guesses, or not."""
+        self.wanted = {}
+
+    def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
+        """See `DraftPolicy`."""
+        rng = self._rng
+        if self._max_tokens:
+            chosen = [request for request in decodes if rng.random() < 0.7]
+            self.wanted = {request: rng.randint(1, self._max_tokens) for request in chosen}
+        return self.wanted
+
+    def draft(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
+        """Give those that were scheduled with guesses theirs, at times fewer than there may be."""
+        drafted = []
+        for sequence in sequences:
+            num_tokens = sequence.num_draft_tokens
+            if num_tokens:
+                if self._rng.random() < 0.1:
+                    num_tokens = self._rng.randint(0, num_tokens)
+                sequence.request.draft = self._guess(sequence.request, num_tokens)
+                sequence = sequence.with_draft()
+            drafted.append(sequence)
+        self._take_note(drafted)
+        return tuple(drafted)
+
+    def observe(self, request: Request, accepted: Sequence[int], hidden_state: object) -> None:
+        if num_tokens := len(request.draft):
+            outcome = "partly" if accepted else "not"
+            self.counts[f"drafts_{outcome if len(accepted) < num_tokens else 'wholly'}"] += 1
+
+    def _guess(self, request: Request, num_tokens: int) -> Draft:
+        contents = self._contents[request.request_id]
+        value = contents.up_to(request.token_ids, len(request.token_ids))[-1]
+        tokens: list[int] = []
+        for _ in range(num_tokens):
+            token = next_token(value, request.seed)
+            if self._rng.random() < self._error:
+                token = self._rng.randrange(VOCABULARY)
+            tokens.append(token)
+            value = contents.behind(tokens)[-1]
+        return Draft(tuple(tokens))
+
+    def _take_note(self, sequences: Sequence[ScheduledSequence]) -> None:
+        self.drafting = {entry.request for entry in sequences if entry.num_draft_tokens}
+        for request, num_tokens, num_draft_tokens in sequences:
+            if num_draft_tokens:
+                first = request.num_computed_tokens // self._block_size
+                last = (request.num_computed_tokens + num_tokens - 1) // self._block_size
+                self.counts["drafts_over_borders"] += first < last
