@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import Abort, GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
@@ -170,13 +170,18 @@ def test_the_tokens_are_those_of_plain_decoding(
         assert num_right > 20 or draft == small_draft
 
 
+@pytest.mark.parametrize("acceptance", Acceptance)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 def test_a_draft_model_that_is_the_base_guesses_everything(
-    tiny_base: Path, tmp_path: Path, temperature: float
+    tiny_base: Path, tmp_path: Path, temperature: float, acceptance: Acceptance
 ) -> None:
-    speculation = (f"draft:{tiny_base}",)
     _, num_guessed, num_right = answers(
-        tiny_base, tmp_path, temperature, ignore_eos=True, speculation=speculation
+        tiny_base,
+        tmp_path,
+        temperature,
+        ignore_eos=True,
+        speculation=(f"draft:{tiny_base}",),
+        acceptance=acceptance,
     )
     assert num_guessed > 150
     assert num_right >= 0.99 * num_guessed, "all but near-ties"
