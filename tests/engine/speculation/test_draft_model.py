@@ -288,8 +288,22 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tiny_base: Path, tmp_pa
     edit_json(draft / "tokenizer.json", swap)
     with pytest.raises(UnsupportedModel, match="they differ in the token 'A'"):
         LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",))
+    (draft / "tokenizer.json").write_text('{"model": 7}')
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json cannot be read"):
+        LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",))
     (draft / "tokenizer.json").unlink()
     LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",)).close()
+
+
+def test_tokenizers_that_list_their_pieces_are_compared_by_their_order(tmp_path: Path) -> None:
+    base, draft = make_tiny_llama(tmp_path / "base"), make_tiny_llama(tmp_path / "draft")
+    for folder in (base, draft):
+        pieces = [["<unk>", 0.0], ["one", -1.0], ["two", -2.0]]
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces}}))
+    LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",)).close()
+    edit_json(draft / "tokenizer.json", lambda contents: contents["model"]["vocab"].reverse())
+    with pytest.raises(UnsupportedModel, match="they differ in the token '<unk>'"):
+        LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",))
 
 
 @pytest.mark.parametrize(
