@@ -54,9 +54,12 @@ def _tokens(folder: Path) -> dict[str, int] | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    contents = json.loads(path.read_text(encoding="utf-8"))
-    vocab = contents["model"]["vocab"]
-    if isinstance(vocab, list):  # Unigram: pieces with their scores, in the order of their ids
-        vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
-    added = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
-    return {**vocab, **added}
+    try:
+        contents = json.loads(path.read_bytes())
+        vocab = contents["model"]["vocab"]
+        if isinstance(vocab, list):  # Unigram: pieces with their scores, in the order of their ids
+            vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
+        added = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
+        return {**vocab, **added}
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise UnsupportedModel(f"{path} cannot be read as a tokenizer") from exc

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import Abort, GenerationRequest
 from loraplex.engine.prefix_cache import CacheNamespace
@@ -170,13 +170,18 @@ def test_the_tokens_are_those_of_plain_decoding(
         assert num_right > 20 or draft == small_draft
 
 
+@pytest.mark.parametrize("acceptance", Acceptance)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 def test_a_draft_model_that_is_the_base_guesses_everything(
-    tiny_base: Path, tmp_path: Path, temperature: float
+    tiny_base: Path, tmp_path: Path, temperature: float, acceptance: Acceptance
 ) -> None:
-    speculation = (f"draft:{tiny_base}",)
     _, num_guessed, num_right = answers(
-        tiny_base, tmp_path, temperature, ignore_eos=True, speculation=speculation
+        tiny_base,
+        tmp_path,
+        temperature,
+        ignore_eos=True,
+        speculation=(f"draft:{tiny_base}",),
+        acceptance=acceptance,
     )
     assert num_guessed > 150
     assert num_right >= 0.99 * num_guessed, "all but near-ties"
@@ -283,8 +288,22 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tiny_base: Path, tmp_pa
     edit_json(draft / "tokenizer.json", swap)
     with pytest.raises(UnsupportedModel, match="they differ in the token 'A'"):
         LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",))
+    (draft / "tokenizer.json").write_text('{"model": 7}')
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json cannot be read"):
+        LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",))
     (draft / "tokenizer.json").unlink()
     LocalEngine(tiny_base, tmp_path, speculation=(f"draft:{draft}",)).close()
+
+
+def test_tokenizers_that_list_their_pieces_are_compared_by_their_order(tmp_path: Path) -> None:
+    base, draft = make_tiny_llama(tmp_path / "base"), make_tiny_llama(tmp_path / "draft")
+    for folder in (base, draft):
+        pieces = [["<unk>", 0.0], ["one", -1.0], ["two", -2.0]]
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces}}))
+    LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",)).close()
+    edit_json(draft / "tokenizer.json", lambda contents: contents["model"]["vocab"].reverse())
+    with pytest.raises(UnsupportedModel, match="they differ in the token '<unk>'"):
+        LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",))
 
 
 @pytest.mark.parametrize(
