@@ -18,7 +18,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
-from loraplex.engine.messages import Abort, GenerationRequest
+from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampler import SamplingRow
@@ -30,6 +30,7 @@ from loraplex.engine.speculation.proposer import Wanted
 from support.engine import LocalEngine
 from support.models import make_adapter, make_tiny_llama
 
+EAGER = SpeculationParams(num_tokens=8)
 BLOCK_SIZE = 4
 TOLERANCE = 1e-4
 
@@ -141,6 +142,7 @@ def answers(
             temperature=temperature,
             seed=index,
             ignore_eos=ignore_eos,
+            speculation=EAGER,
         )
     engine.run()
     engine.close()
@@ -215,7 +217,13 @@ def test_under_pressure_nothing_changes_and_nothing_leaks(tiny_base: Path, tmp_p
         )
         for index in range(24):
             prompt = prompt_of(12, index % 5) + prompt_of(8, 100 + index)
-            engine.submit(prompt, request_id=str(index), max_tokens=30, ignore_eos=True)
+            engine.submit(
+                prompt,
+                request_id=str(index),
+                max_tokens=30,
+                ignore_eos=True,
+                speculation=EAGER,
+            )
         for count in range(12):
             engine.step()
             if count % 4 == 0:
@@ -253,7 +261,7 @@ def test_a_long_draft_is_progress(tiny_base: Path, small_draft: Path, tmp_path: 
         beats = Beats()
         engine = LocalEngine(tiny_base, tmp_path, speculation=speculation)
         engine.core.report_progress_to(beats)  # type: ignore[arg-type]
-        engine.submit(prompt_of(9), max_tokens=9, ignore_eos=True)
+        engine.submit(prompt_of(9), max_tokens=9, ignore_eos=True, speculation=EAGER)
         engine.run()
         engine.close()
         return beats.count

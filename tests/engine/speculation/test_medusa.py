@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampler import gumbel_noise
@@ -81,7 +81,14 @@ def test_head_j_guesses_the_token_j_places_behind_the_next(
     monkeypatch.setattr(MedusaProposer, "propose", spying)
     engine = LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{checkpoint}",))
     prompt = [5, 80, 33, 7]
-    engine.submit(prompt, max_tokens=NUM_TOKENS, temperature=temperature, seed=9, ignore_eos=True)
+    engine.submit(
+        prompt,
+        max_tokens=NUM_TOKENS,
+        temperature=temperature,
+        seed=9,
+        ignore_eos=True,
+        speculation=SpeculationParams(num_tokens=8),
+    )
     engine.run()
     engine.close()
     assert len(made) > 5
@@ -189,7 +196,7 @@ def test_a_tree_holds_the_chain_and_what_is_likely_beside_it(
     assert tree.parents is not None
     assert tree.parents.count(ROOT) > 1
     # Of each depth its likeliest token comes first.
-    firsts = {}
+    firsts: dict[int, int] = {}
     for depth, token in zip(tree.depths, tree.token_ids, strict=True):
         firsts.setdefault(depth, token)
     assert [firsts[depth] for depth in sorted(firsts)] == list(chain.token_ids[: len(firsts)])
