@@ -418,4 +418,5 @@ def dense_distribution(base: Path, *, temperature: float) -> Tensor:
     with torch.inference_mode():
         logits = model(torch.cat([prompts, answers], 1)).logits[:, len(SERVED_PROMPT) - 1 : -1]
     steps = (logits.double() / temperature).softmax(-1).gather(-1, answers[..., None])[..., 0]
-    return steps.prod(-1).view(VOCAB_SIZE, -1).sum(0)
+    by_first: Tensor = steps.prod(-1).view(VOCAB_SIZE, -1)
+    return by_first.sum(0)
