@@ -57,7 +57,7 @@ def answer_all(
         engine.submit(
             prompt,
             keys[index % len(keys)],
-            max_tokens=24,
+            max_tokens=16,
             temperature=temperature,
             seed=index,
             ignore_eos=True,
@@ -104,7 +104,7 @@ def test_it_shares_whatever_cache_and_weights_the_target_has(
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",), **config)
     tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
     assert tokens == plain
-    assert num_guessed > 100
+    assert num_guessed > 60
 
 
 @pytest.mark.parametrize("acceptance", Acceptance)
@@ -120,7 +120,7 @@ def test_of_what_all_layers_guess_everything_is_accepted(
     monkeypatch.setitem(OPENERS, "early_exit", open_all_layers)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:2",), acceptance=acceptance)
     _, num_guessed, num_accepted = answer_all(engine, adapters, temperature)
-    assert num_accepted == num_guessed > 80
+    assert num_accepted == num_guessed > 60
 
 
 FAMILIES = (
@@ -266,5 +266,5 @@ def test_a_guess_that_fails_midway_leaves_nothing_behind(
     spoiled = spoil_guesses(engine, spoil, monkeypatch)
     tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
     assert tokens == plain
-    assert len(spoiled) > 5
+    assert len(spoiled) > 3
     assert num_guessed > 0
