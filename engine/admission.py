@@ -18,7 +18,7 @@ from ..kernels.attention import AttentionOptions
 from ..kernels.lora_batch import LoraBatch, Segment
 from .errors import UnsupportedModel
 from .forward import PagedForward, run_model
-from .inputs import Span, make_inputs
+from .inputs import MAX_GROUPED_ROWS, Span, make_inputs
 from .kv_cache import KvCache, KvFormat
 from .kv_groups import LayerKvShape, one_group
 
@@ -27,7 +27,7 @@ BATCH_WIDE_ROPE_TYPES = frozenset({"longrope", "dynamic"})
 """Their frequencies depend on the longest sequence of the batch, so neighbours would change each
 other's answers beyond the original context."""
 SELF_TEST_LENGTHS = (23, 9)
-SELF_TEST_CHUNKS = (7, 1, 4)
+SELF_TEST_CHUNKS = (MAX_GROUPED_ROWS + 1, 1, 4)
 SELF_TEST_BLOCK_SIZE = 4
 SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest error relative to the largest logit; the half types round at every layer."""

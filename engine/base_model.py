@@ -122,7 +122,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     if engine.quantization is Quantization.INT8 and device.type != "cpu":
         raise UnsupportedModel("--quantize int8 is served on CPU only; leave it out on CUDA")
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-    model = _load_weights(model_dir, config, dtype, device)
+    model = load_weights(model_dir, config, dtype, device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
     order = module_order(model)
@@ -337,7 +337,7 @@ def load_config(model_dir: Path) -> Any:
     return config
 
 
-def _load_weights(
+def load_weights(
     model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

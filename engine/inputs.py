@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..kernels.attention import AttentionBatch, DecodeGroup, PrefillChunk
+from ..kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
 from .block_pool import NULL_BLOCK, padding_class
 from .kv_layout import KvGroup
+
+T = TypeVar("T")
+
+MAX_GROUPED_ROWS = 16
+"""Longer chunks are computed alone: their masks would outgrow what they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,39 @@ class Span:
 
     @property
     def end(self) -> int:
+        """Behind the last of the blocks' places that it writes."""
         return self.start + len(self.token_ids)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is computed together with others of few tokens."""
+        return self.tree is not None or len(self.token_ids) <= MAX_GROUPED_ROWS
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token in its sequence."""
+        if self.tree is None:
+            return range(self.start, self.end)
+        positions: list[int] = []
+        for parent in self._parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions
+
+    def ancestors(self, width: int) -> list[list[bool]]:
+        """For each token which ones of the span it follows, itself included, padded to a width."""
+        rows: list[list[bool]] = []
+        for index, parent in enumerate(self._parents):
+            row = [False] * width if parent < 0 else rows[parent].copy()
+            row[index] = True
+            rows.append(row)
+        return rows
+
+    @property
+    def _parents(self) -> list[int]:
+        """For each token the index of the one that it follows, -1 for the first."""
+        tree = self.tree or ()
+        num_known = len(self.token_ids) - len(tree)
+        return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +88,17 @@ class StepInputs:
 def make_inputs(
     spans: Sequence[Span], *, groups: Sequence[KvGroup], block_size: int, device: torch.device
 ) -> StepInputs:
-    """Lay spans one after another; those of one token must come first."""
-    num_decodes = sum(len(span.token_ids) == 1 for span in spans)
-    assert all(len(span.token_ids) == 1 for span in spans[:num_decodes]), "decodes come first"
-    last_rows: list[int] = []
-    for span in spans:
-        last_rows.append((last_rows[-1] if last_rows else -1) + len(span.token_ids))
+    """Lay spans one after another; attention computes those of similar size as one."""
+    starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
     layouts = [_Layout(index, group, block_size, device) for index, group in enumerate(groups)]
-    positions = [position for span in spans for position in range(span.start, span.end)]
     return StepInputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
-        positions=_int64(positions, device),
-        attention=tuple(layout.batch(spans, last_rows, num_decodes) for layout in layouts),
+        positions=_int64([position for span in spans for position in span.positions], device),
+        attention=tuple(layout.batch(spans, starts) for layout in layouts),
         kept_rows=tuple(
             row
-            for span, last_row in zip(spans, last_rows, strict=True)
-            for row in range(last_row + 1 - span.num_kept_rows, last_row + 1)
+            for span, end in zip(spans, starts[1:], strict=True)
+            for row in range(end - span.num_kept_rows, end)
         ),
     )
 
@@ -79,14 +112,19 @@ class _Layout:
     block_size: int
     device: torch.device
 
-    def batch(
-        self, spans: Sequence[Span], last_rows: Sequence[int], num_decodes: int
-    ) -> AttentionBatch:
-        chunks = zip(spans[num_decodes:], last_rows[num_decodes:], strict=True)
+    def batch(self, spans: Sequence[Span], starts: Sequence[int]) -> AttentionBatch:
+        """`starts`: the row of each span's first token."""
+        groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
+        chunks: list[PrefillChunk] = []
+        for read in map(self._reads, spans, starts):
+            if read.span.is_grouped:
+                groups[read.size_class].append(read)
+            else:
+                chunks.append(self._chunk(read))
         return AttentionBatch(
             slot_mapping=_int64(self._slots(spans), self.device),
-            decodes=tuple(self._decode_groups(spans[:num_decodes])),
-            prefills=tuple(self._chunk(span, last_row) for span, last_row in chunks),
+            groups=tuple(map(self._group, groups.values())),
+            chunks=tuple(chunks),
         )
 
     def _slots(self, spans: Sequence[Span]) -> list[int]:
@@ -100,47 +138,47 @@ class _Layout:
         assert min(slots) >= size, "the null block is never written"
         return slots
 
-    def _reads(self, span: Span) -> _Reads:
+    def _reads(self, span: Span, row: int) -> _Reads:
         """The blocks that any of the span's queries sees."""
         size, table = self.block_size, span.tables[self.index]
         end = -(-span.end // size)
         if self.group.window is None:
-            return _Reads(span, list(table[:end]), None)
+            return _Reads(span, row, list(table[:end]), None)
         first = max(0, span.start - self.group.window + 1) // size
         sinks = min(first, self.group.num_sink_blocks(size))
         seen = [*range(sinks), *range(first, end)]
-        return _Reads(span, [table[block] for block in seen], [block * size for block in seen])
+        return _Reads(span, row, [table[block] for block in seen], [block * size for block in seen])
 
-    def _decode_groups(self, spans: Sequence[Span]) -> Iterator[DecodeGroup]:
-        start = 0
-        reads = map(self._reads, spans)
-        for _, group in groupby(reads, key=lambda read: padding_class(len(read.block_ids))):
-            members = list(group)
-            width = max(len(read.block_ids) for read in members)
-            tables = [_padded(read.block_ids, NULL_BLOCK, width) for read in members]
-            # Padding begins where the sequence ends: no query sees it.
-            positions = [
-                _padded(read.positions, read.span.end, width)
-                for read in members
-                if read.positions is not None
-            ]
-            yield DecodeGroup(
-                start=start,
-                end=start + len(members),
-                block_tables=_int64(tables, self.device),
-                context_lens=_int64([read.span.end for read in members], self.device),
-                block_positions=_int64(positions, self.device) if positions else None,
-            )
-            start += len(members)
+    def _group(self, members: list[_Reads]) -> SequenceGroup:
+        num_rows = max(len(read.span.token_ids) for read in members)
+        num_blocks = max(len(read.block_ids) for read in members)
+        tables = [_padded(read.block_ids, NULL_BLOCK, num_blocks) for read in members]
+        # Padding begins where the sequence ends: no query sees it.
+        begins = [
+            _padded(read.positions, read.span.end, num_blocks)
+            for read in members
+            if read.positions is not None
+        ]
+        ancestors = None
+        if any(read.span.tree is not None for read in members):
+            sees = [_extended(read.span.ancestors(num_rows), num_rows) for read in members]
+            ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
+        positions = [_extended(read.span.positions, num_rows) for read in members]
+        return SequenceGroup(
+            rows=_int64([_extended(read.rows, num_rows) for read in members], self.device),
+            positions=_int64(positions, self.device),
+            block_tables=_int64(tables, self.device),
+            block_positions=_int64(begins, self.device) if begins else None,
+            ancestors=ancestors,
+        )
 
-    def _chunk(self, span: Span, last_row: int) -> PrefillChunk:
-        _, block_ids, positions = self._reads(span)
+    def _chunk(self, read: _Reads) -> PrefillChunk:
         return PrefillChunk(
-            start=last_row + 1 - len(span.token_ids),
-            end=last_row + 1,
-            context_len=span.end,
-            block_table=_int64(block_ids, self.device),
-            block_positions=None if positions is None else _int64(positions, self.device),
+            start=read.row,
+            end=read.rows.stop,
+            context_len=read.span.end,
+            block_table=_int64(read.block_ids, self.device),
+            block_positions=None if read.positions is None else _int64(read.positions, self.device),
         )
 
 
@@ -148,13 +186,29 @@ class _Reads(NamedTuple):
     """The blocks that a span reads."""
 
     span: Span
+    row: int
+    """Of its first token in the flat batch."""
     block_ids: list[int]
     positions: list[int] | None
     """Where each begins; None: at 0, without a gap."""
 
+    @property
+    def rows(self) -> range:
+        return range(self.row, self.row + len(self.span.token_ids))
 
-def _padded(values: list[int], padding: int, width: int) -> list[int]:
-    return values + [padding] * (width - len(values))
+    @property
+    def size_class(self) -> tuple[int, int]:
+        """Those of one class pad each other with less than they hold."""
+        return padding_class(len(self.span.token_ids)), padding_class(len(self.block_ids))
+
+
+def _padded(values: Sequence[T], padding: T, width: int) -> list[T]:
+    return [*values, *[padding] * (width - len(values))]
+
+
+def _extended(values: Sequence[T], width: int) -> list[T]:
+    """Padded with the last of them."""
+    return _padded(values, values[-1], width)
 
 
 def _int64(values: list[int] | list[list[int]], device: torch.device) -> Tensor:

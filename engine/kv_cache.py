@@ -98,6 +98,17 @@ class KvCache:
                 for tensor in tensors:
                     tensor[table[block], offset] = 0
 
+    def move(
+        self, tables: Sequence[Sequence[int]], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """Copy what positions `sources` of the sequence with these blocks hold to `targets`, as if
+        all were read before any is written."""
+        for table, tensors in zip(tables, self._tensors, strict=True):
+            read, written = (self._slots(table, positions) for positions in (sources, targets))
+            for tensor in tensors:
+                slots = tensor.view(-1, *tensor.shape[2:])
+                slots[written] = slots[read]
+
     def execute(self, operations: Sequence[KvOperation]) -> None:
         """Do what the scheduler's bookkeeping says has been done, strictly in its order.
 
@@ -139,6 +150,10 @@ class KvCache:
         pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
         for tensor, host in pairs:
             tensor.index_copy_(0, index, host[slots].to(self._device))
+
+    def _slots(self, table: Sequence[int], positions: Sequence[int]) -> Tensor:
+        size = self.block_size
+        return self._index([table[place // size] * size + place % size for place in positions])
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
         return torch.tensor(block_ids, dtype=torch.int64).to(self._device)

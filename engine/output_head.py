@@ -6,11 +6,14 @@ changes what it returns. What the model does to logits afterwards (caps, scales)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..adapters.arena import Arena
 from ..adapters.layout import Projection, Slice
@@ -43,6 +46,19 @@ class OutputHead:
         if self._adapters and step and step.head_lora:
             x: Tensor = args[0]
             self._adapters.add(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), step.head_lora)
+
+
+@contextmanager
+def head_inputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Collects what the model's output head is called with inside: `[1, num_rows, hidden_size]`
+    for each forward of a model whose head `model_ends` adapts."""
+    seen: list[Tensor] = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 class HeadWeights:

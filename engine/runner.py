@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from .batch import ScheduledBatch, ScheduledSequence
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
+from .output_head import head_inputs
 from .request import Request
 from .speculation.draft import NO_DRAFT
 from .step_adapters import StepAdapters, StepAdaptersBuilder
@@ -60,10 +62,16 @@ class ModelRunner:
     def keep(self, request: Request, path: Sequence[int]) -> None:
         """Move the keys and values of the accepted tokens of a tree to where their positions are.
 
-        `path`: their indices in the request's draft, which was computed but not advanced over.
+        `path`: their indices in the request's draft, which was computed but neither appended nor
+        advanced over. A tree's tokens lie behind the last known one in the order of their indices.
         """
-        if request.draft.parents is not None:
-            raise NotImplementedError
+        first = len(request.token_ids)
+        moves = [
+            (first + index, first + place) for place, index in enumerate(path) if index != place
+        ]
+        if moves:
+            sources, targets = zip(*moves, strict=True)
+            self._cache.move(request.kv.tables, sources, targets)
 
     def clear(self, request: Request, start: int, end: int) -> None:
         """Zero what positions `[start, end)` of the request hold: values that are not finite would
@@ -96,11 +104,18 @@ class ModelRunner:
         adapters = self._step_adapters(spans, leases)
         forward = PagedForward(self._cache, inputs.attention, adapters)
         try:
-            logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+            with self._head_inputs() as seen:
+                logits = run_model(
+                    self._base.model, forward, inputs.input_ids, inputs.positions, rows
+                )
         except BaseException:
             self._base.forget_step()
             raise
-        return StepOutput(logits, None)
+        return StepOutput(logits, seen[0][0] if seen else None)
+
+    def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
+        """What the output head is called with inside, if hidden states are asked for."""
+        return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
 
     def _step_adapters(
         self, spans: Sequence[Span], leases: Sequence[Lease | None]
@@ -113,6 +128,7 @@ class ModelRunner:
             [_run(len(span.token_ids), lease) for span, lease in pairs],
             [_run(span.num_kept_rows, lease) for span, lease in pairs],
             num_decodes=sum(len(span.token_ids) == 1 for span in spans),
+            num_verified=sum(len(span.token_ids) for span in spans if span.num_kept_rows > 1),
         )
 
 

@@ -48,14 +48,20 @@ class SamplingRow:
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
+    tokens: list[int] = perturbed(logits, rows).argmax(-1).tolist()
+    return tokens
+
+
+def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What `sample` takes the largest of: log-weights with noise; of a greedy row, which has none,
+    the logits after penalties and biases."""
     adjusted = _adjust(logits, rows)
     if drawn := _drawn(rows):
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         drawn_rows = [rows[index] for index in drawn]
         log_weights = _log_weights(adjusted[drawn], drawn_rows)
         adjusted[drawn] = log_weights + _noise(drawn_rows, logits, Stream.TOKEN)
-    tokens: list[int] = adjusted.argmax(-1).tolist()
-    return tokens
+    return adjusted
 
 
 def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

@@ -39,11 +39,17 @@ class StepAdaptersBuilder:
         self._head = None if head_name is None else layout.slice_index[head_name]
 
     def build(
-        self, runs: Sequence[AdapterRun], kept: Sequence[AdapterRun], *, num_decodes: int
+        self,
+        runs: Sequence[AdapterRun],
+        kept: Sequence[AdapterRun],
+        *,
+        num_decodes: int,
+        num_verified: int = 0,
     ) -> StepAdapters:
-        """`runs` in the order of their tokens, those of `num_decodes` tokens decoding; `kept` in
-        the order of the rows whose logits are kept."""
-        lora = self._batches.build(runs, num_decodes=num_decodes)
+        """`runs` in the order of their tokens: those of `num_decodes` tokens decode, those of the
+        next `num_verified` verify guesses; `kept` in the order of the rows whose logits are kept.
+        """
+        lora = self._batches.build(runs, num_decodes=num_decodes, num_verified=num_verified)
         if lora is None:
             return StepAdapters()
         head = None

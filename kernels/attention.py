@@ -1,12 +1,17 @@
 """Attention of a flat mixed batch over a paged KV cache, in plain PyTorch.
 
 This is the meaning of the op, the path on every device today and the oracle of faster ones. One
-call serves one layer: the batch holds decoding sequences (one query each) first, then prefill
-chunks. Padding never reaches a sum through multiplication by zero alone: padded positions point at
-the null block, which is all zeros, and blocks are zeroed before they get a new owner.
+call serves one layer. Sequences with few new tokens, those that decode or verify guesses, are
+computed many at a time; long chunks of prompts one by one. Padding never reaches a sum through
+multiplication by zero alone: padded positions point at the null block, which is all zeros, and
+blocks are zeroed before they get a new owner.
 
 Layers with a window read only the blocks that a query can see: their block tables skip what lies
 behind the window, and say at which position each block begins.
+
+Guessed tokens may be a tree: branches are different continuations of the same text. Such tokens lie
+in adjacent slots whatever their depth, so the slot of one says nothing of its position, and none
+sees what lies on another branch.
 """
 
 from __future__ import annotations
@@ -21,18 +26,25 @@ from .kv_pages import KvPages
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Adjacent decoding sequences `[start, end)` of similar length, computed as one."""
+class SequenceGroup:
+    """Sequences with a similar number of new tokens and of blocks, computed as one.
 
-    start: int
-    end: int
+    Those with fewer new tokens than `max_rows` are padded with their last one: it is computed more
+    than once, each time with the same result.
+    """
+
+    rows: Tensor
+    """int64 `[num_sequences, max_rows]`: where the new tokens lie in the flat batch."""
+    positions: Tensor
+    """int64 `[num_sequences, max_rows]`: those of the new tokens in their sequences."""
     block_tables: Tensor
-    """int64 `[end - start, max_blocks]`, padded with the null block."""
-    context_lens: Tensor
-    """int64 `[end - start]`."""
+    """int64 `[num_sequences, max_blocks]`, padded with the null block."""
     block_positions: Tensor | None = None
     """int64 like `block_tables`: the position of each block's first token. None: the tables begin
     at position 0 and skip nothing."""
+    ancestors: Tensor | None = None
+    """bool `[num_sequences, max_rows, max_rows]`: which of its sequence's new tokens each one sees,
+    itself included. None: those of lower positions, which then are adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class PrefillChunk:
     """Tokens of the sequence once the chunk is in the cache."""
     block_table: Tensor  # int64 [num_blocks]
     block_positions: Tensor | None = None
-    """As in a DecodeGroup."""
+    """As in a SequenceGroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +67,8 @@ class AttentionBatch:
 
     slot_mapping: Tensor
     """int64 `[num_tokens]`: block id × block size + offset."""
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillChunk, ...]
+    groups: tuple[SequenceGroup, ...]
+    chunks: tuple[PrefillChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +94,61 @@ def paged_attention(
     before them in their own sequence.
     """
     out = q.new_empty(*q.shape[:2], values.dim)
-    for group in batch.decodes:
-        queries = q[group.start : group.end]
-        out[group.start : group.end] = _attend_decodes(queries, keys, values, group, options)
-    for chunk in batch.prefills:
+    for group in batch.groups:
+        out[group.rows] = _attend_group(q[group.rows], keys, values, group, options)
+    for chunk in batch.chunks:
         queries = q[chunk.start : chunk.end]
         out[chunk.start : chunk.end] = _attend_chunk(queries, keys, values, chunk, options)
     return out
 
 
-def _attend_decodes(
+def _attend_group(
     q: Tensor,
     key_pages: KvPages,
     value_pages: KvPages,
-    group: DecodeGroup,
+    group: SequenceGroup,
     options: AttentionOptions,
 ) -> Tensor:
-    num_heads, num_kv_heads = q.shape[1], key_pages.num_heads
+    """`q [num_sequences, max_rows, num_heads, dim]`; the result alike."""
+    num_sequences, num_rows, num_heads, dim = q.shape
+    num_kv_heads = key_pages.num_heads
     # [B, kv_heads, context, dim]
     keys = key_pages.gather(group.block_tables).flatten(1, 2).transpose(1, 2)
     values = value_pages.gather(group.block_tables).flatten(1, 2).transpose(1, 2)
     # The heads that share a key/value head become its queries: nothing is repeated.
-    queries = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, q.shape[-1])
-    positions = _key_positions(group.block_positions, keys.shape[2], key_pages.block_size, q.device)
-    visible = _visible(positions, group.context_lens[:, None] - 1, options)
-    sinks = options.sinks.view(num_kv_heads, -1, 1) if options.sinks is not None else None
-    out = _softmax_attention(queries, keys, values, visible[:, None, None, :], options, sinks)
-    return out.reshape(len(q), num_heads, -1)
+    num_shared = num_heads // num_kv_heads
+    queries = q.reshape(num_sequences, num_rows, num_kv_heads, num_shared, dim)
+    visible = _visible_to_group(group, keys.shape[2], key_pages.block_size, options)
+    if num_rows > 1:
+        visible = visible.repeat(1, num_shared, 1)
+    sinks = None
+    if options.sinks is not None:
+        sinks = options.sinks.view(num_kv_heads, num_shared).repeat_interleave(num_rows, 1)[
+            ..., None
+        ]
+    out = _softmax_attention(
+        queries.permute(0, 2, 3, 1, 4).flatten(2, 3), keys, values, visible[:, None], options, sinks
+    )  # [B, kv_heads, shared × rows, dim]
+    out = out.view(num_sequences, num_kv_heads, num_shared, num_rows, -1).permute(0, 3, 1, 2, 4)
+    return out.flatten(2, 3)
+
+
+def _visible_to_group(
+    group: SequenceGroup, num_keys: int, block_size: int, options: AttentionOptions
+) -> Tensor:
+    """bool `[num_sequences, max_rows, num_keys]`."""
+    queries = group.positions
+    keys = _key_positions(group.block_positions, num_keys, block_size, queries.device)
+    if group.ancestors is None:
+        return _visible(keys[..., None, :], queries[..., None], options)
+    # Behind the first new token a key's place says which new token it is, not its position.
+    index = keys.expand(len(queries), -1) - queries[:, :1]
+    num_rows = queries.shape[1]
+    is_new = (index >= 0) & (index < num_rows)
+    index = index.clamp(0, num_rows - 1)
+    keys = torch.where(is_new, queries.gather(1, index), keys)
+    seen = group.ancestors.gather(2, index[:, None].expand(-1, num_rows, -1))
+    return _visible(keys[:, None], queries[..., None], options) & (seen | ~is_new[:, None])
 
 
 def _attend_chunk(

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
     "bench": "Measure how fast this machine serves.",
+    "medusa": "Train heads that guess a base's next tokens.",
 }
 
 

@@ -9,6 +9,7 @@ from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
 from .early_exit import open_early_exit
+from .medusa import open_medusa, open_medusa_tree
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -26,6 +27,8 @@ def _open_ngram(
 
 OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
+    "medusa": open_medusa,
+    "medusa_tree": open_medusa_tree,
     "ngram": _open_ngram,
 }
 

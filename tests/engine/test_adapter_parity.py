@@ -10,20 +10,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from loraplex.adapters.arena import Arena
-from loraplex.adapters.block import read_block_header
-from loraplex.adapters.examination import examine
-from loraplex.adapters.host_cache import HostCache
-from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
-from loraplex.kernels.lora_batch import LoraBatchBuilder
+from support.arena import load_adapters
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.models import make_adapter
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
-MIB = 1 << 20
 
 LLAMA_FEATURES: dict[str, dict[str, Any]] = {
     "plain": {"r": 8},
@@ -52,35 +46,6 @@ FAMILY_TARGETS: dict[str, list[str]] = {
     "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
-
-
-def load_adapters(
-    base: BaseModel, folders: list[Path], blocks: Path
-) -> tuple[LoraBatchBuilder, list[tuple[int, int]]]:
-    """Bring adapters to the arena the way the engine does; return each one's (row, generation)."""
-    arena = Arena(base.layout, 4 * MIB, base.dtype, base.device)
-    base.attach_arena(arena)
-    host = HostCache(base.layout, 4 * MIB, base.dtype)
-    rows = []
-    for index, folder in enumerate(folders):
-        path = blocks / f"{index}.block"
-        report = examine(
-            folder / "adapter_config.json",
-            folder / "adapter_model.safetensors",
-            path,
-            layout=base.layout,
-            serving_dtype="float32",
-        )
-        assert read_block_header(path).digest == report.digest
-        key = AdapterKey("acme", report.digest)
-        block = host.read(key, path)
-        assert block is not None
-        placement = arena.place(key, block.num_elements, block.table)
-        assert placement is not None
-        arena.copy_into(placement, block)
-        arena.publish(placement)
-        rows.append((placement.row, placement.generation))
-    return LoraBatchBuilder(arena, base.device), rows
 
 
 def check_against_peft(model: Path, folders: list[Path], tmp_path: Path) -> None:

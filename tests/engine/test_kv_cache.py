@@ -105,6 +105,34 @@ def test_clearing_a_block_leaves_nothing_that_was_not_finite() -> None:
         assert not any(any(block) for group in (0, 1) for block in content(cache, group))
 
 
+def slot_contents(cache: KvCache, group: int, table: list[int], length: int) -> list[list[float]]:
+    """What the group's layers hold at each position of the sequence with these blocks."""
+    rows = torch.cat(
+        [
+            pages.gather(torch.tensor(table)).flatten(0, 1).flatten(1)[:length].float()
+            for layer in cache.groups[group].layers
+            for pages in (cache.keys[layer], cache.values[layer])
+        ],
+        1,
+    )
+    values: list[list[float]] = rows.tolist()
+    return values
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
+def test_positions_move_at_once_across_blocks_and_in_every_layer(kv_format: KvFormat) -> None:
+    cache = make_cache(kv_format)
+    fill(cache)
+    tables, length = [[3, 1, 5], [2, 4, 1]], 11
+    before = [slot_contents(cache, group, tables[group], length) for group in (0, 1)]
+    # 5 is read for 4 and written from 8.
+    cache.move(tables, sources=(5, 8, 10), targets=(4, 5, 6))
+    for group in (0, 1):
+        expected = list(before[group])
+        expected[4:7] = [before[group][position] for position in (5, 8, 10)]
+        assert slot_contents(cache, group, tables[group], length) == expected
+
+
 def test_random_operations_do_what_they_do_to_a_list() -> None:
     rng = random.Random(0)
     cache = make_cache(num_swap_slots=(4, 3))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from loraplex.kernels.lora_batch import (
+    MAX_VERIFIED_IN_WINDOW,
     ActiveAdapter,
     AdapterRun,
     LoraBatchBuilder,
@@ -69,6 +70,28 @@ def test_a_sequence_may_decode_several_tokens(builder: LoraBatchBuilder) -> None
 def test_decoding_tokens_must_end_with_a_sequence(builder: LoraBatchBuilder) -> None:
     with pytest.raises(AssertionError, match="end where a run ends"):
         builder.build([AdapterRun(4, 2, 1)], num_decodes=3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_verified", "in_window"),
+    [
+        (torch.bfloat16, MAX_VERIFIED_IN_WINDOW - 1, True),
+        (torch.bfloat16, MAX_VERIFIED_IN_WINDOW, False),
+        (torch.float32, 2, False),
+    ],
+)
+def test_verified_tokens_are_served_as_decodes_while_they_are_few(
+    dtype: torch.dtype, num_verified: int, in_window: bool
+) -> None:
+    weights = PoisonedWeights(make_layout((8, (8, 8))), num_rows=8, dtype=dtype)
+    builder = LoraBatchBuilder(weights, torch.device("cpu"))
+    runs = [AdapterRun(1, 2), AdapterRun(num_verified, 7), AdapterRun(5, 7)]
+    batch = builder.build(runs, num_decodes=1, num_verified=num_verified)
+    assert batch is not None
+    end = 1 + num_verified
+    assert batch.num_decodes == (end if in_window else 1)
+    assert {adapter.row for adapter in batch.decode_adapters} == ({2, 7} if in_window else {2})
+    assert batch.segments == (Segment(end if in_window else 1, end + 5, 7),)
 
 
 def test_max_rank_follows_the_adapters_of_the_step_and_their_generations(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraplex.engine.base_model import BaseModel
 from loraplex.engine.forward import PagedForward, run_model
-from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.inputs import MAX_GROUPED_ROWS, Span, make_inputs
 from loraplex.engine.kv_blocks import KvBlocks
 from loraplex.engine.kv_cache import KvCache
 from loraplex.engine.kv_groups import group_layers, one_group
@@ -20,7 +20,7 @@ from loraplex.engine.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
-MAX_CHUNK = 8
+MAX_CHUNK = MAX_GROUPED_ROWS + 2
 BASE_RUN = AdapterRun(0)
 
 
@@ -34,7 +34,7 @@ def paged_logits(
 ) -> list[Tensor]:
     """fp32 logits of every position of every sequence, all served in one mixed batch.
 
-    Chunks of 0 to 8 tokens in random order over randomly scattered blocks. `adapters` names each
+    Chunks of 0 to 18 tokens in random order over randomly scattered blocks. `adapters` names each
     sequence's (row, generation), (-1, 0) for the base; `builder` turns them into the step's batch.
     """
     rng = random.Random(seed)
@@ -53,7 +53,7 @@ def paged_logits(
     rows = adapters or [(-1, 0)] * len(sequences)
     while any(done[i] < len(tokens) for i, tokens in enumerate(sequences)):
         counts = [
-            min(rng.choice((0, 1, 1, 1, 3, 8)), len(tokens) - done[i])
+            min(rng.choice((0, 1, 1, 1, 3, 8, MAX_CHUNK)), len(tokens) - done[i])
             for i, tokens in enumerate(sequences)
         ]
         order = [i for i, count in enumerate(counts) if count]
@@ -115,7 +115,7 @@ def served_logits(
     logits: list[list[Tensor]] = [[] for _ in sequences]
     while any(done[i] < len(tokens) for i, tokens in enumerate(sequences)):
         counts = [
-            min(rng.choice((0, 1, 1, 1, 3, MAX_CHUNK)), len(tokens) - done[i])
+            min(rng.choice((0, 1, 1, 1, 3, 8, MAX_CHUNK)), len(tokens) - done[i])
             for i, tokens in enumerate(sequences)
         ]
         order = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from loraplex.engine.request import Request
-from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.speculation.draft import ROOT, Draft
 from loraplex.engine.speculation.proposer import Wanted
 from loraplex.engine.speculation.proposers import OPENERS
 
@@ -51,6 +51,28 @@ class ScriptedProposer:
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
+
+
+class ScriptedTreeProposer(ScriptedProposer):
+    """The same guesses, each with some chance, hidden among random branches."""
+
+    name = "scripted_tree"
+
+    def _guess(self, request: Request, num_tokens: int) -> Draft:
+        guesses = iter(super()._guess(request, num_tokens).token_ids)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        tip = ROOT
+        while len(token_ids) < num_tokens:
+            guess = next(guesses, None) if self._rng.random() < 0.5 else None
+            if guess is None:
+                token_ids.append(self._rng.randrange(self._vocab_size))
+                parents.append(self._rng.randrange(ROOT, len(parents)))
+            else:
+                token_ids.append(guess)
+                parents.append(tip)
+                tip = len(parents) - 1
+        return Draft(tuple(token_ids), tuple(parents))
 
 
 @contextmanager

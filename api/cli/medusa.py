@@ -1,0 +1,104 @@
+"""`loraplex medusa`: heads that guess a base's next tokens, for speculative decoding."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from ...engine.errors import EngineError
+from .exit_codes import CommandFailed, ExitCode
+
+if TYPE_CHECKING:
+    from ...engine.speculation.medusa_training import MedusaRecipe
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+HELD_OUT_SHARE = 20
+"""One text in so many is measured on and not learned."""
+MAX_HELD_OUT = 64
+
+
+@app.callback()
+def _root() -> None:
+    """Heads that guess a base's next tokens, for speculative decoding."""
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help="The base: a Hugging Face directory or hub id.")],
+    data: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help='Lines of {"text"} or {"messages"}.')
+    ],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write the heads to.")],
+    heads: Annotated[int, typer.Option(min=1, max=16, help="Tokens guessed ahead.")] = 3,
+    layers: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of each.")] = 1,
+    steps: Annotated[int, typer.Option(min=1)] = 600,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=4, help="Of each text.")] = 512,
+    learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Train Medusa heads for a base, which stays as it is.
+
+    Serve them with `--speculation medusa:OUT`. Text that the base itself has written teaches most.
+    """
+    if find_spec("torch") is None:
+        raise CommandFailed("training needs: pip install 'loraplex[engine]'")
+    from ...engine.speculation.medusa_training import MedusaRecipe
+
+    recipe = MedusaRecipe(
+        num_heads=heads,
+        num_layers=layers,
+        num_steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    try:
+        accuracies = _train(model, data, out, recipe, max_tokens=max_tokens, device=device)
+    except EngineError as exc:
+        raise CommandFailed(str(exc), ExitCode.USAGE) from exc
+    for head, accuracy in enumerate(accuracies, start=1):
+        typer.echo(f"head {head}: {accuracy:.1%} of the held-out tokens guessed right")
+    typer.echo(f"Wrote {out}; serve with: --speculation medusa:{out}")
+
+
+def _train(
+    model: str, data: Path, out: Path, recipe: MedusaRecipe, *, max_tokens: int, device: str
+) -> list[float]:
+    """Train and write the heads; returns how often each is right on what was held out."""
+    from ...engine.base_identity import compute_base_id
+    from ...engine.base_model import choose_device, choose_dtype, load_config, load_weights
+    from ...engine.checkpoint import locate_model
+    from ...engine.speculation.medusa_checkpoint import save_heads
+    from ...engine.speculation.medusa_training import head_accuracies, train_heads
+    from ...engine.speculation.training_texts import read_texts
+    from ...engine.tokenizer import Tokenizer
+
+    model_dir = locate_model(model)
+    texts = read_texts(data, Tokenizer(model_dir), max_tokens=max_tokens)
+    Random(recipe.seed).shuffle(texts)
+    num_held_out = min(len(texts) // HELD_OUT_SHARE, MAX_HELD_OUT)
+    held_out, learned = texts[:num_held_out], texts[num_held_out:]
+    config, target = load_config(model_dir), choose_device(device)
+    dtype = choose_dtype("auto", checkpoint=config.dtype, device=target)
+    base = load_weights(model_dir, config, dtype, target)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        training = bar.add_task("Training", total=recipe.num_steps)
+        trained = train_heads(
+            base,
+            learned,
+            recipe,
+            lambda step, loss: bar.update(
+                training, completed=step, description=f"Training, loss {loss:.3f}"
+            ),
+        )
+    save_heads(trained, out, base_id=compute_base_id(model_dir))
+    return head_accuracies(base, trained, held_out) if held_out else []

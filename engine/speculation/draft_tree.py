@@ -1,0 +1,48 @@
+"""A small tree of guesses: which nodes are worth verifying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from .draft import ROOT, Draft
+
+
+class Candidates(NamedTuple):
+    """What may stand at one depth, whatever stands above it: the likeliest first."""
+
+    token_ids: Sequence[int]
+    log_probabilities: Sequence[float]
+
+
+def best_first_tree(levels: Sequence[Candidates], num_tokens: int) -> Draft:
+    """The `num_tokens` nodes with the largest products of probabilities from the root down.
+
+    `levels`: for each depth its candidates; each node's children are all of the next depth's. Nodes
+    come by descending probability, so parents before children, and impossible ones not at all. A
+    tree that turns out a chain is given as one.
+    """
+    token_ids: list[int] = []
+    parents: list[int] = []
+    # Negated log-probability; parent, depth and rank decide between equals.
+    heap: list[tuple[float, int, int, int]] = []
+
+    def offer(parent_cost: float, parent: int, depth: int, rank: int) -> None:
+        if depth == len(levels) or rank == len(levels[depth].token_ids):
+            return
+        cost = parent_cost - levels[depth].log_probabilities[rank]
+        if cost < inf:
+            heappush(heap, (cost, parent, depth, rank))
+
+    offer(0.0, ROOT, 0, 0)
+    while heap and len(token_ids) < num_tokens:
+        cost, parent, depth, rank = heappop(heap)
+        level = levels[depth]
+        parents.append(parent)
+        token_ids.append(level.token_ids[rank])
+        offer(cost + level.log_probabilities[rank], parent, depth, rank + 1)
+        offer(cost, len(token_ids) - 1, depth + 1, 0)
+    is_chain = parents == list(range(ROOT, len(parents) - 1))
+    return Draft(tuple(token_ids), None if is_chain else tuple(parents))

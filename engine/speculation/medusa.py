@@ -1,0 +1,159 @@
+"""Guesses from Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
+
+They look at the hidden state behind the last drawn token, which the target's step has computed
+anyway. They are the base's: under an adapter fewer of their guesses hold, and no more is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..base_model import BaseModel
+from ..checkpoint import locate_model
+from ..config import Acceptance, EngineConfig
+from ..errors import InvalidParameter
+from ..request import Request
+from ..runner import ModelRunner
+from ..sampler import SamplingRow, perturbed
+from .draft import NO_DRAFT, Draft
+from .draft_tree import Candidates, best_first_tree
+from .drawing import DraftDrawing, make_drawing, row_behind
+from .medusa_checkpoint import load_heads
+from .medusa_heads import MedusaHeads
+from .proposer import Proposer, Wanted
+
+MakeDrafts = Callable[[Sequence[Wanted], Tensor], list[Draft]]
+"""From the heads' logits fp32 `[num_heads, len(wanted), vocab_size]` to a draft for each."""
+
+
+class MedusaProposer:
+    """Runs the heads once for all requests of a step."""
+
+    needs_hidden_states = True
+
+    def __init__(self, name: str, heads: MedusaHeads, make_drafts: MakeDrafts) -> None:
+        self.name = name
+        self._heads = heads
+        self._make_drafts = make_drafts
+        self._states: dict[str, Tensor] = {}
+        """By request id, `[hidden_size]`: behind its last token."""
+
+    @torch.inference_mode()
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        known = [entry for entry in wanted if entry.request.request_id in self._states]
+        if not known:
+            return [NO_DRAFT] * len(wanted)
+        states = torch.stack([self._states[entry.request.request_id] for entry in known])
+        num_heads = min(self._heads.num_heads, max(entry.num_tokens for entry in known))
+        drafts = iter(self._make_drafts(known, self._heads(states, num_heads).float()))
+        return [
+            next(drafts) if entry.request.request_id in self._states else NO_DRAFT
+            for entry in wanted
+        ]
+
+    def observe(self, request: Request, hidden_state: Tensor | None) -> None:
+        if hidden_state is None:
+            self.forget(request.request_id)
+        else:
+            self._states[request.request_id] = hidden_state
+
+    def forget(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+
+
+def chains_by(drawing: DraftDrawing) -> MakeDrafts:
+    """Chains whose every token is drawn from its head as the target draws from its logits."""
+
+    def chains(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
+        guesses: list[list[int]] = [[] for _ in wanted]
+        drawn_from: list[Tensor] = []
+        for head in logits:
+            token_ids, probabilities = drawing.draw(_rows_behind(wanted, guesses), head)
+            for guessed, token in zip(guesses, token_ids, strict=True):
+                guessed.append(token)
+            if probabilities is not None:
+                drawn_from.append(probabilities)
+        return [
+            Draft(
+                tuple(guessed[:num_tokens]),
+                probabilities=torch.stack([rows[index] for rows in drawn_from[:num_tokens]])
+                if drawn_from
+                else None,
+            )
+            for index, (guessed, (_, num_tokens)) in enumerate(zip(guesses, wanted, strict=True))
+        ]
+
+    return chains
+
+
+def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
+    """Trees of what is likeliest to be the target's own draw, each as many nodes as are wanted."""
+    width = min(max(entry.num_tokens for entry in wanted), logits.shape[-1])
+    likeliest: list[list[int]] = [[] for _ in wanted]
+    levels: list[list[Candidates]] = [[] for _ in wanted]
+    for head in logits:
+        rows = _rows_behind(wanted, likeliest)
+        values, token_ids = _log_beliefs(head, rows).topk(width)
+        found = zip(token_ids.tolist(), values.tolist(), strict=True)
+        for index, candidates in enumerate(found):
+            levels[index].append(Candidates(*candidates))
+            likeliest[index].append(levels[index][-1].token_ids[0])
+    return [
+        best_first_tree(own_levels, num_tokens)
+        for own_levels, (_, num_tokens) in zip(levels, wanted, strict=True)
+    ]
+
+
+def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """How likely each token is to be the target's draw, whose noise is known: log-probabilities.
+
+    A head errs in logits, so that is what gaps are measured in: at a low temperature the draw is
+    not more certain because its perturbed log-weights lie further apart.
+    """
+    scales = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
+    scale = torch.tensor(scales, device=logits.device)[:, None]
+    return (perturbed(logits, rows) * scale).log_softmax(-1)
+
+
+def _rows_behind(wanted: Sequence[Wanted], guesses: Sequence[Sequence[int]]) -> list[SamplingRow]:
+    return [
+        row_behind(entry.request, guessed) for entry, guessed in zip(wanted, guesses, strict=True)
+    ]
+
+
+def open_medusa(
+    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
+) -> Proposer:
+    """`medusa:CHECKPOINT`: chains. Raises InvalidParameter if the heads cannot be used."""
+    heads = _open_heads("medusa", argument, base)
+    return MedusaProposer("medusa", heads, chains_by(make_drawing(config.acceptance)))
+
+
+def open_medusa_tree(
+    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
+) -> Proposer:
+    """`medusa_tree:CHECKPOINT`: trees, which only coupled acceptance takes. Raises likewise."""
+    if config.acceptance is not Acceptance.COUPLED:
+        raise InvalidParameter("speculation", "medusa_tree needs coupled acceptance")
+    return MedusaProposer("medusa_tree", _open_heads("medusa_tree", argument, base), coupled_trees)
+
+
+def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:
+    if not checkpoint:
+        raise InvalidParameter("speculation", f"{name} needs a checkpoint: {name}:CHECKPOINT")
+    head = base.ends.head
+    if head is None:
+        reasons = "; ".join(base.ends.refused.values())
+        raise InvalidParameter("speculation", f"{name} cannot watch this base's head: {reasons}")
+    (part,) = head.projection.slices
+    heads = load_heads(
+        locate_model(checkpoint),
+        hidden_size=part.in_features,
+        vocab_size=part.out_features,
+        base_id=base.layout.base_id,
+        dtype=base.dtype,
+    )
+    return heads.to(base.device)

@@ -1,0 +1,54 @@
+"""Texts to train a base's draft heads on: a file of JSON lines, tokenized as the base is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import EngineError, InvalidParameter
+from ..tokenizer import Tokenizer
+
+MIN_TOKENS = 4
+
+
+class TrainingText(NamedTuple):
+    """Tokens to learn, and what stands before them."""
+
+    token_ids: Sequence[int]
+    num_context_tokens: int
+    """The first ones, which are given and not learned."""
+
+
+def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[TrainingText]:
+    """Each line is `{"text": ...}`, learned whole, or `{"messages": [...]}`, of which the last
+    message is learned. What goes beyond `max_tokens` is cut off; very short texts are left out.
+
+    Raises InvalidParameter with the line that is neither, or if nothing is left to learn.
+    """
+    texts = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                text = _tokenized(json.loads(line), tokenizer)
+            except (ValueError, TypeError, KeyError, EngineError) as exc:
+                raise InvalidParameter("data", f"line {number}: {exc}") from exc
+            text = text._replace(token_ids=text.token_ids[:max_tokens])
+            if len(text.token_ids) >= max(MIN_TOKENS, text.num_context_tokens + 1):
+                texts.append(text)
+    if not texts:
+        raise InvalidParameter("data", f"{path} has no text of {MIN_TOKENS} tokens or more")
+    return texts
+
+
+def _tokenized(entry: Any, tokenizer: Tokenizer) -> TrainingText:
+    if not isinstance(entry, dict) or len(entry.keys() & {"text", "messages"}) != 1:
+        raise ValueError("has not exactly one of text and messages")
+    if "text" in entry:
+        return TrainingText(tokenizer.encode(entry["text"]), 0)
+    messages = entry["messages"]
+    prompt = tokenizer.encode_chat(messages[:-1])
+    return TrainingText(tokenizer.encode_chat(messages, add_generation_prompt=False), len(prompt))

@@ -1,0 +1,55 @@
+"""`loraplex medusa train`: from a file of texts to heads that the server takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.api import cli
+from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.demo.manifest import WEIGHTS
+from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.speculation.medusa_checkpoint import load_heads
+from support.medusa import write_demo_texts
+
+BASE = WEIGHTS / "base"
+
+
+def train(monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, *options: str) -> int:
+    arguments = ("--model", str(BASE), "--data", str(data), "--out", str(out), *options)
+    monkeypatch.setattr("sys.argv", ["loraplex", "medusa", "train", *arguments])
+    try:
+        return cli.main()
+    except SystemExit as exc:
+        return int(exc.code or 0)
+
+
+def test_writes_heads_that_fit_the_base(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data, out = write_demo_texts(tmp_path / "texts.jsonl", 40), tmp_path / "heads"
+    options = ("--heads", "2", "--layers", "1", "--steps", "2", "--batch-size", "2")
+    assert train(monkeypatch, data, out, *options) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "head 2: " in printed
+    assert f"--speculation medusa:{out}" in printed
+    heads = load_heads(
+        out,
+        hidden_size=128,
+        vocab_size=2048,
+        base_id=compute_base_id(BASE),
+        dtype=torch.float32,
+    )
+    assert heads.num_heads == 2
+
+
+def test_names_the_line_that_is_no_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "You asked me to list"}\n{"words": 1}\n')
+    assert train(monkeypatch, data, tmp_path / "heads") == ExitCode.USAGE
+    assert "line 2" in capsys.readouterr().err
+    assert not (tmp_path / "heads").exists()

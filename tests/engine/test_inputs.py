@@ -1,0 +1,83 @@
+"""How the sequences of a step are laid out and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from loraplex.engine.inputs import MAX_GROUPED_ROWS, Span, StepInputs, make_inputs
+from loraplex.engine.kv_groups import one_group
+from loraplex.engine.kv_layout import KvGroup
+
+BLOCK = 4
+
+
+def span(num_tokens: int, start: int, *, kept: int = 1, tree: Sequence[int] | None = None) -> Span:
+    table = list(range(1, 2 + (start + num_tokens) // BLOCK))
+    return Span(range(100, 100 + num_tokens), start, [table, table], kept, tree)
+
+
+def lay_out(*spans: Span, groups: Sequence[KvGroup] | None = None) -> StepInputs:
+    groups = groups or one_group(1, 100)
+    return make_inputs(spans, groups=groups, block_size=BLOCK, device=torch.device("cpu"))
+
+
+def group_sizes(inputs: StepInputs) -> list[list[int]]:
+    return [list(group.rows.shape) for group in inputs.attention[0].groups]
+
+
+def test_sequences_of_similar_size_are_computed_as_one_wherever_they_stand() -> None:
+    inputs = lay_out(span(1, 9), span(4, 50), span(1, 40), span(5, 50), span(3, 41), span(1, 12))
+    assert group_sizes(inputs) == [[2, 1], [2, 4], [1, 1], [1, 5]]
+    assert inputs.attention[0].chunks == ()
+
+
+def test_a_shorter_one_is_padded_with_its_last_token() -> None:
+    (group,) = lay_out(span(3, 41), span(4, 50)).attention[0].groups
+    assert group.rows.tolist() == [[0, 1, 2, 2], [3, 4, 5, 6]]
+    assert group.positions.tolist() == [[41, 42, 43, 43], [50, 51, 52, 53]]
+
+
+def test_long_chunks_are_computed_alone_but_trees_never() -> None:
+    length = MAX_GROUPED_ROWS + 1
+    tree = range(-1, length - 2)
+    inputs = lay_out(span(length - 1, 0), span(length, 0), span(length, 0, tree=tree))
+    assert group_sizes(inputs) == [[1, length - 1], [1, length]]
+    (chunk,) = inputs.attention[0].chunks
+    assert (chunk.start, chunk.end, chunk.context_len) == (length - 1, 2 * length - 1, length)
+
+
+def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> None:
+    inputs = lay_out(span(2, 3), span(6, 7, kept=6, tree=[-1, -1, 0, 2, 1]))
+    assert inputs.positions.tolist() == [3, 4, 7, 8, 8, 9, 10, 9]
+    slots = inputs.attention[0].slot_mapping
+    assert slots[2:].tolist() == list(range(BLOCK + 7, BLOCK + 13))
+    assert inputs.kept_rows == (1, *range(2, 8))
+
+
+def test_a_token_of_a_tree_sees_those_it_follows() -> None:
+    tree = span(5, 7, tree=[-1, -1, 0])  # behind two known tokens
+    (group,) = lay_out(tree, span(6, 7)).attention[0].groups
+    assert group.ancestors is not None
+    ancestors = [{i for i, sees in enumerate(row) if sees} for row in group.ancestors[0].tolist()]
+    assert ancestors == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 1, 2, 4}, {0, 1, 2, 4}]
+    assert torch.equal(group.ancestors[1], torch.ones(6, 6).tril().bool())
+
+
+def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
+    groups = (KvGroup((0,), None, 0, 50), KvGroup((1,), 6, 2, 50))
+    inputs = lay_out(span(4, 21, kept=4, tree=[-1, -1, -1]), groups=groups)
+    everything, window = (attention.groups[0] for attention in inputs.attention)
+    assert everything.block_positions is None
+    assert everything.block_tables.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert window.block_tables.tolist() == [[1, 5, 6, 7]]
+    assert window.block_positions is not None
+    assert window.block_positions.tolist() == [[0, 16, 20, 24]]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_GROUPED_ROWS + 1])
+def test_the_null_block_is_never_written(num_tokens: int) -> None:
+    with pytest.raises(AssertionError, match="null block"):
+        lay_out(Span([7] * num_tokens, 0, [[0] * num_tokens]))

@@ -1,0 +1,39 @@
+"""Random Medusa heads, and texts to train some on for the demo base."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from loraplex.api.demo.task import Style, training_requests
+from loraplex.engine.speculation.medusa_heads import MedusaHeads
+
+
+def make_heads(
+    hidden_size: int, vocab_size: int, *, num_heads: int, num_layers: int = 1, seed: int = 0
+) -> MedusaHeads:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator) * 0.5
+
+    return MedusaHeads(
+        randn(num_layers, num_heads, hidden_size, hidden_size),
+        randn(num_layers, num_heads, hidden_size),
+        randn(num_heads, vocab_size, hidden_size),
+    )
+
+
+def write_demo_texts(path: Path, count: int, *, seed: int = 3) -> Path:
+    """Requests of the demo's task with the base's own kind of answer, as lines of messages."""
+    with path.open("w") as file:
+        for request in islice(training_requests(seed), count):
+            messages = [
+                {"role": "user", "content": request.prompt},
+                {"role": "assistant", "content": request.answer(Style.ECHO)},
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path

@@ -1,0 +1,128 @@
+"""Drives a base model over the paged cache as a step does that verifies guessed tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.base_model import BaseModel
+from loraplex.engine.forward import PagedForward, run_model
+from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_cache import KvCache
+from loraplex.engine.kv_groups import group_layers
+from loraplex.engine.step_adapters import StepAdaptersBuilder
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
+
+BLOCK_SIZE = 4
+BASE_ADAPTER = (-1, 0)
+
+
+class Guess(NamedTuple):
+    """Known tokens, and what is guessed to follow them."""
+
+    known: list[int]
+    guessed: list[int]
+    tree: list[int] | None
+    """Parents; None: a chain."""
+
+    def text(self, index: int) -> list[int]:
+        """The tokens up to the guessed one of this index; -1: the known ones."""
+        path: list[int] = []
+        while index >= 0:
+            path.append(self.guessed[index])
+            index = index - 1 if self.tree is None else self.tree[index]
+        return self.known + path[::-1]
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Of each row that is verified."""
+        return [self.text(index) for index in range(-1, len(self.guessed))]
+
+
+def random_guess(
+    rng: random.Random, num_known: int, num_guessed: int, *, vocab_size: int, is_tree: bool = False
+) -> Guess:
+    tokens = [rng.randrange(vocab_size) for _ in range(num_known + num_guessed)]
+    tree = [rng.randrange(-1, index) if index else -1 for index in range(num_guessed)]
+    return Guess(tokens[:num_known], tokens[num_known:], tree if is_tree else None)
+
+
+class Verifier:
+    """A base model over scattered blocks, the layers of one window together."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        guesses: Sequence[Guess],
+        *,
+        builder: LoraBatchBuilder | None = None,
+        adapters: Sequence[tuple[int, int]] | None = None,
+        attention_window: int | None = None,
+        attention_sinks: int = 0,
+    ) -> None:
+        rng = random.Random(0)
+        groups = group_layers(
+            base.kv_shapes,
+            max_model_len=base.max_model_len,
+            attention_window=attention_window,
+            attention_sinks=attention_sinks,
+        )
+        counts = [-(-(len(guess.known) + len(guess.guessed)) // BLOCK_SIZE) for guess in guesses]
+        self.tables: list[list[list[int]]] = [[] for _ in guesses]
+        for _ in groups:
+            free = rng.sample(range(1, 1 + sum(counts)), sum(counts))
+            for tables, count in zip(self.tables, counts, strict=True):
+                tables.append([free.pop() for _ in range(count)])
+        self.cache = KvCache(
+            [replace(group, num_blocks=1 + sum(counts)) for group in groups],
+            base.kv_shapes,
+            block_size=BLOCK_SIZE,
+            kv_format=base.kv_format,
+            device=base.device,
+        )
+        self.guesses = guesses
+        self._base = base
+        self._adapters = adapters or [BASE_ADAPTER] * len(guesses)
+        self._steps = StepAdaptersBuilder(builder, base.layout, base.head_name) if builder else None
+
+    def prefill(self) -> None:
+        """Compute all known tokens but the last of each."""
+        spans = [
+            Span(guess.known[:-1], 0, tables)
+            for guess, tables in zip(self.guesses, self.tables, strict=True)
+        ]
+        self.run(spans, num_decodes=0)
+
+    def verify(self) -> list[Tensor]:
+        """Per guess the fp32 logits of its last known token and of all that follow."""
+        spans = [
+            Span(
+                [guess.known[-1], *guess.guessed],
+                len(guess.known) - 1,
+                tables,
+                num_kept_rows=1 + len(guess.guessed),
+                tree=guess.tree,
+            )
+            for guess, tables in zip(self.guesses, self.tables, strict=True)
+        ]
+        logits = self.run(spans, num_decodes=sum(len(span.token_ids) for span in spans))
+        return list(logits.split([len(span.token_ids) for span in spans]))
+
+    def run(self, spans: Sequence[Span], *, num_decodes: int) -> Tensor:
+        runs = [
+            AdapterRun(len(span.token_ids), *adapter)
+            for span, adapter in zip(spans, self._adapters, strict=True)
+        ]
+        occupied = [span for span in spans if span.token_ids]
+        step = self._steps.build(runs, runs, num_decodes=num_decodes) if self._steps else None
+        inputs = make_inputs(
+            occupied, groups=self.cache.groups, block_size=BLOCK_SIZE, device=self._base.device
+        )
+        rows = torch.arange(len(inputs.input_ids))
+        forward = PagedForward(self.cache, inputs.attention, step)
+        return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
