@@ -68,17 +68,15 @@ class RejectionAcceptor:
         guesses = [guess for branch in branches for guess in branch.guesses]
         target = probabilities_of(*_at([guess.place for guess in guesses], logits))
         lengths = _accepted_lengths(branches, _passes(guesses, target))
-        starts = accumulate((len(branch.guesses) for branch in branches), initial=0)
-        rejected = [
-            start + length
-            for branch, start, length in zip(branches, starts, lengths, strict=False)
-            if length < len(branch.guesses)
-        ]
-        corrected = iter(_correct([guesses[index] for index in rejected], target[rejected]))
-        whole = [
-            b.end for b, length in zip(branches, lengths, strict=True) if length == len(b.path)
-        ]
+        starts = accumulate((len(branch.path) for branch in branches), initial=0)
+        whole, rejected = [], []
+        for branch, start, length in zip(branches, starts, lengths, strict=False):
+            if length == len(branch.path):
+                whole.append(branch.end)
+            else:
+                rejected.append(start + length)
         drawn = iter(sample(*_at(whole, logits)))
+        corrected = iter(_correct([guesses[index] for index in rejected], target[rejected]))
         return [
             branch.accepted(length, next(drawn if length == len(branch.path) else corrected))
             for branch, length in zip(branches, lengths, strict=True)
@@ -144,11 +142,11 @@ def _passes(guesses: Sequence[_Guess], target: Tensor) -> list[bool]:
     )
     p = target.gather(-1, tokens[:, None])[:, 0]
     noise = uniforms([guess.place.sampling for guess in guesses], Stream.ACCEPTANCE, target.device)
-    passes: list[bool] = passes_test(p, _proposed_chances(guesses, tokens), noise).tolist()
+    passes: list[bool] = accepts(p, _proposed_chances(guesses, tokens), noise).tolist()
     return passes
 
 
-def passes_test(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
+def accepts(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
     """Whether a guess is accepted that the target draws with chance p, and that was drawn with q.
 
     `noise` is uniform in (0, 1) and depends on nothing that the guess depends on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loraplex.adapters.residency import Lease
 from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.inputs import Span
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.runner import ModelRunner, StepOutput
 from loraplex.engine.speculation.drawing import make_drawing
@@ -55,7 +57,7 @@ def answer_all(
         engine.submit(
             prompt,
             keys[index % len(keys)],
-            max_tokens=24,
+            max_tokens=16,
             temperature=temperature,
             seed=index,
             ignore_eos=True,
@@ -102,7 +104,7 @@ def test_it_shares_whatever_cache_and_weights_the_target_has(
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",), **config)
     tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
     assert tokens == plain
-    assert num_guessed > 100
+    assert num_guessed > 60
 
 
 @pytest.mark.parametrize("acceptance", Acceptance)
@@ -118,7 +120,7 @@ def test_of_what_all_layers_guess_everything_is_accepted(
     monkeypatch.setitem(OPENERS, "early_exit", open_all_layers)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:2",), acceptance=acceptance)
     _, num_guessed, num_accepted = answer_all(engine, adapters, temperature)
-    assert num_accepted == num_guessed > 80
+    assert num_accepted == num_guessed > 60
 
 
 FAMILIES = (
@@ -205,31 +207,41 @@ def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> 
         open_early_exit(argument, config, base, None)  # type: ignore[arg-type]
 
 
-def fail_sometimes(engine: LocalEngine, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let `spoil` change what every seventh forward of the proposer says; returns how often."""
-    runner = engine.core._runner
-    run_spans, num_calls, spoiled = runner.run_spans, 0, []
+Spoil = Callable[[ModelRunner, Sequence[Span], StepOutput], StepOutput]
 
-    def run(spans: Any, leases: Any) -> StepOutput:
-        nonlocal num_calls
-        output = run_spans(spans, leases)
-        is_guess = len(engine.core._base.model.model.layers) == 1
-        num_calls += is_guess
-        if is_guess and num_calls % 7 == 0:
-            spoiled.append(num_calls)
-            return spoil(runner, spans, output)
-        return output
+
+def spoil_guesses(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let `spoil` change what every seventh forward of the proposer says; returns which.
+
+    The verification behind it fails too: nobody writes again what was guessed.
+    """
+    runner = engine.core._runner
+    run_spans, num_calls, spoiled, fails_next = runner.run_spans, 0, [], False
+
+    def run(spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+        nonlocal num_calls, fails_next
+        if len(engine.core._base.model.model.layers) > 1:
+            fails, fails_next = fails_next, False
+            if fails and len(spans) > 1:  # who fails alone is ended
+                raise RuntimeError("the device is out of memory")
+            return run_spans(spans, leases)
+        num_calls += 1
+        if num_calls % 7:
+            return run_spans(spans, leases)
+        spoiled.append(num_calls)
+        fails_next = True
+        return spoil(runner, spans, run_spans(spans, leases))
 
     monkeypatch.setattr(runner, "run_spans", run)
     return spoiled
 
 
-def raise_error(runner: ModelRunner, spans: Any, output: StepOutput) -> StepOutput:
+def raise_error(runner: ModelRunner, spans: Sequence[Span], output: StepOutput) -> StepOutput:
     make_nan(runner, spans, output)
     raise RuntimeError("the device is out of memory")
 
 
-def make_nan(runner: ModelRunner, spans: Any, output: StepOutput) -> StepOutput:
+def make_nan(runner: ModelRunner, spans: Sequence[Span], output: StepOutput) -> StepOutput:
     """As if the first layer had overflowed for every second request."""
     logits = output.logits.clone()
     logits[::2] = torch.nan
@@ -247,12 +259,12 @@ def test_a_guess_that_fails_midway_leaves_nothing_behind(
     adapters: list[Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Any,
+    spoil: Spoil,
 ) -> None:
     plain, _, _ = answer_all(LocalEngine(tiny_base, tmp_path), adapters, 0.7)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",))
-    spoiled = fail_sometimes(engine, spoil, monkeypatch)
+    spoiled = spoil_guesses(engine, spoil, monkeypatch)
     tokens, num_guessed, _ = answer_all(engine, adapters, 0.7)
     assert tokens == plain
-    assert len(spoiled) > 5
+    assert len(spoiled) > 3
     assert num_guessed > 0
