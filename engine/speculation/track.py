@@ -17,8 +17,8 @@ PROBE_MEMORY = 0.5
 class Track:
     def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
         """`prior`: what it is believed to be like until it shows."""
-        self.acceptance = Acceptance(max_tokens, prior.acceptance if prior else None)
-        self.supply = Supply(prior.supply if prior else None)
+        self.acceptance: Acceptance = Acceptance(max_tokens, prior.acceptance if prior else None)
+        self.supply: Supply = Supply(prior.supply if prior else None)
         self.probe_times = ProbeTimes()
         self.planned = 0
         """The most tokens that were to be guessed for a request when that was last decided."""
