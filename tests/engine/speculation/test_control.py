@@ -218,6 +218,7 @@ def test_a_request_gets_the_number_that_it_asks_for(asked: int, given_tokens: in
     assert numbers == [given_tokens] * 60
     (stats,) = device.control.explain(A)
     assert stats.num_draft_tokens >= 60 * given_tokens
+    assert stats.num_tokens == given_tokens
 
 
 def test_a_request_gets_the_proposer_that_it_asks_for_as_far_as_that_pays() -> None:
