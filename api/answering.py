@@ -58,6 +58,7 @@ def answer_stream(
         _events(request, running, form, includes_usage=includes_usage),
         headers=answer_headers(running),
         close=running.generation.aclose,
+        patience_seconds=request.app.state.runtime.settings.reader_patience_seconds,
     )
 
 

@@ -17,8 +17,6 @@ from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected, unless_disconn
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
-SEND_TIMEOUT_SECONDS = 30.0
-"""A reader that takes nothing for this long counts as gone."""
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -43,11 +41,14 @@ class EventStream(Response):
         *,
         headers: Mapping[str, str],
         close: Callable[[], Awaitable[None]],
+        patience_seconds: float,
     ) -> None:
+        """A reader that takes nothing for `patience_seconds` counts as gone."""
         self.status_code = 200
         self.background = None
         self.events = events
         self.close = close
+        self._patience_seconds = patience_seconds
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
@@ -63,24 +64,22 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        pinging = asyncio.create_task(_ping(send))
+        pinging = asyncio.create_task(self._ping(send))
         try:
             async for event in self.events:
-                await _send_body(send, event)
+                await self._send_body(send, event)
         finally:
             pinging.cancel()
-        await _send_body(send, b"", is_last=True)
+        await self._send_body(send, b"", is_last=True)
 
+    async def _ping(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(PING_INTERVAL_SECONDS)
+            await self._send_body(send, PING)
 
-async def _ping(send: Send) -> None:
-    while True:
-        await asyncio.sleep(PING_INTERVAL_SECONDS)
-        await _send_body(send, PING)
-
-
-async def _send_body(send: Send, body: bytes, *, is_last: bool = False) -> None:
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-    except TimeoutError as exc:
-        raise ClientDisconnected from exc
+    async def _send_body(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except TimeoutError as exc:
+            raise ClientDisconnected from exc

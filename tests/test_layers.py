@@ -47,6 +47,8 @@ CORE_TORCH_FREE = (
     "engine.fairness",
     "engine.waiting",
     "engine.step_costs",
+    "engine.speculation.control",
+    "engine.speculation.policy",
     "engine.block_pool",
     "engine.kv_blocks",
     "engine.kv_layout",

@@ -8,9 +8,11 @@ from itertools import chain, repeat
 MEMORY = 0.97
 """What each further step with drafts leaves of the weight of a step: half in 23."""
 PRIOR_WEIGHT = 4.0
-"""The drafts that what is believed beforehand counts for, forgotten as any other."""
-LEAST_PRIOR_WEIGHT = 0.1
-"""What stays of it: enough to decide where nothing is tried any more."""
+"""The drafts that what is believed beforehand of a first token counts for, forgotten as others."""
+FALL_WEIGHT = 2.0
+"""The drafts that what follows for a place from those before it counts for."""
+LEAST_WEIGHT = 1e-3
+"""Of a belief: it decides where nothing was seen."""
 FIRST_GUESS = 0.6
 """How likely a token is right, given the one before it, while nothing at all is known."""
 
@@ -43,7 +45,7 @@ class Acceptance:
         """Let what was seen so far count for less."""
         self._num_tried = [memory * value for value in self._num_tried]
         self._num_accepted = [memory * value for value in self._num_accepted]
-        self._prior_weight = max(memory * self._prior_weight, LEAST_PRIOR_WEIGHT)
+        self._prior_weight *= memory
         self._probabilities = None
 
     def observe(self, num_tokens: int, accepted: Collection[int]) -> None:
@@ -57,14 +59,14 @@ class Acceptance:
     def _estimate(self) -> list[float]:
         usual = _falls(self._prior.probabilities) if self._prior else repeat(FIRST_GUESS)
         estimates: list[float] = []
-        before, fall, weight = 1.0, 0.0, self._prior_weight
+        before, fall, weight = 1.0, 0.0, max(self._prior_weight, LEAST_WEIGHT)
         for tried, accepted, usual_fall in zip(
             self._num_tried, self._num_accepted, usual, strict=False
         ):
             expected = before * max(fall, usual_fall)
             value = min(1.0, (accepted + weight * expected) / (tried + weight))
             fall = _ratio(value, before)
-            before = value
+            before, weight = value, FALL_WEIGHT
             estimates.append(value)
         return estimates
 

@@ -11,7 +11,7 @@ batch. Where it guesses nothing, a small draft now and then tells whether that i
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -100,7 +100,7 @@ class Control:
         for asked, group in self._group(decodes):
             if asked is None or asked.num_tokens is None:
                 groups.append(group)
-            else:
+            elif asked.num_tokens:
                 self._obey(asked.num_tokens, group, step)
         if step.expected.seconds > 0:
             self._fill(groups, step)
@@ -118,14 +118,13 @@ class Control:
         }
         return _Step(Effort(len(decodes), seconds), max(num_free_tokens, 0), token_seconds)
 
-    def _group(
-        self, decodes: Iterable[Request]
-    ) -> Iterator[tuple[SpeculationParams | None, _Group]]:
-        """Requests of one adapter that ask for the same; one that asks for what is not is alone."""
+    def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
+        """Requests of one adapter that ask for the same; without those that ask for what is not."""
         alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
         alike = defaultdict(list)
         for request in decodes:
             alike[request.line, request.submitted.speculation].append(request)
+        groups = []
         for (line, asked), requests in alike.items():
             tracks = self._use(line)
             if asked is not None and asked.proposer is not None:
@@ -133,7 +132,8 @@ class Control:
             for track in tracks.values():
                 track.planned = 0
             if tracks:
-                yield asked, _Group(requests, tracks)
+                groups.append((asked, _Group(requests, tracks)))
+        return groups
 
     def _obey(self, num_tokens: int, group: _Group, step: _Step) -> None:
         """Guess what was asked for."""
@@ -141,12 +141,11 @@ class Control:
         name = self._best(group, step)
         for request in group.requests:
             step.choose(request, name, num_tokens)
-        track = group.tracks[name]
-        track.planned = num_tokens
-        num_requests = len(group.requests)
+        group.tracks[name].planned = num_tokens
+        offer, number = self._offer(name, group, step), len(group.requests)
         step.expected = step.expected.plus(
-            num_requests * sum(track.gains(num_tokens)),
-            num_requests * num_tokens * step.token_seconds[name],
+            number * sum(offer.gains[:num_tokens]),
+            number * (offer.request_seconds + num_tokens * offer.token_seconds),
         )
 
     def _best(self, group: _Group, step: _Step) -> str:
@@ -261,7 +260,7 @@ class Control:
             track.observe(self._step, num_tokens, accepted)
 
     def snapshot(self) -> list[SpeculationStats]:
-        """Lately used adapters first; of those used least lately nothing."""
+        """Adapters lately used first, at most MAX_STATS entries."""
         recent = islice(reversed(self._adapters), MAX_STATS // max(len(self._proposers), 1))
         return [stats for key in recent for stats in self.explain(key)]
 

@@ -25,12 +25,18 @@ class Track:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self._longest = 1
+        """Tokens of a draft."""
         self._last_wish = -1
         self._last_draft = -1
 
     def gains(self, num_tokens: int) -> list[float]:
-        """For each token of a wish, how many tokens it is expected to yield."""
-        share = self.supply.share
+        """For each token of a wish, how many tokens it is expected to yield.
+
+        There are no more than twice as many as were ever verified here: what is new is believed to
+        be like the others, but not at once with long drafts.
+        """
+        share, num_tokens = self.supply.share, min(num_tokens, 2 * self._longest)
         return [share * value for value in self.acceptance.probabilities[:num_tokens]]
 
     def observe_wish(self, step: int, *, has_draft: bool) -> None:
@@ -49,6 +55,7 @@ class Track:
         self.acceptance.observe(num_tokens, accepted)
         if is_probe and accepted:
             self.probe_times.succeed()
+        self._longest = max(self._longest, num_tokens)
         self.num_drafts += 1
         self.num_draft_tokens += num_tokens
         self.num_accepted_tokens += len(accepted)

@@ -33,7 +33,8 @@ def faulty(
     tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, adapters: list[Path]
 ) -> Iterator[tuple[ServerUnderTest, Caller]]:
     """A server of these tests' own: the engine of a shared one must not die too often."""
-    with serving(tiny_base, tmp_path_factory.mktemp("faulty")) as server:
+    patience = {"LORAPLEX_READER_PATIENCE_SECONDS": "10"}
+    with serving(tiny_base, tmp_path_factory.mktemp("faulty"), **patience) as server:
         caller = server.make_caller("acme")
         caller.push(adapters[0], "bot", aliases=["prod"])
         yield server, caller

@@ -21,6 +21,7 @@ class Connection:
         self.sent: list[Message] = []
         self.has_gone = asyncio.Event()
         self.is_stuck = False
+        self.patience_seconds = 30.0
         self.num_closed = 0
 
     async def receive(self) -> Message:
@@ -44,7 +45,12 @@ class Connection:
         return bool(self.sent) and self.sent[-1].get("more_body") is False
 
     async def serve(self, events: AsyncIterator[bytes]) -> None:
-        stream = EventStream(events, headers={"x-test": "1"}, close=self.close)
+        stream = EventStream(
+            events,
+            headers={"x-test": "1"},
+            close=self.close,
+            patience_seconds=self.patience_seconds,
+        )
         await stream({"type": "http"}, self.receive, self.send)
 
 
@@ -118,11 +124,9 @@ def test_a_caller_that_was_gone_before_the_first_event_costs_nothing() -> None:
     assert run(scenario).num_closed == 1
 
 
-def test_a_caller_that_reads_nothing_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_SECONDS", 0.001)
-
+def test_a_caller_that_reads_nothing_counts_as_gone() -> None:
     async def scenario(connection: Connection) -> None:
-        connection.is_stuck = True
+        connection.is_stuck, connection.patience_seconds = True, 0.001
         await connection.serve(two_events())
 
     connection = run(scenario)

@@ -124,3 +124,61 @@ def test_a_wait_lasts_as_long_as_the_steps_that_work_it_off() -> None:
     # 2,000 prompt tokens, and 4,000 outputs by steps that give 16 each.
     expected = 2_000 * 1e-4 + 4_000 / 16 * true_seconds(running)
     assert costs.wait_seconds(2_000, 4_000, running) == pytest.approx(expected, rel=0.01)
+
+
+# --- guessed tokens -------------------------------------------------------------------------------
+
+
+def observe(costs: StepCosts, *shapes: StepShape, noise: float = 0.05) -> None:
+    rng = random.Random(13)
+    for shape in shapes:
+        costs.observe(shape, true_seconds(shape) * rng.uniform(1 - noise, 1 + noise))
+
+
+def test_a_guessed_token_costs_a_prompts_token_until_it_is_known() -> None:
+    costs = make_costs()
+    observe(costs, StepShape(0, 4, 400, 8), StepShape(0, 4, 400, 4))
+    assert costs.draft_token_seconds() == costs.recompute_seconds(1)
+
+
+def test_learns_within_a_few_steps_what_a_guessed_token_costs() -> None:
+    costs = make_costs()
+    observe(costs, *[StepShape(0, 8, 800, drafts) for drafts in (16, 32, 64, 48, 64, 32)])
+    assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.15)
+
+
+def test_a_first_step_that_compiles_does_not_make_guesses_dear() -> None:
+    costs = make_costs()
+    costs.observe(StepShape(0, 8, 800, 16), 30.0)
+    observe(costs, *[StepShape(0, 8, 800, 16) for _ in range(6)])
+    assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.3)
+
+
+def test_steps_without_guesses_are_predicted_as_if_there_were_none() -> None:
+    with_guesses, without = make_costs(), make_costs()
+    rng = random.Random(17)
+    for _ in range(300):
+        shape = random_shape(rng)
+        observe(without, shape)
+        observe(with_guesses, shape, shape._replace(num_draft_tokens=rng.randrange(64)))
+    assert worst_error(with_guesses) < 0.05
+    assert worst_error(without) < 0.05
+
+
+def test_remembers_what_a_guess_costs_through_a_long_time_without() -> None:
+    costs = make_costs()
+    observe(costs, *[StepShape(0, 8, 800, drafts) for drafts in range(1, 60)])
+    known = costs.draft_token_seconds()
+    observe(costs, *[StepShape(0, 8, 800)] * 20_000)
+    assert costs.draft_token_seconds() == pytest.approx(known, rel=0.05)
+
+
+@pytest.mark.parametrize("decodes", [1, 16])
+def test_where_guesses_come_with_every_decode_both_stay_what_they_were(decodes: int) -> None:
+    """Such steps do not tell what is whose; what was known before does."""
+    costs = make_costs()
+    observe(costs, *[StepShape(0, decodes, 300, 4 * decodes) for _ in range(30)])
+    shape = StepShape(0, decodes, 300, 4 * decodes)
+    observe(costs, *[shape] * 2_000)
+    assert costs.predict(shape) == pytest.approx(true_seconds(shape), rel=0.02)
+    assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.5)

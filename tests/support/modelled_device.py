@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,11 +18,10 @@ from loraplex.engine.speculation.control import Choice, Control
 from loraplex.engine.step_costs import StepCosts, StepShape
 
 MAX_TOKENS = 8
-NUM_FREE = 10_000
 
 
 class Costs(NamedTuple):
-    """Seconds of a step: linear in its rows, or flat until that many of them are computed."""
+    """Seconds of a step: linear in its rows, but for the first `flat_rows`, which are free."""
 
     step: float
     decode: float
@@ -31,7 +30,10 @@ class Costs(NamedTuple):
 
     def seconds(self, shape: StepShape) -> float:
         rows = self.decode * shape.num_decodes + self.draft * shape.num_draft_tokens
-        return self.step + max(rows, self.draft * self.flat_rows)
+        return self.step + max(0.0, rows - self.draft * self.flat_rows)
+
+    def prompt_seconds(self, length: int) -> float:
+        return self.step + self.draft * length
 
 
 @dataclass
@@ -44,9 +46,12 @@ class Guesser:
     token: float = 0.0
     supply: float = 1.0
 
+    def seconds(self, num_requests: int, num_tokens: int) -> float:
+        return self.call + self.request * num_requests + self.token * num_tokens
+
     def expected(self, key: AdapterKey | None, num_tokens: int) -> float:
-        right = self.right[key]
-        return sum(right**place for place in range(1, num_tokens + 1))
+        """How many of so many tokens are accepted."""
+        return sum(self.right[key] ** place for place in range(1, num_tokens + 1))
 
 
 def adapter(number: int) -> AdapterKey:
@@ -70,26 +75,39 @@ def make_request(
 
 @dataclass
 class Device:
-    """Runs requests step by step, as the engine does, and counts tokens and modelled seconds."""
+    """Runs requests step by step, as the engine does.
+
+    What the control is told of is drawn, durations with noise. What is counted is expected: the
+    tokens that drafts of these lengths win, the seconds that these steps take.
+    """
 
     costs: Costs
     guessers: dict[str, Guesser]
     requests: list[Request]
-    noise: float = 0.03
-    num_free: int = NUM_FREE
+    noise: float = 0.05
+    num_free: int = 10_000
+    seed: int = 1
     control: Control = field(init=False)
-    num_tokens: int = 0
+    num_tokens: float = 0.0
     seconds: float = 0.0
-    guesses: list[int] = field(default_factory=list)
-    """Guessed tokens of each step."""
+    steps: list[dict[Request, Choice]] = field(default_factory=list)
+    """What was chosen."""
 
     def __post_init__(self) -> None:
-        self.rng = random.Random(1)
+        self.rng = random.Random(self.seed)
         self.learned = StepCosts()
         self.control = Control(list(self.guessers), max_tokens=MAX_TOKENS, costs=self.learned)
         for length in (16, 64, 32):  # prompts came first
-            seconds = self.costs.step + self.costs.draft * length
-            self.learned.observe(StepShape(length, 0, 0), seconds)
+            self.learned.observe(StepShape(length, 0, 0), self.costs.prompt_seconds(length))
+
+    @property
+    def num_guesses(self) -> list[int]:
+        """Of each step."""
+        return [sum(choice.num_tokens for choice in step.values()) for step in self.steps]
+
+    @property
+    def plain_rate(self) -> float:
+        return len(self.requests) / self.costs.seconds(self._shape(0))
 
     def run(self, num_steps: int) -> float:
         """The rate over these steps, in tokens per second."""
@@ -101,49 +119,48 @@ class Device:
     def step(self) -> None:
         choices = self.control.choose(self.requests, self.num_free)
         lengths, proposing = self._propose(choices)
-        context = sum(request.num_computed_tokens for request in self.requests)
-        shape = StepShape(0, len(self.requests), context, sum(lengths.values()))
-        seconds = self.costs.seconds(shape) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         for request, length in lengths.items():
             if length:
-                accepted = range(self._accepted(request, choices[request].proposer, length))
-                self.control.observe(request, choices[request].proposer, length, accepted)
-                self.num_tokens += len(accepted)
-        self.num_tokens += len(self.requests)
-        self.learned.observe(shape, seconds)
+                self._verify(request, choices[request].proposer, length)
+        shape = self._shape(sum(lengths.values()))
+        seconds = self.costs.seconds(shape)
+        noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
+        self.learned.observe(shape, seconds * noise)
         self.seconds += seconds + proposing
-        self.guesses.append(shape.num_draft_tokens)
+        self.num_tokens += len(self.requests)
+        self.steps.append(choices)
 
-    def plain_rate(self) -> float:
-        shape = StepShape(0, len(self.requests), 0, 0)
-        return len(self.requests) / self.costs.seconds(shape)
+    def _shape(self, num_draft_tokens: int) -> StepShape:
+        context = sum(request.num_computed_tokens for request in self.requests)
+        return StepShape(0, len(self.requests), context, num_draft_tokens)
 
     def _propose(self, choices: Mapping[Request, Choice]) -> tuple[dict[Request, int], float]:
+        """The lengths of the drafts that there are, and the seconds they took."""
         wanted: dict[str, list[tuple[Request, int]]] = defaultdict(list)
         for request, (proposer, num_tokens) in choices.items():
             has_draft = self.rng.random() < self.guessers[proposer].supply
             wanted[proposer].append((request, num_tokens if has_draft else 0))
         total = 0.0
         for proposer, drafts in wanted.items():
-            it = self.guessers[proposer]
-            seconds = it.call + it.request * len(drafts) + it.token * sum(n for _, n in drafts)
+            seconds = self.guessers[proposer].seconds(len(drafts), sum(n for _, n in drafts))
             self.control.observe_proposals(proposer, drafts, seconds)
             total += seconds
         return dict(draft for drafts in wanted.values() for draft in drafts), total
 
-    def _accepted(self, request: Request, proposer: str, length: int) -> int:
-        right = self.guessers[proposer].right[request.line]
-        return next((n for n in range(length) if self.rng.random() >= right), length)
+    def _verify(self, request: Request, proposer: str, length: int) -> None:
+        guesser = self.guessers[proposer]
+        right = guesser.right[request.line]
+        num_accepted = next((n for n in range(length) if self.rng.random() >= right), length)
+        self.control.observe(request, proposer, length, range(num_accepted))
+        self.num_tokens += guesser.expected(request.line, length)
 
 
-def best_fixed_rate(device: Device, proposer: str) -> float:
-    """Of those that always guess the same number for each adapter, by expectation."""
-    guesser, costs = device.guessers[proposer], device.costs
-    counts: dict[AdapterKey | None, int] = defaultdict(int)
-    for request in device.requests:
-        counts[request.line] += 1
+def best_fixed_rate(device: Device) -> float:
+    """Of those that always guess the same number for each adapter, all by the same proposer."""
+    counts = Counter(request.line for request in device.requests)
     return max(
-        _fixed_rate(costs, guesser, counts, dict(zip(counts, lengths, strict=True)))
+        _fixed_rate(device.costs, guesser, counts, dict(zip(counts, lengths, strict=True)))
+        for guesser in device.guessers.values()
         for lengths in product(range(MAX_TOKENS + 1), repeat=len(counts))
     )
 
@@ -160,5 +177,5 @@ def _fixed_rate(
     won = sum(counts[key] * guesser.expected(key, lengths[key]) for key in counts)
     seconds = costs.seconds(StepShape(0, num_requests, 0, num_drafts))
     if num_asked:
-        seconds += guesser.call + guesser.request * num_asked + guesser.token * num_drafts
+        seconds += guesser.seconds(num_asked, num_drafts)
     return (num_requests + won) / seconds
