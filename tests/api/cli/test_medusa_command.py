@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer.main
 
 from loraplex.api import cli
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.cli.medusa import app
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.speculation.medusa_checkpoint import load_heads
 from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"
+PAGE = Path(__file__).parents[3] / "docs" / "medusa.md"
 
 
 def train(monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, *options: str) -> int:
@@ -53,3 +58,11 @@ def test_names_the_line_that_is_no_text(
     assert train(monkeypatch, data, tmp_path / "heads") == ExitCode.USAGE
     assert "line 2" in capsys.readouterr().err
     assert not (tmp_path / "heads").exists()
+
+
+def test_every_option_is_told_of() -> None:
+    command: Any = typer.main.get_command(app)
+    options = {option for param in command.commands["train"].params for option in param.opts}
+    told = set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))
+    assert options - told == set()
+    assert told - options == {"--speculation"}
