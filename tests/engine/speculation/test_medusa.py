@@ -132,7 +132,12 @@ def test_the_tokens_are_those_of_plain_decoding(
         for index in range(6):
             prompt = [rng.randrange(256) for _ in range(rng.randrange(1, 30))]
             engine.submit(
-                prompt, keys[index % 3], max_tokens=30, temperature=temperature, seed=index
+                prompt,
+                keys[index % 3],
+                max_tokens=30,
+                temperature=temperature,
+                seed=index,
+                speculation=SpeculationParams(num_tokens=8),
             )
         engine.run()
         engine.close()
