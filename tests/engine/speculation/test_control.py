@@ -141,7 +141,7 @@ def test_is_off_again_when_guesses_have_become_wrong(costs: Costs) -> None:
 def test_probes_grow_rare() -> None:
     device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.0})}, requests(1, A))
     device.run(2_000)
-    assert 1 <= sum(map(bool, device.num_guesses[1_000:])) <= 3
+    assert 1 <= sum(map(bool, device.num_guesses[1_000:])) <= 4
 
 
 def test_where_even_right_guesses_would_not_pay_nothing_is_probed() -> None:
