@@ -12,8 +12,9 @@ from .least_squares import RelativeLeastSquares
 
 MEMORY = 0.99
 """What each further swap leaves of the last ones' weight."""
-NUM_DRAFT_STEPS = 3
-"""With guessed tokens before what they cost is believed: kernels may be compiled in the first."""
+NUM_DRAFT_STEPS = 5
+"""With guessed tokens before what they cost is believed: in the first ones kernels may be compiled,
+and the first drafts are few, so that what having any costs would be taken for theirs."""
 
 
 class StepShape(NamedTuple):

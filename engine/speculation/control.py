@@ -36,9 +36,11 @@ measured is noise, and what is right less often is not worth asking for."""
 FIRST_TOKENS = 4
 """Guessed in a step while no more were ever guessed in one; then at most twice the most so far, for
 what more of them cost is not known yet."""
-CONTRAST_INTERVAL = 32
-"""Every so many steps with guesses half are made: where all steps are alike, what a guess costs
-cannot be told from what a step costs."""
+FIRST_CONTRAST = 4
+CONTRAST_INTERVAL = 48
+"""Steps with guesses between those that make only half of them or, in turn, none, to compare: where
+all steps are alike, what a guess costs cannot be told from what a step costs. At first the
+intervals double."""
 
 
 class Choice(NamedTuple):
@@ -85,6 +87,8 @@ class Control:
         self._probe_budget = ProbeBudget()
         self._step = 0
         self._num_drafting_steps = 0
+        self._next_contrast = FIRST_CONTRAST
+        self._last_part = 0.5
         self._most_tokens = FIRST_TOKENS // 2
 
     # --- what to guess ----------------------------------------------------------------------------
@@ -192,20 +196,23 @@ class Control:
             call_seconds={name: it.call_seconds for name, it in self._proposal_costs.items()},
         )
         step.expected = filling.step
+        num_tokens = sum(map(sum, filling.num_guesses))
+        part = self._part() if num_tokens else 1.0
+        self._most_tokens = max(self._most_tokens, int(part * num_tokens))
         filled = zip(offers, offering, filling.num_guesses, strict=True)
         for offer, group, num_guesses in sorted(filled, key=lambda it: -it[0].gains[0]):
-            self._assign(offer.proposer, group, num_guesses, step)
-        num_tokens = sum(map(sum, filling.num_guesses))
-        self._most_tokens = max(self._most_tokens, num_tokens)
-        self._num_drafting_steps += num_tokens > 0
+            group.tracks[offer.proposer].planned = max(num_guesses)
+            for request, number in zip(group.requests, num_guesses, strict=True):
+                step.choose(request, offer.proposer, int(part * number))
 
-    def _assign(
-        self, proposer: str, group: _Group, num_guesses: Sequence[int], step: _Step
-    ) -> None:
-        is_contrast = self._num_drafting_steps % CONTRAST_INTERVAL == CONTRAST_INTERVAL - 1
-        for request, num_tokens in zip(group.requests, num_guesses, strict=True):
-            step.choose(request, proposer, num_tokens // 2 if is_contrast else num_tokens)
-        group.tracks[proposer].planned = max(num_guesses)
+    def _part(self) -> float:
+        """How much of what would pay is guessed in this step: all, or less to compare."""
+        self._num_drafting_steps += 1
+        if self._num_drafting_steps < self._next_contrast:
+            return 1.0
+        self._next_contrast += min(self._next_contrast, CONTRAST_INTERVAL)
+        self._last_part = 0.5 - self._last_part
+        return self._last_part
 
     # --- probes -----------------------------------------------------------------------------------
 

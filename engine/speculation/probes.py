@@ -5,7 +5,7 @@ from __future__ import annotations
 NUM_TOKENS = 2
 """Of a probe: the second shows whether more would follow."""
 SHORTEST = 4
-LONGEST = 1024
+LONGEST = 256
 """Steps from a probe to the next."""
 SHARE = 0.01
 """Of the steps' time that may be spent on probes."""
