@@ -180,7 +180,7 @@ class Checks:
         guesses = self._engine.guesses
         for request in {*guesses.wanted, *guesses.drafting} & self._ran:
             if request not in self._scheduler._running and request.num_preemptions:
-                self._world.coverage["drafts_preempted"] += request in guesses.wanted
+                self._world.coverage["drafts_preempted"] += 1
                 self._world.coverage["drafts_swapped"] += request.kv.is_swapped
 
     def _num_spare(self, request: Request) -> int:

@@ -61,8 +61,7 @@ def _candidate(
         row[name] = max(
             values,
             key=lambda value: sum(
-                frozenset({(name, value), entry}) in missing
-                for entry in row.items()
+                frozenset({(name, value), entry}) in missing for entry in row.items()
             ),
         )
     return {name: row[name] for name in parameters}
