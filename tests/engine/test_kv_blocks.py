@@ -57,6 +57,32 @@ def test_a_sequence_grows_in_all_groups_or_in_none() -> None:
     kv.check_integrity([seq])
 
 
+def test_blocks_behind_the_known_tokens_are_given_back_in_all_groups_and_handed_out_first() -> None:
+    kv = make_blocks(full(8), windowed(8, window=5))
+    others = compute(kv, range(100, 108))
+    kv.release(others)
+    seq = compute(kv, range(6))
+    assert kv.grow(seq, 6, 12)
+    spare = [set(table[2:]) for table in seq.tables]
+    kv.shrink(seq, 7)
+    assert [len(table) for table in seq.tables] == [2, 2]
+    assert seq.num_writable == 8
+    kv.check_integrity([seq])
+    another = kv.new_sequence()
+    assert kv.grow(another, 0, 12)
+    assert [set(table) for table in another.tables] == spare
+    assert kv.match(kv.new_sequence(), NAMESPACE, range(100, 109)) == 8, "the cached ones stayed"
+
+
+def test_a_sequence_that_holds_no_more_than_it_needs_shrinks_by_nothing() -> None:
+    kv = make_blocks(full(8))
+    seq = compute(kv, range(8))
+    table = list(seq.tables[0])
+    kv.shrink(seq, 8)
+    kv.shrink(seq, 5)
+    assert seq.tables == [table]
+
+
 def test_new_blocks_are_zeroed_before_they_are_written() -> None:
     kv = make_blocks(full(4), full(4))
     first, second = kv.new_sequence(), kv.new_sequence()

@@ -151,6 +151,10 @@ class Checks:
     def _check_guesses(self, sequence: ScheduledSequence) -> None:
         """Only who decodes guesses, and not beyond what may be generated."""
         request, num_guesses = sequence.request, sequence.num_draft_tokens
+        if len(request.draft):
+            raise Violation(Invariant.AS_PLAIN, f"{request.draft} before the step")
+        if not num_guesses:
+            return
         most = request.submitted.sampling.max_tokens - request.num_generated_tokens - 1
         may_guess = sequence.num_known_tokens == request.num_remaining_tokens == 1
         require(
@@ -158,7 +162,6 @@ class Checks:
             Invariant.CAPS,
             f"{request.request_id} guesses {num_guesses} tokens of {most}",
         )
-        require(not len(request.draft), Invariant.AS_PLAIN, f"{request.draft} before the step")
 
     def _check_shortage(self, batch: ScheduledBatch) -> None:
         """Where running requests had to give way for want of blocks, none went to guesses."""
@@ -177,7 +180,7 @@ class Checks:
         guesses = self._engine.guesses
         for request in {*guesses.wanted, *guesses.drafting} & self._ran:
             if request not in self._scheduler._running and request.num_preemptions:
-                self._world.coverage["drafts_preempted"] += request in guesses.wanted
+                self._world.coverage["drafts_preempted"] += 1
                 self._world.coverage["drafts_swapped"] += request.kv.is_swapped
 
     def _num_spare(self, request: Request) -> int:
@@ -278,18 +281,14 @@ class Checks:
     def _check_output(self, request: Request) -> None:
         """Each token follows from those before it, and from nothing that was guessed."""
         tokens, start = request.token_ids, request.num_prompt_tokens
+        if len(tokens) == start:
+            return
         values = Contents(request.namespace).up_to(tokens, len(tokens))
         plain = [next_token(value, request.seed) for value in values[start - 1 : -1]]
-        require(
-            tokens[start:] == plain,
-            Invariant.AS_PLAIN,
-            f"{request.request_id} generated {tokens[start:]}, not {plain}",
-        )
-        require(
-            request.submitted.sampling.ignore_eos or STOP_TOKEN not in plain[:-1],
-            Invariant.AS_PLAIN,
-            f"{request.request_id} goes on behind its end: {plain}",
-        )
+        if tokens[start:] != plain:
+            raise Violation(Invariant.AS_PLAIN, f"{tokens[start:]} generated, not {plain}")
+        if STOP_TOKEN in plain[:-1] and not request.submitted.sampling.ignore_eos:
+            raise Violation(Invariant.AS_PLAIN, f"{plain} go on behind the end")
 
     def after_eviction(self, key: AdapterKey) -> None:
         """The engine says that an adapter is gone: no tier has it, nor anything computed by it."""
@@ -314,7 +313,7 @@ class Checks:
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
 
     def _check_drains(self) -> None:
-        for order in self._world.ledger.live.values():
+        for order in self._world.ledger.live.values() if self._world.deadlines else ():
             adapter = order.submitted.adapter
             deadline = self._world.deadlines.get(adapter) if adapter else None
             require(
@@ -332,8 +331,9 @@ class Checks:
         )
 
     def _check_blocks(self, live: list[Request]) -> None:
+        running = [request for request in live if request in self._scheduler._running]
         for group in range(self._num_groups):
-            held = set(chain.from_iterable(request.kv.tables[group] for request in live))
+            held = set(chain.from_iterable(request.kv.tables[group] for request in running))
             held.discard(0)
             require(
                 len(held) + self._kv.num_free(group) == self._kv.num_usable(group),
@@ -341,17 +341,13 @@ class Checks:
                 f"group {group}: {len(held)} held + {self._kv.num_free(group)} free",
             )
         for request in live:
-            require(
-                self._num_spare(request) == 0,
-                Invariant.BLOCKS_CONSERVED,
-                f"{request.request_id} keeps the blocks of its guesses: {request.kv.tables}",
-            )
-            if request not in self._scheduler._running:
-                require(
-                    not any(chain.from_iterable(request.kv.tables)),
-                    Invariant.BLOCKS_CONSERVED,
-                    f"{request.request_id} waits and holds {request.kv.tables}",
-                )
+            if request in self._scheduler._running:
+                is_right, what = not self._num_spare(request), "keeps the blocks of its guesses"
+            else:
+                is_right, what = not any(map(any, request.kv.tables)), "waits and holds blocks"
+            if not is_right:
+                detail = f"{request.request_id} {what}: {request.kv.tables}"
+                raise Violation(Invariant.BLOCKS_CONSERVED, detail)
 
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}

@@ -98,8 +98,8 @@ class Scenario:
             ),
             swap_block_seconds=rng.choice((1e-6, 2e-5, 5e-3)),
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
-            max_draft_tokens=rng.choice((0, 1, 4, 2 * block_size + 1)),
-            draft_error=rng.choice((0.0, 0.2, 0.9)),
+            max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)),
+            draft_error=rng.choice((0.2, 0.0, 0.9)),
         )
 
 

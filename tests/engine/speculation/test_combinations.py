@@ -86,6 +86,9 @@ def plain(
 def submit(engine: LocalEngine, folders: Sequence[Path], numbers: Sequence[int]) -> None:
     """Queue these rows, each with as many choices as it has."""
     keys = [engine.add_adapter(folder) for folder in folders]
+    for key in keys:  # there from the start: who runs with whom decides the rounding
+        engine.submit([1], key, max_tokens=1)
+    engine.run()
     for number in numbers:
         row = ROWS[number]
         for choice in range(row["n"]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.batch import ScheduledSequence
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
@@ -136,9 +137,17 @@ def assert_nothing_is_held(engine: LocalEngine) -> None:
     assert all(adapter.num_leases == 0 for adapter in stats.adapters)
 
 
+def load(engine: LocalEngine, keys: Sequence[AdapterKey | None]) -> None:
+    """Let the adapters be there from the start: who runs with whom decides the rounding."""
+    for key in keys:
+        engine.submit([1], key, max_tokens=1)
+    engine.run()
+
+
 def submit_crowd(engine: LocalEngine, folders: Sequence[Path], temperature: float) -> None:
     """Requests of every kind: adapters, penalties, biases, log-probabilities, groups of three."""
     keys = [None, *map(engine.add_adapter, folders)]
+    load(engine, keys)
     rng = random.Random(11)
     system = [rng.randrange(256) for _ in range(20)]
     for number in range(9):
