@@ -33,7 +33,7 @@ from loraplex.kernels.lora_reference import add_lora_reference
 POPULARITIES = ("identical", "uniform", "zipf", "distinct")
 NUM_ADAPTERS = 8
 RANK = 16
-NUM_TOKENS = {"decode": 16, "prefill": 512}
+NUM_TOKENS = {"decode": 16, "verify": 80, "prefill": 512}
 MIN_REPEATS, MAX_REPEATS = 3, 30
 MAX_MS = 1000.0
 """Of one timing, unless the fewest repeats take longer."""
@@ -75,7 +75,7 @@ class Case:
     """One step and a way to run it."""
 
     phase: str
-    """`decode` or `prefill`."""
+    """`decode`, `verify` (of guessed tokens, five a sequence) or `prefill`."""
     popularity: str
     rows: tuple[int, ...]
     """Each token's adapter."""
@@ -177,7 +177,7 @@ class Model:
 
 
 def time_kernels(device: str, *, shape: str = "120m") -> dict[str, Any]:
-    """Time decode and prefill steps on this device; the result is plain JSON data.
+    """Time steps of each phase on this device; the result is plain JSON data.
 
     `{"device", "shape", "dtype", "base_milliseconds": {phase: ms}, "timings": [...]}`: see Timing.
     """
@@ -201,6 +201,7 @@ def cases(device: torch.device) -> Iterator[Case]:
     is_cuda = device.type == "cuda"
     ways = {
         "decode": ("triton",) if is_cuda else ("window", "segments", "reference"),
+        "verify": ("triton",) if is_cuda else ("window", "segments"),
         "prefill": ("triton",) if is_cuda else ("segments",),
     }
     for phase, num_tokens in NUM_TOKENS.items():

@@ -163,6 +163,14 @@ def test_packs_int8_when_asked_and_keeps_the_values_otherwise() -> None:
     torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+def test_fp32_rows_computed_together_equal_those_computed_alone() -> None:
+    packed, x = pack_linear(torch.randn(96, 256)), torch.randn(9, 256)
+    assert type(packed) is PackedLinear
+    alone = torch.cat([packed(row) for row in x.split(1)])
+    torch.testing.assert_close(packed(x), alone, rtol=1e-6, atol=1e-5)
+
+
 def test_packs_bf16_for_onednn_only_where_the_processor_multiplies_it() -> None:
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
     packed = pack_linear(weight.bfloat16())
