@@ -28,8 +28,8 @@ from benchmarks.speculation_work import (
     ADAPTERS,
     BASE,
     NeverRight,
+    demo_proposers,
     demo_work,
-    known_proposers,
 )
 from benchmarks.timed_engine import MEASURED_SHAPE, SMOKE_SHAPE, make_model, random_prompt
 
@@ -53,7 +53,9 @@ class Plan:
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
     least_jobs: int = 8
     """Of a round: small batches follow one another."""
-    rounds: int = 3
+    rounds: int = 2
+    head_steps: int = 300
+    """Of training Medusa's heads."""
     hostile_batch_sizes: Sequence[int] = (1, 4, 16)
     hostile_tokens: int = 250
     hostile_rounds: int = 5
@@ -66,9 +68,10 @@ class Plan:
 
 SMOKE = Plan(
     SMOKE_SHAPE,
-    batch_sizes=(1, 2),
-    least_jobs=2,
+    batch_sizes=(1,),
+    least_jobs=1,
     rounds=1,
+    head_steps=10,
     hostile_batch_sizes=(2,),
     hostile_tokens=NUM_LEARNING_STEPS + 10,
     hostile_rounds=1,
@@ -121,11 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(__doc__ or "", arguments)
     plan = SMOKE if options.is_smoke else Plan()
     model = make_model(options.models, plan.shape)
+    proposers = demo_proposers(options.models, num_steps=plan.head_steps)
     work = demo_work()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         figures = [
-            *friendly(plan, work, directory),
+            *friendly(plan, proposers, work, directory),
             *hostile(plan, work, directory),
             *full(plan, model, directory),
         ]
@@ -148,10 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def friendly(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
+def friendly(
+    plan: Plan,
+    proposers: Mapping[str, Sequence[str]],
+    work: Mapping[str, list[Job]],
+    directory: Path,
+) -> Iterator[Figure]:
     """Every proposer on every kind of work at every batch size."""
-    for name, entry in known_proposers().items():
-        with demo_arms(directory, entry) as arms:
+    for name, entries in proposers.items():
+        with demo_arms(directory, entries) as arms:
             for kind, jobs in work.items():
                 race(*arms, jobs[-WARM_UP_JOBS:])
                 for size in plan.batch_sizes:
@@ -177,7 +186,7 @@ def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Itera
 
 def _hostile_race(jobs: Sequence[Job], directory: Path) -> Race:
     proposer = NeverRight(VOCAB_SIZE)
-    with scripted(proposer), demo_arms(directory, proposer.name) as arms:
+    with scripted(proposer), demo_arms(directory, [proposer.name]) as arms:
         return race(*arms, jobs)
 
 
@@ -186,7 +195,7 @@ def full(plan: Plan, model: Path, directory: Path) -> Iterator[Figure]:
     for size in plan.full_batch_sizes:
         jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
         proposer = ScriptedProposer({}, error=0.5, vocab_size=plan.shape.vocab_size)
-        with scripted(proposer), open_arms(model, directory, proposer.name) as (plain, guessing):
+        with scripted(proposer), open_arms(model, directory, [proposer.name]) as (plain, guessing):
             answers = plain.run(jobs).answers
             proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
             race(plain, guessing, jobs)
@@ -204,7 +213,7 @@ def _verification_cost(plan: Plan, model: Path, directory: Path, size: int) -> R
     jobs = random_jobs(plan.shape, size, num_tokens=2 * num_steps)
     proposer = NeverRight(plan.shape.vocab_size)
     seconds: dict[int, list[float]] = {number: [] for number in plan.draft_sizes}
-    with scripted(proposer), open_arm(model, directory, speculation=proposer.name) as arm:
+    with scripted(proposer), open_arm(model, directory, speculation=[proposer.name]) as arm:
         arm.begin(jobs, num_forced=MAX_DRAFT_TOKENS)
         for _ in range(1 + plan.cycles):
             for proposer.num_tokens in plan.draft_sizes:
@@ -234,7 +243,7 @@ def open_arm(model: Path, directory: Path, **config: Any) -> Iterator[Arm]:
 
 @contextmanager
 def open_arms(
-    model: Path, directory: Path, speculation: str, **config: Any
+    model: Path, directory: Path, speculation: Sequence[str], **config: Any
 ) -> Iterator[tuple[Arm, Arm]]:
     """One that decodes plainly and one that guesses."""
     with (
@@ -245,7 +254,7 @@ def open_arms(
 
 
 @contextmanager
-def demo_arms(directory: Path, speculation: str) -> Iterator[tuple[Arm, Arm]]:
+def demo_arms(directory: Path, speculation: Sequence[str]) -> Iterator[tuple[Arm, Arm]]:
     with open_arms(BASE, directory, speculation, adapters=ADAPTERS) as arms:
         yield arms
 

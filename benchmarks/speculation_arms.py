@@ -67,14 +67,14 @@ class Arm:
         model: Path,
         directory: Path,
         *,
-        speculation: str | None = None,
+        speculation: Sequence[str] = (),
         adapters: Mapping[str, Path] | None = None,
         **config: object,
     ) -> None:
         self.engine = LocalEngine(
             model,
             directory,
-            speculation=() if speculation is None else (speculation,),
+            speculation=tuple(speculation),
             **{
                 "dtype": "float32",
                 "kv_cache_bytes": 256 << 20,
