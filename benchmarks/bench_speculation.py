@@ -41,7 +41,6 @@ HOSTILE_ADAPTER = "pirate"
 NUM_LEARNING_STEPS = 50
 """So soon guessing in vain must have stopped."""
 NUM_PROMPT_TOKENS = 64
-WARM_UP_JOBS = 8
 VOCAB_SIZE = 2_048
 """Of the demo's base."""
 
@@ -50,10 +49,13 @@ VOCAB_SIZE = 2_048
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
     """Of the random model in which checking is measured."""
+    work: Sequence[str] = ("echo", "sql", "json", "pirate")
+    proposers: Sequence[str] = ("ngram", "early_exit", "medusa", "medusa_tree", "all")
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
     least_jobs: int = 8
     """Of a round: small batches follow one another."""
     rounds: int = 2
+    warm_up_jobs: int = 8
     head_steps: int = 300
     """Of training Medusa's heads."""
     hostile_batch_sizes: Sequence[int] = (1, 4, 16)
@@ -68,9 +70,12 @@ class Plan:
 
 SMOKE = Plan(
     SMOKE_SHAPE,
+    work=("echo", "json"),
+    proposers=("all",),
     batch_sizes=(1,),
     least_jobs=1,
     rounds=1,
+    warm_up_jobs=1,
     head_steps=10,
     hostile_batch_sizes=(2,),
     hostile_tokens=NUM_LEARNING_STEPS + 10,
@@ -159,10 +164,11 @@ def friendly(
     directory: Path,
 ) -> Iterator[Figure]:
     """Every proposer on every kind of work at every batch size."""
-    for name, entries in proposers.items():
-        with demo_arms(directory, entries) as arms:
-            for kind, jobs in work.items():
-                race(*arms, jobs[-WARM_UP_JOBS:])
+    for name in plan.proposers:
+        with demo_arms(directory, proposers[name]) as arms:
+            for kind in plan.work:
+                jobs = work[kind]
+                race(*arms, jobs[-plan.warm_up_jobs :])
                 for size in plan.batch_sizes:
                     num_jobs = plan.rounds * max(plan.least_jobs, size)
                     races = [
