@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.report import Row, parse_options, print_report
-from benchmarks.speculation_arms import Arm, Job, Race, race
+from benchmarks.speculation_arms import Arm, Decoding, Job, Race, race, tokens_per_second
 from benchmarks.speculation_work import (
     ADAPTERS,
     BASE,
@@ -54,7 +54,7 @@ class Plan:
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
     least_jobs: int = 8
     """Of a round: small batches follow one another."""
-    rounds: int = 2
+    rounds: int = 3
     warm_up_jobs: int = 8
     head_steps: int = 300
     """Of training Medusa's heads."""
@@ -95,34 +95,47 @@ class Figure:
     work: str
     proposer: str
     batch_size: int
-    races: Sequence[Race]
+    rounds: Sequence[Sequence[Race]]
     first_step: int = 0
     """Steps before it are not counted."""
 
     @property
+    def races(self) -> list[Race]:
+        return [race for races in self.rounds for race in races]
+
+    @property
+    def plain_speeds(self) -> list[float]:
+        """Tokens per second of each round."""
+        return [self._speed([race.plain for race in races]) for races in self.rounds]
+
+    @property
+    def speeds(self) -> list[float]:
+        return [self._speed([race.speculative for race in races]) for races in self.rounds]
+
+    @property
     def speed_up(self) -> float:
-        return median(each.speed_up(first_step=self.first_step) for each in self.races)
+        speeds = zip(self.speeds, self.plain_speeds, strict=True)
+        return median(guessing / plain for guessing, plain in speeds)
 
     @property
     def row(self) -> Row:
-        first, races = self.first_step, self.races
-        drafted = sum(each.speculative.num_draft_tokens for each in races)
-        accepted = sum(each.speculative.num_accepted_tokens for each in races)
+        guessing = [race.speculative for race in self.races]
+        drafted = sum(each.num_draft_tokens for each in guessing)
+        accepted = sum(each.num_accepted_tokens for each in guessing)
         return {
             "part": self.part,
             "work": self.work,
             "proposer": self.proposer,
             "batch": self.batch_size,
-            "plain tokens/s": median(
-                each.plain.tokens_per_second(first_step=first) for each in races
-            ),
-            "tokens/s": median(
-                each.speculative.tokens_per_second(first_step=first) for each in races
-            ),
+            "plain tokens/s": median(self.plain_speeds),
+            "tokens/s": median(self.speeds),
             "faster by": self.speed_up,
-            "mean accepted length": mean(each.speculative.mean_accepted_length for each in races),
+            "mean accepted length": mean(each.mean_accepted_length for each in guessing),
             "of guesses hold": accepted / drafted if drafted else 0.0,
         }
+
+    def _speed(self, decodings: Sequence[Decoding]) -> float:
+        return tokens_per_second(decodings, first_step=self.first_step)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,12 +183,15 @@ def friendly(
                 jobs = work[kind]
                 race(*arms, jobs[-plan.warm_up_jobs :])
                 for size in plan.batch_sizes:
-                    num_jobs = plan.rounds * max(plan.least_jobs, size)
-                    races = [
-                        race(*arms, jobs[start : start + size])
-                        for start in range(0, num_jobs, size)
+                    num_jobs = max(plan.least_jobs, size)
+                    rounds = [
+                        [
+                            race(*arms, jobs[start : start + size])
+                            for start in range(begin, begin + num_jobs, size)
+                        ]
+                        for begin in range(0, plan.rounds * num_jobs, num_jobs)
                     ]
-                    yield Figure("friendly", kind, name, size, races)
+                    yield Figure("friendly", kind, name, size, rounds)
 
 
 def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
@@ -185,9 +201,9 @@ def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Itera
             Job(job.prompt, HOSTILE_ADAPTER, num_tokens=plan.hostile_tokens)
             for job in work[HOSTILE_ADAPTER][:size]
         ]
-        races = [_hostile_race(jobs, directory) for _ in range(plan.hostile_rounds)]
+        rounds = [[_hostile_race(jobs, directory)] for _ in range(plan.hostile_rounds)]
         for part, first_step in (("hostile at once", 0), ("hostile", NUM_LEARNING_STEPS)):
-            yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, races, first_step)
+            yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, rounds, first_step)
 
 
 def _hostile_race(jobs: Sequence[Job], directory: Path) -> Race:
@@ -205,7 +221,7 @@ def full(plan: Plan, model: Path, directory: Path) -> Iterator[Figure]:
             answers = plain.run(jobs).answers
             proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
             race(plain, guessing, jobs)
-            yield Figure("full", "random", proposer.name, size, [race(plain, guessing, jobs)])
+            yield Figure("full", "random", proposer.name, size, [[race(plain, guessing, jobs)]])
 
 
 def verification_costs(plan: Plan, model: Path, directory: Path) -> list[Row]:
