@@ -49,7 +49,7 @@ VOCAB_SIZE = 2_048
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
     """Of the random model in which checking is measured."""
-    work: Sequence[str] = ("echo", "sql", "json", "pirate")
+    work: Sequence[str] = ("echo", "long echo", "sql", "json", "pirate")
     proposers: Sequence[str] = ("ngram", "early_exit", "medusa", "medusa_tree", "all")
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
     least_jobs: int = 8

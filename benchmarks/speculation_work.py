@@ -54,13 +54,15 @@ def _train_heads(path: Path, num_steps: int) -> None:
 
 
 def demo_work() -> dict[str, list[Job]]:
-    """The demo's held-out questions by who answers: the base, which repeats them, and the adapters,
-    which put them in other words."""
+    """The demo's held-out questions by who answers: the base, which repeats them (then the longest
+    first), and the adapters, which put them in other words."""
     tokenizer = Tokenizer(BASE)
     chats = ([{"role": "user", "content": request.prompt}] for request in held_out_requests())
     prompts = [tokenizer.encode_chat(chat) for chat in chats]
+    longest = sorted(prompts, key=len, reverse=True)
     return {
         Style.ECHO.value: [Job(prompt) for prompt in prompts],
+        "long echo": [Job(prompt) for prompt in longest],
         **{name: [Job(prompt, name) for prompt in prompts] for name in ADAPTERS},
     }
 
