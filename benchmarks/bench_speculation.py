@@ -23,13 +23,13 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.report import Row, parse_options, print_report
-from benchmarks.speculation_arms import Arm, Job, Race, race
+from benchmarks.speculation_arms import Arm, Decoding, Job, Race, race, tokens_per_second
 from benchmarks.speculation_work import (
     ADAPTERS,
     BASE,
     NeverRight,
+    demo_proposers,
     demo_work,
-    known_proposers,
 )
 from benchmarks.timed_engine import MEASURED_SHAPE, SMOKE_SHAPE, make_model, random_prompt
 
@@ -41,7 +41,6 @@ HOSTILE_ADAPTER = "pirate"
 NUM_LEARNING_STEPS = 50
 """So soon guessing in vain must have stopped."""
 NUM_PROMPT_TOKENS = 64
-WARM_UP_JOBS = 8
 VOCAB_SIZE = 2_048
 """Of the demo's base."""
 
@@ -50,10 +49,15 @@ VOCAB_SIZE = 2_048
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
     """Of the random model in which checking is measured."""
+    work: Sequence[str] = ("echo", "long echo", "sql", "json", "pirate")
+    proposers: Sequence[str] = ("ngram", "early_exit", "medusa", "medusa_tree", "all")
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16)
     least_jobs: int = 8
     """Of a round: small batches follow one another."""
     rounds: int = 3
+    warm_up_jobs: int = 8
+    head_steps: int = 300
+    """Of training Medusa's heads."""
     hostile_batch_sizes: Sequence[int] = (1, 4, 16)
     hostile_tokens: int = 250
     hostile_rounds: int = 5
@@ -66,9 +70,13 @@ class Plan:
 
 SMOKE = Plan(
     SMOKE_SHAPE,
-    batch_sizes=(1, 2),
-    least_jobs=2,
+    work=("echo", "json"),
+    proposers=("all",),
+    batch_sizes=(1,),
+    least_jobs=1,
     rounds=1,
+    warm_up_jobs=1,
+    head_steps=10,
     hostile_batch_sizes=(2,),
     hostile_tokens=NUM_LEARNING_STEPS + 10,
     hostile_rounds=1,
@@ -87,45 +95,59 @@ class Figure:
     work: str
     proposer: str
     batch_size: int
-    races: Sequence[Race]
+    rounds: Sequence[Sequence[Race]]
     first_step: int = 0
     """Steps before it are not counted."""
 
     @property
+    def races(self) -> list[Race]:
+        return [race for races in self.rounds for race in races]
+
+    @property
+    def plain_speeds(self) -> list[float]:
+        """Tokens per second of each round."""
+        return [self._speed([race.plain for race in races]) for races in self.rounds]
+
+    @property
+    def speeds(self) -> list[float]:
+        return [self._speed([race.speculative for race in races]) for races in self.rounds]
+
+    @property
     def speed_up(self) -> float:
-        return median(each.speed_up(first_step=self.first_step) for each in self.races)
+        speeds = zip(self.speeds, self.plain_speeds, strict=True)
+        return median(guessing / plain for guessing, plain in speeds)
 
     @property
     def row(self) -> Row:
-        first, races = self.first_step, self.races
-        drafted = sum(each.speculative.num_draft_tokens for each in races)
-        accepted = sum(each.speculative.num_accepted_tokens for each in races)
+        guessing = [race.speculative for race in self.races]
+        drafted = sum(each.num_draft_tokens for each in guessing)
+        accepted = sum(each.num_accepted_tokens for each in guessing)
         return {
             "part": self.part,
             "work": self.work,
             "proposer": self.proposer,
             "batch": self.batch_size,
-            "plain tokens/s": median(
-                each.plain.tokens_per_second(first_step=first) for each in races
-            ),
-            "tokens/s": median(
-                each.speculative.tokens_per_second(first_step=first) for each in races
-            ),
+            "plain tokens/s": median(self.plain_speeds),
+            "tokens/s": median(self.speeds),
             "faster by": self.speed_up,
-            "mean accepted length": mean(each.speculative.mean_accepted_length for each in races),
+            "mean accepted length": mean(each.mean_accepted_length for each in guessing),
             "of guesses hold": accepted / drafted if drafted else 0.0,
         }
+
+    def _speed(self, decodings: Sequence[Decoding]) -> float:
+        return tokens_per_second(decodings, first_step=self.first_step)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(__doc__ or "", arguments)
     plan = SMOKE if options.is_smoke else Plan()
     model = make_model(options.models, plan.shape)
+    proposers = demo_proposers(options.models, num_steps=plan.head_steps)
     work = demo_work()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         figures = [
-            *friendly(plan, work, directory),
+            *friendly(plan, proposers, work, directory),
             *hostile(plan, work, directory),
             *full(plan, model, directory),
         ]
@@ -148,19 +170,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def friendly(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
+def friendly(
+    plan: Plan,
+    proposers: Mapping[str, Sequence[str]],
+    work: Mapping[str, list[Job]],
+    directory: Path,
+) -> Iterator[Figure]:
     """Every proposer on every kind of work at every batch size."""
-    for name, entry in known_proposers().items():
-        with demo_arms(directory, entry) as arms:
-            for kind, jobs in work.items():
-                race(*arms, jobs[-WARM_UP_JOBS:])
+    for name in plan.proposers:
+        with demo_arms(directory, proposers[name]) as arms:
+            for kind in plan.work:
+                jobs = work[kind]
+                race(*arms, jobs[-plan.warm_up_jobs :])
                 for size in plan.batch_sizes:
-                    num_jobs = plan.rounds * max(plan.least_jobs, size)
-                    races = [
-                        race(*arms, jobs[start : start + size])
-                        for start in range(0, num_jobs, size)
+                    num_jobs = max(plan.least_jobs, size)
+                    rounds = [
+                        [
+                            race(*arms, jobs[start : start + size])
+                            for start in range(begin, begin + num_jobs, size)
+                        ]
+                        for begin in range(0, plan.rounds * num_jobs, num_jobs)
                     ]
-                    yield Figure("friendly", kind, name, size, races)
+                    yield Figure("friendly", kind, name, size, rounds)
 
 
 def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
@@ -170,14 +201,14 @@ def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Itera
             Job(job.prompt, HOSTILE_ADAPTER, num_tokens=plan.hostile_tokens)
             for job in work[HOSTILE_ADAPTER][:size]
         ]
-        races = [_hostile_race(jobs, directory) for _ in range(plan.hostile_rounds)]
+        rounds = [[_hostile_race(jobs, directory)] for _ in range(plan.hostile_rounds)]
         for part, first_step in (("hostile at once", 0), ("hostile", NUM_LEARNING_STEPS)):
-            yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, races, first_step)
+            yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, rounds, first_step)
 
 
 def _hostile_race(jobs: Sequence[Job], directory: Path) -> Race:
     proposer = NeverRight(VOCAB_SIZE)
-    with scripted(proposer), demo_arms(directory, proposer.name) as arms:
+    with scripted(proposer), demo_arms(directory, [proposer.name]) as arms:
         return race(*arms, jobs)
 
 
@@ -186,11 +217,11 @@ def full(plan: Plan, model: Path, directory: Path) -> Iterator[Figure]:
     for size in plan.full_batch_sizes:
         jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
         proposer = ScriptedProposer({}, error=0.5, vocab_size=plan.shape.vocab_size)
-        with scripted(proposer), open_arms(model, directory, proposer.name) as (plain, guessing):
+        with scripted(proposer), open_arms(model, directory, [proposer.name]) as (plain, guessing):
             answers = plain.run(jobs).answers
             proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
             race(plain, guessing, jobs)
-            yield Figure("full", "random", proposer.name, size, [race(plain, guessing, jobs)])
+            yield Figure("full", "random", proposer.name, size, [[race(plain, guessing, jobs)]])
 
 
 def verification_costs(plan: Plan, model: Path, directory: Path) -> list[Row]:
@@ -204,7 +235,7 @@ def _verification_cost(plan: Plan, model: Path, directory: Path, size: int) -> R
     jobs = random_jobs(plan.shape, size, num_tokens=2 * num_steps)
     proposer = NeverRight(plan.shape.vocab_size)
     seconds: dict[int, list[float]] = {number: [] for number in plan.draft_sizes}
-    with scripted(proposer), open_arm(model, directory, speculation=proposer.name) as arm:
+    with scripted(proposer), open_arm(model, directory, speculation=[proposer.name]) as arm:
         arm.begin(jobs, num_forced=MAX_DRAFT_TOKENS)
         for _ in range(1 + plan.cycles):
             for proposer.num_tokens in plan.draft_sizes:
@@ -234,7 +265,7 @@ def open_arm(model: Path, directory: Path, **config: Any) -> Iterator[Arm]:
 
 @contextmanager
 def open_arms(
-    model: Path, directory: Path, speculation: str, **config: Any
+    model: Path, directory: Path, speculation: Sequence[str], **config: Any
 ) -> Iterator[tuple[Arm, Arm]]:
     """One that decodes plainly and one that guesses."""
     with (
@@ -245,7 +276,7 @@ def open_arms(
 
 
 @contextmanager
-def demo_arms(directory: Path, speculation: str) -> Iterator[tuple[Arm, Arm]]:
+def demo_arms(directory: Path, speculation: Sequence[str]) -> Iterator[tuple[Arm, Arm]]:
     with open_arms(BASE, directory, speculation, adapters=ADAPTERS) as arms:
         yield arms
 

@@ -48,9 +48,6 @@ class Decoding:
     def seconds(self) -> float:
         return sum(self.step_seconds)
 
-    def tokens_per_second(self, *, first_step: int = 0) -> float:
-        return sum(self.step_tokens[first_step:]) / sum(self.step_seconds[first_step:])
-
     @property
     def mean_accepted_length(self) -> float:
         """Tokens that a request gets of a step that decodes it: 1 in plain decoding."""
@@ -67,14 +64,14 @@ class Arm:
         model: Path,
         directory: Path,
         *,
-        speculation: str | None = None,
+        speculation: Sequence[str] = (),
         adapters: Mapping[str, Path] | None = None,
         **config: object,
     ) -> None:
         self.engine = LocalEngine(
             model,
             directory,
-            speculation=() if speculation is None else (speculation,),
+            speculation=tuple(speculation),
             **{
                 "dtype": "float32",
                 "kv_cache_bytes": 256 << 20,
@@ -175,13 +172,11 @@ class Race:
     """Jobs answered differently beyond near-ties."""
     num_near_ties: int
 
-    def speed_up(self, *, first_step: int = 0) -> float:
-        """Tokens per second over those of plain decoding, both counted from that step on."""
-        speeds = (
-            decoding.tokens_per_second(first_step=first_step)
-            for decoding in (self.speculative, self.plain)
-        )
-        return next(speeds) / next(speeds)
+
+def tokens_per_second(decodings: Sequence[Decoding], *, first_step: int = 0) -> float:
+    """Of all of them together, each counted from that step on."""
+    num_tokens = sum(sum(each.step_tokens[first_step:]) for each in decodings)
+    return num_tokens / sum(sum(each.step_seconds[first_step:]) for each in decodings)
 
 
 def race(

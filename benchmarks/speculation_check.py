@@ -58,7 +58,7 @@ def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
     }
     jobs = _make_jobs([None, *adapters])
 
-    def open_arm(speculation: str | None = None) -> Arm:
+    def open_arm(*speculation: str) -> Arm:
         return Arm(base, directory, speculation=speculation, adapters=adapters, device=device)
 
     found = {}

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
+import torch
 from benchmarks.speculation_arms import Job
 from torch import Tensor
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import ADAPTER_STYLES, Style, held_out_requests
+from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.base_model import load_config, load_weights
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from loraplex.engine.speculation.medusa_training import MedusaRecipe, train_heads
 from loraplex.engine.speculation.proposer import Wanted
-from loraplex.engine.speculation.proposers import OPENERS
+from loraplex.engine.speculation.training_texts import read_texts
 from loraplex.engine.tokenizer import Tokenizer
+from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"
 ADAPTERS = {style.value: WEIGHTS / style for style in ADAPTER_STYLES}
-CONFIGURATIONS = {"ngram": "ngram"}
-"""By name what the demo engine's configuration says of each proposer."""
+EXIT_LAYERS = 2
+NUM_TEXTS = 2_000
 
 
-def known_proposers() -> dict[str, str]:
-    """The configured ones that this engine can open."""
-    return {name: entry for name, entry in CONFIGURATIONS.items() if name in OPENERS}
+def demo_proposers(folder: Path, *, num_steps: int) -> dict[str, tuple[str, ...]]:
+    """By name what the configuration says of those that can guess for the demo's base; `all` leaves
+    the choice to the engine.
+
+    Medusa's heads are trained for so many steps, unless `folder` has them. A draft model is not
+    among them: the demo has no base that is smaller.
+    """
+    heads = folder / f"demo-heads-{num_steps}"
+    if not heads.exists():
+        _train_heads(heads, num_steps)
+    entries = ("ngram", f"early_exit:{EXIT_LAYERS}", f"medusa:{heads}", f"medusa_tree:{heads}")
+    return {**{entry.partition(":")[0]: (entry,) for entry in entries}, "all": entries}
+
+
+def _train_heads(path: Path, num_steps: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_demo_texts(Path(folder) / "texts.jsonl", NUM_TEXTS)
+        texts = read_texts(data, Tokenizer(BASE), max_tokens=128)
+    model = load_weights(BASE, load_config(BASE), torch.float32, torch.device("cpu"))
+    recipe = MedusaRecipe(num_heads=5, num_steps=num_steps, batch_size=8, learning_rate=1e-2)
+    save_heads(train_heads(model, texts, recipe), path, base_id=compute_base_id(BASE))
 
 
 def demo_work() -> dict[str, list[Job]]:
-    """The demo's held-out questions by who answers: the base, which repeats them, and the adapters,
-    which put them in other words."""
+    """The demo's held-out questions by who answers: the base, which repeats them (then the longest
+    first), and the adapters, which put them in other words."""
     tokenizer = Tokenizer(BASE)
     chats = ([{"role": "user", "content": request.prompt}] for request in held_out_requests())
     prompts = [tokenizer.encode_chat(chat) for chat in chats]
+    longest = sorted(prompts, key=len, reverse=True)
     return {
         Style.ECHO.value: [Job(prompt) for prompt in prompts],
+        "long echo": [Job(prompt) for prompt in longest],
         **{name: [Job(prompt, name) for prompt in prompts] for name in ADAPTERS},
     }
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.speculation_arms import Decoding, Race
+from benchmarks.speculation_arms import Decoding, tokens_per_second
 
 from support.engine import LocalEngine
 from support.greedy import parts_at_near_tie
 
 
-def test_speed_is_counted_from_a_step_on_and_compared() -> None:
-    plain = Decoding(step_seconds=[9.0, 1.0, 1.0], step_tokens=[1, 1, 1])
-    guessing = Decoding(step_seconds=[1.0, 2.0], step_tokens=[1, 6])
-    race = Race(plain, guessing, num_different=0, num_near_ties=0)
-    assert race.speed_up(first_step=1) == pytest.approx(3.0)
-    assert race.speed_up() == pytest.approx((7 / 3) / (3 / 11))
+def test_speed_is_that_of_all_decodings_from_a_step_on() -> None:
+    slow = Decoding(step_seconds=[9.0, 1.0, 1.0], step_tokens=[1, 1, 1])
+    fast = Decoding(step_seconds=[1.0, 2.0], step_tokens=[1, 6])
+    assert tokens_per_second([slow]) == pytest.approx(3 / 11)
+    assert tokens_per_second([slow, fast]) == pytest.approx(10 / 14)
+    assert tokens_per_second([slow, fast], first_step=1) == pytest.approx(8 / 4)
 
 
 def test_the_mean_accepted_length_leaves_out_the_tokens_of_the_prompts_step() -> None:
