@@ -57,6 +57,7 @@ class Guesses:
 
     def observe(self, request: Request, num_accepted: int, hidden_state: object) -> None:
         if num_tokens := len(request.draft):
+            request.num_draft_tokens += num_tokens
             outcome = "partly" if num_accepted else "not"
             self.counts[f"drafts_{outcome if num_accepted < num_tokens else 'wholly'}"] += 1
 
