@@ -57,6 +57,7 @@ class Guesses:
 
     def observe(self, request: Request, accepted: Sequence[int], hidden_state: object) -> None:
         if num_tokens := len(request.draft):
+            request.num_draft_tokens += num_tokens
             outcome = "partly" if accepted else "not"
             self.counts[f"drafts_{outcome if len(accepted) < num_tokens else 'wholly'}"] += 1
 

@@ -176,10 +176,11 @@ class Checks:
             )
 
     def _count_given_way(self) -> None:
-        """Who gave way with guesses: those of this step, or those of the last one."""
-        guesses = self._engine.guesses
-        for request in {*guesses.wanted, *guesses.drafting} & self._ran:
-            if request not in self._scheduler._running and request.num_preemptions:
+        """Who gave way though it was to guess in this step, or had guessed before."""
+        for request in self._ran:
+            has_guesses = request in self._engine.guesses.wanted or request.num_draft_tokens
+            is_live = request.request_id in self._world.ledger.live
+            if has_guesses and is_live and request not in self._scheduler._running:
                 self._world.coverage["drafts_preempted"] += 1
                 self._world.coverage["drafts_swapped"] += request.kv.is_swapped
 
