@@ -240,17 +240,11 @@ def open_draft_model(
     """`draft`, if there is one, guesses for `base`, with `num_blocks` blocks of cache."""
     if draft is None:
         return None
-
-    def ends(request: Request, token: int) -> bool:
-        params = request.submitted.sampling
-        is_eos = token in base.eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
-
     return DraftModelProposer(
         draft,
         num_blocks=num_blocks,
         block_size=config.kv_block_size,
         drawing=make_drawing(config.acceptance),
-        ends=ends,
+        ends=lambda request, token: request.is_ended_by(token, base.eos_token_ids),
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
     )
