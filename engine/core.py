@@ -372,8 +372,7 @@ class EngineCore:
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn]:
-        drawn = draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
-        return [Drawn(accepted.path, generated) for accepted, generated in drawn]
+        return draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
         num_tokens = len(generated.token_ids)

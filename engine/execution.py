@@ -214,17 +214,12 @@ class Execution(Generic[OutputT]):
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
         """How many of these new tokens there are up to the first that ends the output."""
         for index, token in enumerate(token_ids):
-            if self._ends(request, token):
+            if request.is_ended_by(token, self._eos_token_ids):
                 return index + 1
         return len(token_ids)
 
-    def _ends(self, request: Request, token: int) -> bool:
-        params = request.submitted.sampling
-        is_eos = token in self._eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
-
     def _finish_if_done(self, request: Request, token: int) -> None:
-        if self._ends(request, token):
+        if request.is_ended_by(token, self._eos_token_ids):
             self._finish(request, FinishReason.STOP, stop_token_id=token)
         elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._finish(request, FinishReason.LENGTH)

@@ -20,7 +20,7 @@ from ..runner import ModelRunner
 from ..sampler import SamplingRow, perturbed
 from .draft import NO_DRAFT, Draft
 from .draft_tree import Candidates, best_first_tree
-from .drawing import DraftDrawing, make_drawing, row_behind
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
 from .proposer import Proposer, Wanted
@@ -68,23 +68,11 @@ def chains_by(drawing: DraftDrawing) -> MakeDrafts:
     """Chains whose every token is drawn from its head as the target draws from its logits."""
 
     def chains(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
-        guesses: list[list[int]] = [[] for _ in wanted]
-        drawn_from: list[Tensor] = []
+        growing = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
         for head in logits:
-            token_ids, probabilities = drawing.draw(_rows_behind(wanted, guesses), head)
-            for guessed, token in zip(guesses, token_ids, strict=True):
-                guessed.append(token)
-            if probabilities is not None:
-                drawn_from.append(probabilities)
-        return [
-            Draft(
-                tuple(guessed[:num_tokens]),
-                probabilities=torch.stack([rows[index] for rows in drawn_from[:num_tokens]])
-                if drawn_from
-                else None,
-            )
-            for index, (guessed, (_, num_tokens)) in enumerate(zip(guesses, wanted, strict=True))
-        ]
+            rows = [row for row, chain in enumerate(growing) if chain.wants_more]
+            draw_next([growing[row] for row in rows], head[rows], drawing)
+        return [chain.draft() for chain in growing]
 
     return chains
 
@@ -95,7 +83,10 @@ def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
     likeliest: list[list[int]] = [[] for _ in wanted]
     levels: list[list[Candidates]] = [[] for _ in wanted]
     for head in logits:
-        rows = _rows_behind(wanted, likeliest)
+        rows = [
+            row_behind(entry.request, guessed)
+            for entry, guessed in zip(wanted, likeliest, strict=True)
+        ]
         values, token_ids = _log_beliefs(head, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)
         for index, candidates in enumerate(found):
@@ -116,12 +107,6 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     scales = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     scale = torch.tensor(scales, device=logits.device)[:, None]
     return (perturbed(logits, rows) * scale).log_softmax(-1)
-
-
-def _rows_behind(wanted: Sequence[Wanted], guesses: Sequence[Sequence[int]]) -> list[SamplingRow]:
-    return [
-        row_behind(entry.request, guessed) for entry, guessed in zip(wanted, guesses, strict=True)
-    ]
 
 
 def open_medusa(

@@ -47,10 +47,6 @@ class Speculation:
         self._choices: Mapping[Request, Choice] = {}
 
     @property
-    def proposer_names(self) -> Collection[str]:
-        return self._proposers.keys()
-
-    @property
     def needs_hidden_states(self) -> bool:
         return any(proposer.needs_hidden_states for proposer in self._proposers.values())
 

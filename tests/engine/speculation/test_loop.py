@@ -26,8 +26,7 @@ from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.proposer import Wanted
 from loraplex.engine.step_costs import StepCosts
 from support.engine import LocalEngine
-from support.models import make_adapter
-from support.speculation import ScriptedProposer, scripted
+from support.speculation import ScriptedProposer, assert_same_answer, scripted
 
 EAGER = SpeculationParams(num_tokens=5)
 """So many guesses a step, whether that pays or not."""
@@ -38,12 +37,6 @@ BLOCK_BYTES = 8192
 
 Open = Callable[..., LocalEngine]
 """Takes a proposer, if there is to be one, and fields of the configuration."""
-
-
-@pytest.fixture(scope="module")
-def adapter_folders(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return [make_adapter(tiny_base, root / f"{r}", seed=r, r=r, scale=0.1) for r in (2, 8)]
 
 
 @pytest.fixture
@@ -98,9 +91,7 @@ class Misbehaving(ScriptedProposer):
 
 
 def end_of(engine: LocalEngine, request_id: str = "r0") -> RequestFinished:
-    end = engine.answers[request_id].finished
-    assert end is not None
-    return end
+    return engine.answers[request_id].end
 
 
 class Noted(NamedTuple):
@@ -201,24 +192,7 @@ def crowd_of(
 def assert_same_answers(actual: LocalEngine, expected: LocalEngine) -> None:
     assert actual.answers.keys() == expected.answers.keys()
     for request_id, answer in expected.answers.items():
-        given = actual.answers[request_id]
-        assert given.token_ids == answer.token_ids
-        assert given.finished is not None
-        assert answer.finished is not None
-        assert given.finished.reason == answer.finished.reason
-        assert given.finished.stop_token_id == answer.finished.stop_token_id
-        assert given.finished.num_generated_tokens == len(answer.token_ids)
-        left, right = (
-            [entry for event in one.tokens for entry in event.logprobs or ()]
-            for one in (given, answer)
-        )
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert one.chosen.token_id == other.chosen.token_id
-            assert one.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-5)
-            assert [top.logprob for top in one.top] == pytest.approx(
-                [top.logprob for top in other.top], abs=1e-5
-            )
+        assert_same_answer(actual.answers[request_id], answer)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])

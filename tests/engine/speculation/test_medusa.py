@@ -202,8 +202,8 @@ def test_a_tree_holds_the_chain_and_what_is_likely_beside_it(
     assert tree.parents.count(ROOT) > 1
     # Of each depth its likeliest token comes first.
     firsts: dict[int, int] = {}
-    for depth, token in zip(tree.depths, tree.token_ids, strict=True):
-        firsts.setdefault(depth, token)
+    for index, token in enumerate(tree.token_ids):
+        firsts.setdefault(len(tree.path(index)), token)
     assert [firsts[depth] for depth in sorted(firsts)] == list(chain.token_ids[: len(firsts)])
 
 
