@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -164,13 +164,10 @@ def open_speculation(
     runner: ModelRunner,
     costs: StepCosts,
     clock: Callable[[], float],
-    draft: Proposer | None = None,
+    loaded: Iterable[Proposer] = (),
 ) -> Speculation:
-    """What the configuration asks for; `draft` is the draft model's proposer.
-
-    Raises what `open_proposers` raises.
-    """
-    proposers = open_proposers(config, base=base, runner=runner, draft=draft)
+    """What the configuration asks for; `loaded`: see `open_proposers`. Raises what it raises."""
+    proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(
         proposers,
