@@ -8,7 +8,7 @@ adapter that takes the answers far from the base's only has fewer guesses accept
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ..request import Request
 from .draft import NO_DRAFT, Draft
 from .draft_cache import CachedSequence, DraftCache
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .fair_shares import fair_shares
 from .proposer import Wanted
 
 MAX_CATCH_UP_TOKENS = 256
@@ -207,16 +208,6 @@ class DraftModelProposer:
         rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(device)
         forward = PagedForward(self._pages, inputs.attention)
         return run_model(self._model.model, forward, inputs.input_ids, inputs.positions, rows)
-
-
-def fair_shares(needs: Iterable[int], budget: int) -> list[int]:
-    """Divide a budget: nobody gets more than needed, or less than another beyond its own need."""
-    needs = list(needs)
-    shares = [0] * len(needs)
-    for place, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
-        shares[index] = min(needs[index], budget // (len(needs) - place))
-        budget -= shares[index]
-    return shares
 
 
 def open_draft_model(

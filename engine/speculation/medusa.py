@@ -16,15 +16,15 @@ from ..checkpoint import locate_model
 from ..config import Acceptance, EngineConfig
 from ..errors import InvalidParameter
 from ..request import Request
-from ..runner import ModelRunner
 from ..sampler import SamplingRow, perturbed
 from .draft import NO_DRAFT, Draft
 from .draft_tree import Candidates, best_first_tree
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
-from .proposer import Proposer, Wanted
+from .proposer import Wanted
 
+CHAINS, TREES = "medusa", "medusa_tree"
 MakeDrafts = Callable[[Sequence[Wanted], Tensor], list[Draft]]
 """From the heads' logits fp32 `[num_heads, len(wanted), vocab_size]` to a draft for each."""
 
@@ -36,7 +36,7 @@ class MedusaProposer:
 
     def __init__(self, name: str, heads: MedusaHeads, make_drafts: MakeDrafts) -> None:
         self.name = name
-        self._heads = heads
+        self.heads = heads
         self._make_drafts = make_drafts
         self._states: dict[str, Tensor] = {}
         """By request id, `[hidden_size]`: behind its last token."""
@@ -47,8 +47,8 @@ class MedusaProposer:
         if not known:
             return [NO_DRAFT] * len(wanted)
         states = torch.stack([self._states[entry.request.request_id] for entry in known])
-        num_heads = min(self._heads.num_heads, max(entry.num_tokens for entry in known))
-        drafts = iter(self._make_drafts(known, self._heads(states, num_heads).float()))
+        num_heads = min(self.heads.num_heads, max(entry.num_tokens for entry in known))
+        drafts = iter(self._make_drafts(known, self.heads(states, num_heads).float()))
         return [
             next(drafts) if entry.request.request_id in self._states else NO_DRAFT
             for entry in wanted
@@ -58,7 +58,8 @@ class MedusaProposer:
         if hidden_state is None:
             self.forget(request.request_id)
         else:
-            self._states[request.request_id] = hidden_state
+            # A copy: the row itself would hold on to all of its step's rows.
+            self._states[request.request_id] = hidden_state.clone()
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
@@ -109,21 +110,36 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return (perturbed(logits, rows) * scale).log_softmax(-1)
 
 
-def open_medusa(
-    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    """`medusa:CHECKPOINT`: chains. Raises InvalidParameter if the heads cannot be used."""
-    heads = _open_heads("medusa", argument, base)
-    return MedusaProposer("medusa", heads, chains_by(make_drawing(config.acceptance)))
+def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
+    """Those that the configuration names: `medusa:CHECKPOINT` guesses chains, `medusa_tree` trees.
+
+    Opened before memory is divided, for their heads take their part; those of one checkpoint are
+    loaded once. Raises InvalidParameter if the heads cannot be used.
+    """
+    heads: dict[str, MedusaHeads] = {}
+    proposers = []
+    for entry in config.speculation:
+        name, _, checkpoint = entry.partition(":")
+        if name in (CHAINS, TREES):
+            make_drafts = _make_drafts(name, config.acceptance)
+            if checkpoint not in heads:
+                heads[checkpoint] = _open_heads(name, checkpoint, base)
+            proposers.append(MedusaProposer(name, heads[checkpoint], make_drafts))
+    return proposers
 
 
-def open_medusa_tree(
-    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    """`medusa_tree:CHECKPOINT`: trees, which only coupled acceptance takes. Raises likewise."""
-    if config.acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", "medusa_tree needs coupled acceptance")
-    return MedusaProposer("medusa_tree", _open_heads("medusa_tree", argument, base), coupled_trees)
+def heads_bytes(proposers: Sequence[MedusaProposer]) -> int:
+    """What all their heads take."""
+    return sum(heads.weight_bytes for heads in {proposer.heads for proposer in proposers})
+
+
+def _make_drafts(name: str, acceptance: Acceptance) -> MakeDrafts:
+    """Raises InvalidParameter: only coupled acceptance takes trees."""
+    if name == CHAINS:
+        return chains_by(make_drawing(acceptance))
+    if acceptance is not Acceptance.COUPLED:
+        raise InvalidParameter("speculation", f"{name} needs coupled acceptance")
+    return coupled_trees
 
 
 def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:

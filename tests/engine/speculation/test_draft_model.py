@@ -24,8 +24,9 @@ from loraplex.engine.request import Request
 from loraplex.engine.sampler import SamplingRow
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import draft_model
-from loraplex.engine.speculation.draft_model import DraftModelProposer, fair_shares
+from loraplex.engine.speculation.draft_model import DraftModelProposer
 from loraplex.engine.speculation.drawing import CoupledDrawing, Guesses, IndependentDrawing
+from loraplex.engine.speculation.fair_shares import fair_shares
 from loraplex.engine.speculation.proposer import Wanted
 from support.engine import LocalEngine
 from support.models import make_tiny_llama

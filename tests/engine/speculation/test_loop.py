@@ -21,12 +21,18 @@ from loraplex.engine.messages import (
     RequestFinished,
     SpeculationParams,
 )
+from loraplex.engine.request import Request
 from loraplex.engine.runner import StepOutput
 from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.proposer import Wanted
 from loraplex.engine.step_costs import StepCosts
 from support.engine import LocalEngine
-from support.speculation import ScriptedProposer, assert_same_answer, scripted
+from support.speculation import (
+    ScriptedProposer,
+    ScriptedTreeProposer,
+    assert_same_answer,
+    scripted,
+)
 
 EAGER = SpeculationParams(num_tokens=5)
 """So many guesses a step, whether that pays or not."""
@@ -126,6 +132,7 @@ def assert_nothing_is_held(engine: LocalEngine) -> None:
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks
     assert stats.num_running == stats.num_waiting == 0
     assert all(adapter.num_leases == 0 for adapter in stats.adapters)
+    assert not engine.core._speculation._choices
 
 
 def load(engine: LocalEngine, keys: Sequence[AdapterKey | None]) -> None:
@@ -454,6 +461,24 @@ def test_a_verification_that_fails_for_a_draft_draws_without_it(
     ids = [engine.submit(PROMPT, speculation=EAGER) for _ in range(2)]
     engine.run()
     assert engine.tokens(ids) == [expected] * 2
+
+
+def test_guesses_that_cannot_be_put_in_their_places_are_done_without(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch, expected: list[int]
+) -> None:
+    def fail_on_guesses(_request: Request, path: Sequence[int]) -> None:
+        if path:
+            raise RuntimeError("a defect that accepted guesses trigger")
+
+    engine = open_engine(ScriptedTreeProposer({"r0": expected}))
+    monkeypatch.setattr(engine.core._runner, "keep", fail_on_guesses)
+    engine.submit(PROMPT, speculation=EAGER)
+    other = engine.submit(PROMPT, speculation=SpeculationParams(num_tokens=0))
+    engine.run()
+    assert engine.tokens(["r0", other]) == [expected] * 2
+    assert end_of(engine).num_draft_tokens > 0
+    assert end_of(engine).num_accepted_tokens == 0
+    assert_nothing_is_held(engine)
 
 
 def test_a_lease_that_goes_stale_while_tokens_are_guessed_ends_its_request_and_no_other(
