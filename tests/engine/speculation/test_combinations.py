@@ -54,8 +54,8 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "n": (1, 3),
     "stop_token_ids": (False, True),
     "ignore_eos": (False, True),
-    "max_tokens": (1, 7, 30),
-    "num_tokens": (None, 1, 8),
+    "max_tokens": (1, 7, 24),
+    "num_tokens": (None, 1, 6),
 }
 """`adapter`: which of those that there are. `n`: choices. `num_tokens`: guesses that the request
 asks for. Those behind `adapter` are sampling parameters, with False and True for some value."""
@@ -168,7 +168,7 @@ def test_a_combination_answers_as_with_plain_decoding(
     num_guessed = sum(end.num_draft_tokens for end in ends)
     num_accepted = sum(end.num_accepted_tokens for end in ends)
     assert num_guessed > num_accepted or (proposer, acceptance) == ("right", Acceptance.COUPLED)
-    assert num_accepted > 100 or proposer not in ("right", "mixed", "draft")
+    assert num_accepted > 50 or proposer not in ("right", "mixed", "draft")
 
 
 def assert_sound(row: Row, answer: Answer, eos_token_ids: Collection[int]) -> None:
