@@ -1,9 +1,10 @@
-"""Every pair of parameters, adapters, proposers and acceptors: the answer of plain decoding."""
+"""Every pair of parameters and adapters, with every proposer: the answer of plain decoding."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
-from loraplex.engine.messages import (
-    FinishReason,
-    SpeculationParams,
-)
+from loraplex.engine.messages import FinishReason, SpeculationParams
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads
 from support.engine import Answer, LocalEngine
@@ -34,6 +32,11 @@ PROPOSERS = {
     "medusa_tree": "medusa_tree:{heads}",
 }
 """What the engine's configuration says."""
+SERVED = [
+    (proposer, acceptance)
+    for proposer, acceptance in product(PROPOSERS, Acceptance)
+    if proposer != "medusa_tree" or acceptance is Acceptance.COUPLED
+]
 ERRORS = {"right": 0.0, "wrong": 1.0, "mixed": 0.3}
 """How often a scripted proposer is wrong."""
 PARAMETERS: dict[str, tuple[Any, ...]] = {
@@ -51,8 +54,8 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "n": (1, 3),
     "stop_token_ids": (False, True),
     "ignore_eos": (False, True),
-    "max_tokens": (1, 7, 30),
-    "num_tokens": (None, 1, 8),
+    "max_tokens": (1, 7, 24),
+    "num_tokens": (None, 1, 6),
 }
 """`adapter`: which of those that there are. `n`: choices. `num_tokens`: guesses that the request
 asks for. Those behind `adapter` are sampling parameters, with False and True for some value."""
@@ -136,8 +139,7 @@ def _sampling(row: Row, choice: int) -> dict[str, Any]:
     return sampling
 
 
-@pytest.mark.parametrize("acceptance", Acceptance)
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize(("proposer", "acceptance"), SERVED)
 def test_a_combination_answers_as_with_plain_decoding(
     tiny_base: Path,
     tmp_path: Path,
@@ -147,8 +149,6 @@ def test_a_combination_answers_as_with_plain_decoding(
     proposer: str,
     acceptance: Acceptance,
 ) -> None:
-    if proposer == "medusa_tree" and acceptance is Acceptance.REJECTION:
-        return  # refused at the start
     known = {request_id: answer.token_ids for request_id, answer in plain.answers.items()}
     entry = PROPOSERS[proposer].format(base=tiny_base, heads=heads)
     with scripted(ScriptedProposer(known, error=ERRORS.get(proposer, 0.0))):
@@ -168,7 +168,7 @@ def test_a_combination_answers_as_with_plain_decoding(
     num_guessed = sum(end.num_draft_tokens for end in ends)
     num_accepted = sum(end.num_accepted_tokens for end in ends)
     assert num_guessed > num_accepted or (proposer, acceptance) == ("right", Acceptance.COUPLED)
-    assert num_accepted > 100 or proposer not in ("right", "mixed", "draft")
+    assert num_accepted > 50 or proposer not in ("right", "mixed", "draft")
 
 
 def assert_sound(row: Row, answer: Answer, eos_token_ids: Collection[int]) -> None:
