@@ -15,7 +15,6 @@ from ...engine.config import (
     KvDtype,
     Quantization,
 )
-from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
 from ..settings import Settings, default_data_dir, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import DEFAULT_URL
@@ -33,8 +32,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 DEFAULTS = EngineConfig(model="")
 DEFAULT_SPECULATION = ["ngram"]
-_OPERATOR_CODES = frozenset({UnsupportedModel.code, InsufficientMemory.code})
-"""Of engines that never start as they were asked to."""
 
 
 @app.command()
@@ -250,9 +247,6 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
                     f"Stopping: waiting up to {seconds:g} s for running requests."
                 ),
             )
-    except EngineError as exc:
-        exit_code = ExitCode.USAGE if exc.code in _OPERATOR_CODES else ExitCode.UNAVAILABLE
-        raise CommandFailed(str(exc), exit_code) from exc
     except (AdapterError, CannotListen, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 
