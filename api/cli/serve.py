@@ -132,8 +132,9 @@ def serve(
         list[str],
         typer.Option(
             metavar="PROPOSER[:WHAT],...",
-            help="Who guesses tokens: ngram, draft:MODEL, early_exit:LAYERS, medusa:HEADS, "
-            "medusa_tree:HEADS; or off.",
+            help="Who guesses tokens ahead: ngram, draft:MODEL, early_exit:LAYERS (a number), "
+            "medusa:CHECKPOINT or medusa_tree:CHECKPOINT (a folder); or off. "
+            "Of several the one that pays is used.",
         ),
     ] = DEFAULT_SPECULATION,
     max_draft_tokens: Annotated[
@@ -141,7 +142,11 @@ def serve(
         typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="Most guesses for a sequence in one step."),
     ] = DEFAULTS.max_draft_tokens,
     acceptance: Annotated[
-        Acceptance, typer.Option(help="By which rule guesses are accepted.")
+        Acceptance,
+        typer.Option(
+            help="Which guesses hold. coupled: the answer is plain decoding's, token for token. "
+            "rejection: more hold at high temperature, and a seed no longer fixes the answer."
+        ),
     ] = DEFAULTS.acceptance,
     max_queued: Annotated[
         int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
