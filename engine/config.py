@@ -113,6 +113,12 @@ class EngineConfig:
         """The names of what guesses tokens."""
         return [entry.partition(":")[0] for entry in self.speculation]
 
+    @property
+    def max_kept_rows(self) -> int:
+        """The most tokens of a step whose logits are looked at: a sequence's last, and guesses."""
+        num_guesses = self.max_draft_tokens if self.speculation else 0
+        return min(self.max_num_seqs * (1 + num_guesses), self.max_num_batched_tokens)
+
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(

@@ -64,6 +64,7 @@ from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
+from .speculation.medusa import heads_bytes, open_medusas
 from .speculation.speculation import open_speculation
 from .step_costs import StepCosts
 from .tenant_service import TenantService
@@ -92,7 +93,8 @@ class EngineCore:
         self._clock = clock
         base = load_base_model(config)
         draft = load_draft_model(config, base)
-        plan = plan_engine(config, base, draft)
+        medusas = open_medusas(config, base)
+        plan = plan_engine(config, base, draft, head_bytes=heads_bytes(medusas))
         self.info = describe_engine(config, base, plan)
         self._base = base
         self._models = [base] if draft is None else [base, draft]
@@ -155,13 +157,14 @@ class EngineCore:
         self._num_kv_groups = len(plan.kv_groups)
         self._runner = ModelRunner(base, cache, arena)
         costs = StepCosts()
+        drafting = open_draft_model(config, base, draft, plan.num_draft_blocks)
         self._speculation = open_speculation(
             config,
             base=base,
             runner=self._runner,
             costs=costs,
             clock=clock,
-            draft=open_draft_model(config, base, draft, plan.num_draft_blocks),
+            loaded=[*medusas, *([drafting] if drafting else [])],
         )
         self._scheduler = Scheduler(
             _limits(config, base, plan),
@@ -372,8 +375,7 @@ class EngineCore:
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn]:
-        drawn = draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
-        return [Drawn(accepted.path, generated) for accepted, generated in drawn]
+        return draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
         num_tokens = len(generated.token_ids)

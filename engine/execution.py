@@ -197,9 +197,10 @@ class Execution(Generic[OutputT]):
         """Give the request its new tokens, up to the one that ends it."""
         sequence, request = entry.sequence, entry.sequence.request
         generated = generated.first(self._num_until_end(request, generated.token_ids))
+        path = path[: len(generated.token_ids)]
+        if not self._keeps(request, path):
+            path, generated = (), generated.first(1)
         num_tokens = len(generated.token_ids)
-        path = path[:num_tokens]
-        self._runner.keep(request, path)
         self._emit(request, generated)
         self._scheduler.append(request, generated.token_ids)
         self._scheduler.advance(sequence, num_accepted=len(path))
@@ -211,20 +212,24 @@ class Execution(Generic[OutputT]):
         request.draft = NO_DRAFT
         self._finish_if_done(request, generated.token_ids[-1])
 
+    def _keeps(self, request: Request, path: Sequence[int]) -> bool:
+        """Whether what these guesses have written could be put where it belongs."""
+        try:
+            self._runner.keep(request, path)
+        except Exception:
+            logger.exception("request %s does without its guesses", request.request_id)
+            return False
+        return True
+
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
         """How many of these new tokens there are up to the first that ends the output."""
         for index, token in enumerate(token_ids):
-            if self._ends(request, token):
+            if request.is_ended_by(token, self._eos_token_ids):
                 return index + 1
         return len(token_ids)
 
-    def _ends(self, request: Request, token: int) -> bool:
-        params = request.submitted.sampling
-        is_eos = token in self._eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
-
     def _finish_if_done(self, request: Request, token: int) -> None:
-        if self._ends(request, token):
+        if request.is_ended_by(token, self._eos_token_ids):
             self._finish(request, FinishReason.STOP, stop_token_id=token)
         elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._finish(request, FinishReason.LENGTH)

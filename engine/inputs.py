@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 MAX_GROUPED_ROWS = 16
 """Longer chunks are computed alone: their masks would outgrow what they share."""
+MAX_GROUP_CELLS = 1 << 22
+"""Queries times keys of those computed together: of each attention has a mask, and a score a head.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,9 @@ class _Layout:
                 chunks.append(self._chunk(read))
         return AttentionBatch(
             slot_mapping=_int64(self._slots(spans), self.device),
-            groups=tuple(map(self._group, groups.values())),
+            groups=tuple(
+                self._group(part) for members in groups.values() for part in self._parts(members)
+            ),
             chunks=tuple(chunks),
         )
 
@@ -148,6 +153,13 @@ class _Layout:
         sinks = min(first, self.group.num_sink_blocks(size))
         seen = [*range(sinks), *range(first, end)]
         return _Reads(span, row, [table[block] for block in seen], [block * size for block in seen])
+
+    def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
+        """As many at a time as do not take more memory than a large chunk."""
+        num_rows = max(len(read.span.token_ids) for read in members)
+        num_keys = max(len(read.block_ids) for read in members) * self.block_size
+        size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
+        return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(self, members: list[_Reads]) -> SequenceGroup:
         num_rows = max(len(read.span.token_ids) for read in members)

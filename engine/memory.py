@@ -68,6 +68,7 @@ def plan_memory(
     max_model_len: int,
     is_host: bool,
     draft: DraftDemand | None = None,
+    head_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
@@ -75,13 +76,13 @@ def plan_memory(
     is what a block of each takes. `is_host`: the device is the host itself, so its memory also
     holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
     together. `draft`: a draft model, which gets as many tokens of KV as the base would have, did
-    all its layers see everything.
+    all its layers see everything. `head_bytes`: what Medusa heads take, which are loaded too.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
     draft = draft or DraftDemand()
     if config.memory_bytes is not None:
-        loaded_bytes = weight_bytes + draft.weight_bytes
+        loaded_bytes = weight_bytes + draft.weight_bytes + head_bytes
         available_bytes = min(available_bytes, config.memory_bytes - loaded_bytes)
     reserve = int(available_bytes * RESERVE_FRACTION)
     host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
@@ -113,6 +114,8 @@ def plan_memory(
             f"draft model {_mib(draft.weight_bytes)}, its KV cache {num_draft_blocks} blocks of "
             f"{config.kv_block_size} tokens, {draft.bytes_per_block} bytes each: {_mib(draft_kv)}"
         )
+    if head_bytes:
+        lines.append(f"Medusa heads {_mib(head_bytes)}")
     if arena + windows + kv + draft_kv > usable:
         raise InsufficientMemory(f"{_mib(kv + draft_kv)} for KV do not fit: " + "; ".join(lines))
     num_blocks = divide_kv(kv, demands)

@@ -431,14 +431,14 @@ class SpeculationStats:
 
     key: AdapterKey | None
     proposer: str
-    num_steps: int
-    """Drafts that were verified."""
+    num_drafts: int
+    """That were verified; empty ones are not."""
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance: float
     """Lately, of a draft's first token: between 0 and 1."""
     num_tokens: int
-    """How many were guessed for a request in the last step; 0: that does not pay."""
+    """How many were to be guessed for a request when that was last decided; 0: it does not pay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from .execution import Drawn
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
 from .sampler import logprobs_of
@@ -14,7 +15,7 @@ from .speculation.acceptors import Accepted, Acceptor
 
 def draw_next_tokens(
     requests: Sequence[Request], logits: Tensor, acceptor: Acceptor
-) -> list[tuple[Accepted, TokensGenerated]]:
+) -> list[Drawn]:
     """Verify each request's draft and draw behind what was accepted of it; changes nothing.
 
     `logits`: for each request the row of its last known token, then one for each token of its
@@ -27,7 +28,7 @@ def draw_next_tokens(
         start += 1 + len(request.draft)
     logprobs = _logprobs(requests, verified, rows, logits)
     return [
-        (accepted, _event(request, accepted.token_ids, own_rows, entries, logits))
+        Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
         for request, accepted, own_rows, entries in zip(
             requests, verified, rows, logprobs, strict=True
         )

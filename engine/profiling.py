@@ -21,11 +21,12 @@ PROFILE_CONTEXT = 8192
 
 
 def plan_engine(
-    config: EngineConfig, base: BaseModel, draft: BaseModel | None = None
+    config: EngineConfig, base: BaseModel, draft: BaseModel | None = None, *, head_bytes: int = 0
 ) -> MemoryPlan:
     """Measure a full step and divide what memory is left. Raises InsufficientMemory.
 
-    `draft`: the draft model, which never runs while the base does.
+    `draft`: the draft model, which never runs while the base does. `head_bytes`: of Medusa heads,
+    which are loaded.
     """
     groups = group_layers(
         base.kv_shapes,
@@ -56,6 +57,7 @@ def plan_engine(
         max_model_len=base.max_model_len,
         is_host=base.device.type == "cpu",
         draft=demand,
+        head_bytes=head_bytes,
     )
     if base.kv_error:
         line = (
@@ -76,7 +78,7 @@ def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand,
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
-    """The last chunk of a long prompt, with logits of as many rows as there are sequences."""
+    """The last chunk of a long prompt, with logits of as many rows as a step may look at."""
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
     table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
@@ -91,6 +93,6 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
     inputs = make_inputs(
         [span], groups=cache.groups, block_size=config.kv_block_size, device=base.device
     )
-    rows = torch.arange(min(config.max_num_seqs, num_tokens), device=base.device)
+    rows = torch.arange(min(config.max_kept_rows, num_tokens), device=base.device)
     forward = PagedForward(cache, inputs.attention)
     run_model(base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from ..adapters.identity import AdapterKey
@@ -76,6 +77,12 @@ class Request:
     @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def is_ended_by(self, token: int, eos_token_ids: Container[int]) -> bool:
+        """Whether nothing follows this token of the output."""
+        params = self.submitted.sampling
+        is_eos = token in eos_token_ids and not params.ignore_eos
+        return is_eos or token in params.stop_token_ids
 
     @property
     def num_remaining_tokens(self) -> int:

@@ -98,7 +98,7 @@ class ModelRunner:
     def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
         """As `run`, of whatever spans, each under the adapter of its lease.
 
-        Those of one token come first.
+        Those of one token come first, then those that verify guesses.
         """
         inputs = make_inputs(
             spans,

@@ -20,6 +20,9 @@ from .sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
 """Below it the draw is greedy for any logits that fp32 tells apart."""
+MAX_DRAWN_CELLS = 1 << 24
+"""Rows times tokens of the vocabulary that are drawn from at once: meanwhile they take some fifty
+bytes each meanwhile, and a step that verifies guesses has many rows."""
 
 
 class Stream(IntEnum):
@@ -48,7 +51,11 @@ class SamplingRow:
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
-    tokens: list[int] = perturbed(logits, rows).argmax(-1).tolist()
+    size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
+    tokens: list[int] = []
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        tokens += perturbed(logits[part], rows[part]).argmax(-1).tolist()
     return tokens
 
 

@@ -1,8 +1,9 @@
 """Which adapter each token of a step runs under, in the forms that the kernels want.
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
-first; they meet adapters through the compact window (CPU). The rest are prefills and verified
-guesses, adjacent when they share an adapter, and are served by segments.
+first, then those of sequences that verify guesses, then prefills. The first meet adapters through
+the compact window (CPU), the second too while they are few; the rest are adjacent when they share
+an adapter, and are served by segments.
 
 A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`, is
 

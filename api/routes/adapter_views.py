@@ -169,7 +169,7 @@ def proposer_view(stats: SpeculationStats) -> ProposerView:
         proposer=stats.proposer,
         acceptance=stats.acceptance,
         num_tokens=stats.num_tokens,
-        drafts=stats.num_steps,
+        drafts=stats.num_drafts,
         draft_tokens=stats.num_draft_tokens,
         accepted_tokens=stats.num_accepted_tokens,
     )

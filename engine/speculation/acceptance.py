@@ -17,7 +17,7 @@ FIRST_GUESS = 0.6
 """How likely a token is right, given the one before it, while nothing at all is known."""
 
 
-class Acceptance:
+class AcceptanceRates:
     """For each place in a draft, how likely its token is accepted.
 
     The places are in the proposer's order and each stands for itself, not under the condition that
@@ -26,7 +26,7 @@ class Acceptance:
     off as the places before them do.
     """
 
-    def __init__(self, max_tokens: int, prior: Acceptance | None = None) -> None:
+    def __init__(self, max_tokens: int, prior: AcceptanceRates | None = None) -> None:
         """`prior`: what it is believed to be like until it shows; None: moderate."""
         self._prior = prior
         self._prior_weight = PRIOR_WEIGHT

@@ -62,15 +62,6 @@ class Draft:
                 return index
         return None
 
-    @property
-    def depths(self) -> list[int]:
-        """For each token how far it lies behind the last known one: 1 and more."""
-        depths: list[int] = []
-        for index in range(len(self.token_ids)):
-            parent = self.parent(index)
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return depths
-
     def only(self, kept: Sequence[int]) -> Draft:
         """The draft without its other tokens; `kept` ascend and hold the parents of each."""
         if len(kept) == len(self.token_ids):

@@ -8,8 +8,8 @@ adapter that takes the answers far from the base's only has fewer guesses accept
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,10 +22,10 @@ from ..inputs import Span, make_inputs
 from ..kv_cache import KvCache
 from ..kv_groups import one_group
 from ..request import Request
-from ..sampler import SamplingRow
 from .draft import NO_DRAFT, Draft
 from .draft_cache import CachedSequence, DraftCache
-from .drawing import DraftDrawing, make_drawing
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .fair_shares import fair_shares
 from .proposer import Wanted
 
 MAX_CATCH_UP_TOKENS = 256
@@ -36,44 +36,36 @@ LEAST_SHARE = 2
 right, and the token that was drawn behind it."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Drafting:
     """A request on its way to a draft."""
 
-    request: Request
+    chain: GrowingChain
     sequence: CachedSequence
-    num_tokens: int
-    """To guess."""
-    token_ids: list[int]
-    """The request's, then the guessed."""
-    probabilities: list[Tensor] = field(default_factory=list)
-    """`[vocab_size]` per guess, where the acceptor wants them."""
+
+    @property
+    def request(self) -> Request:
+        return self.chain.request
 
     @property
     def num_missing(self) -> int:
         """Tokens to compute before the next can be guessed."""
-        return len(self.token_ids) - self.sequence.num_computed
+        num_tokens = len(self.request.token_ids) + len(self.chain.token_ids)
+        return num_tokens - self.sequence.num_computed
 
-    @property
-    def num_guessed(self) -> int:
-        return len(self.token_ids) - len(self.request.token_ids)
-
-    def row(self) -> SamplingRow:
-        """What decides the next guess, besides the logits: what will decide the target's draw."""
-        return SamplingRow(
-            params=self.request.submitted.sampling,
-            seed=self.request.seed,
-            token_ids=self.token_ids,
-            num_prompt_tokens=self.request.num_prompt_tokens,
-        )
+    def next_tokens(self, count: int) -> list[int]:
+        """The first that are missing: known ones, or once those are computed, guesses."""
+        known, start = self.request.token_ids, self.sequence.num_computed
+        first_guess = start - len(known)
+        if first_guess < 0:
+            return known[start : start + count]
+        return self.chain.token_ids[first_guess : first_guess + count]
 
     def draft(self) -> Draft:
         """What was guessed; the sequence is told which of its tokens are only guesses."""
-        known = len(self.request.token_ids)
-        guesses = self.token_ids[known:]
-        self.sequence.guesses = self.token_ids[known : self.sequence.num_computed]
-        probabilities = torch.stack(self.probabilities) if self.probabilities else None
-        return Draft(tuple(guesses), probabilities=probabilities)
+        num_guesses = max(0, self.sequence.num_computed - len(self.request.token_ids))
+        self.sequence.guesses = self.chain.token_ids[:num_guesses]
+        return self.chain.draft()
 
 
 class _Piece(NamedTuple):
@@ -89,10 +81,9 @@ class _Piece(NamedTuple):
 
     def span(self) -> Span:
         sequence = self.drafting.sequence
-        start, end = sequence.num_computed, sequence.num_computed + self.num_tokens
         return Span(
-            token_ids=self.drafting.token_ids[start:end],
-            start=start,
+            token_ids=self.drafting.next_tokens(self.num_tokens),
+            start=sequence.num_computed,
             tables=sequence.tables,
             num_kept_rows=int(self.is_last),
         )
@@ -159,8 +150,8 @@ class DraftModelProposer:
             if num_tokens < 1 or not self.cache.can_hold(num_known + num_tokens - 1):
                 self.forget(request.request_id)
                 continue
-            sequence = self.cache.settle(request)
-            drafting[request] = _Drafting(request, sequence, num_tokens, list(request.token_ids))
+            chain = GrowingChain(request, num_tokens)
+            drafting[request] = _Drafting(chain, self.cache.settle(request))
         return dict(reversed(drafting.items()))
 
     def _first_pieces(self, drafting: Sequence[_Drafting]) -> list[_Piece]:
@@ -172,7 +163,7 @@ class DraftModelProposer:
         for entry, share in zip(drafting, shares, strict=True):
             piece = _Piece(entry, share)
             request_id = entry.request.request_id
-            num_tokens = share + entry.num_tokens - 1 if piece.is_last else share
+            num_tokens = share + entry.chain.num_tokens - 1 if piece.is_last else share
             if request_id in self.cache and self.cache.reserve(request_id, num_tokens, keep):
                 keep.add(request_id)
                 pieces.append(piece)
@@ -201,17 +192,12 @@ class DraftModelProposer:
         drafting = [entry for entry, is_finite in zip(drafting, finite, strict=True) if is_finite]
         if not drafting:
             return []
-        rows = [entry.row() for entry in drafting]
-        drawn = self._drawing.draw(rows, logits if all(finite) else logits[finite])
-        for index, entry in enumerate(drafting):
-            entry.token_ids.append(drawn.token_ids[index])
-            if drawn.probabilities is not None:
-                entry.probabilities.append(drawn.probabilities[index])
-        return [entry for entry in drafting if self._goes_on(entry)]
+        chains = [entry.chain for entry in drafting]
+        draw_next(chains, logits if all(finite) else logits[finite], self._drawing)
+        return [entry for entry in drafting if self._goes_on(entry.chain)]
 
-    def _goes_on(self, entry: _Drafting) -> bool:
-        is_done = entry.num_guessed == entry.num_tokens
-        return not is_done and not self._ends(entry.request, entry.token_ids[-1])
+    def _goes_on(self, chain: GrowingChain) -> bool:
+        return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
     def _run(self, spans: Sequence[Span]) -> Tensor:
         """fp32 logits of the kept rows."""
@@ -224,33 +210,17 @@ class DraftModelProposer:
         return run_model(self._model.model, forward, inputs.input_ids, inputs.positions, rows)
 
 
-def fair_shares(needs: Iterable[int], budget: int) -> list[int]:
-    """Divide a budget: nobody gets more than needed, or less than another beyond its own need."""
-    needs = list(needs)
-    shares = [0] * len(needs)
-    for place, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
-        shares[index] = min(needs[index], budget // (len(needs) - place))
-        budget -= shares[index]
-    return shares
-
-
 def open_draft_model(
     config: EngineConfig, base: BaseModel, draft: BaseModel | None, num_blocks: int
 ) -> DraftModelProposer | None:
     """`draft`, if there is one, guesses for `base`, with `num_blocks` blocks of cache."""
     if draft is None:
         return None
-
-    def ends(request: Request, token: int) -> bool:
-        params = request.submitted.sampling
-        is_eos = token in base.eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
-
     return DraftModelProposer(
         draft,
         num_blocks=num_blocks,
         block_size=config.kv_block_size,
         drawing=make_drawing(config.acceptance),
-        ends=ends,
+        ends=lambda request, token: request.is_ended_by(token, base.eos_token_ids),
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
     )

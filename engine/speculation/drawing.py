@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, assert_never
 
+import torch
 from torch import Tensor
 
 from ..config import Acceptance
 from ..request import Request
 from ..sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
+from .draft import Draft
 
 
-class Drawn(NamedTuple):
+class Guesses(NamedTuple):
     """One guessed token per row."""
 
     token_ids: list[int]
@@ -23,7 +26,7 @@ class Drawn(NamedTuple):
 class DraftDrawing(Protocol):
     """The strategy that suits an acceptor. With any other the output is right too, only slower."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Drawn:
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
         """Guess a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
         under the request's own parameters: `row_behind` gives its row."""
         ...
@@ -33,17 +36,17 @@ class CoupledDrawing:
     """With the noise that the target will draw with: where the two distributions agree, so do the
     draws."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Drawn:
-        return Drawn(sample(logits, rows), None)
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
+        return Guesses(sample(logits, rows), None)
 
 
 class IndependentDrawing:
     """With noise of its own, and saying from which distribution: rejection sampling takes a guess
     as a draw that nothing else depends on."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Drawn:
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
         probabilities = probabilities_of(logits, rows)
-        return Drawn(draw_from(probabilities, rows, Stream.DRAFT), probabilities)
+        return Guesses(draw_from(probabilities, rows, Stream.DRAFT), probabilities)
 
 
 def make_drawing(acceptance: Acceptance) -> DraftDrawing:
@@ -64,3 +67,33 @@ def row_behind(request: Request, guesses: Sequence[int]) -> SamplingRow:
         token_ids=[*request.token_ids, *guesses] if guesses else request.token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
     )
+
+
+@dataclass(eq=False)
+class GrowingChain:
+    """A request's draft while it is guessed, token by token."""
+
+    request: Request
+    num_tokens: int
+    """To guess."""
+    token_ids: list[int] = field(default_factory=list)
+    probabilities: list[Tensor] = field(default_factory=list)
+    """`[vocab_size]` per token, where the acceptor wants them."""
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.token_ids) < self.num_tokens
+
+    def draft(self) -> Draft:
+        probabilities = torch.stack(self.probabilities) if self.probabilities else None
+        return Draft(tuple(self.token_ids), probabilities=probabilities)
+
+
+def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDrawing) -> None:
+    """Give each of them one token more, by its row of a proposer's logits (fp32, finite)."""
+    rows = [row_behind(chain.request, chain.token_ids) for chain in chains]
+    token_ids, probabilities = drawing.draw(rows, logits)
+    for index, (chain, token) in enumerate(zip(chains, token_ids, strict=True)):
+        chain.token_ids.append(token)
+        if probabilities is not None:
+            chain.probabilities.append(probabilities[index])

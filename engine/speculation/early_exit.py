@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from ..inputs import Span
 from ..request import Request
 from ..runner import ModelRunner
 from .draft import Draft
-from .drawing import DraftDrawing, make_drawing, row_behind
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .proposer import Wanted
 
 
@@ -77,33 +76,6 @@ def _cannot_exit(config: Any) -> UnsupportedModel:
     )
 
 
-@dataclass(slots=True)
-class _Guesses:
-    """What grows into one request's draft."""
-
-    request: Request
-    num_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    probabilities: list[Tensor] = field(default_factory=list)
-    is_broken: bool = False
-    """A result was not finite."""
-
-    @property
-    def wants_more(self) -> bool:
-        return not self.is_broken and len(self.token_ids) < self.num_tokens
-
-    @property
-    def span(self) -> Span:
-        """The last token, known or guessed."""
-        tokens = self.token_ids or self.request.token_ids
-        start = len(self.request.token_ids) + len(self.token_ids) - 1
-        return Span([tokens[-1]], start=start, tables=self.request.kv.tables)
-
-    def draft(self) -> Draft:
-        probabilities = torch.stack(self.probabilities) if self.probabilities else None
-        return Draft(tuple(self.token_ids), probabilities=probabilities)
-
-
 class EarlyExitProposer:
     name = "early_exit"
     needs_hidden_states = False
@@ -114,15 +86,15 @@ class EarlyExitProposer:
         self._drawing = drawing
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        guesses = [_Guesses(request, num_tokens) for request, num_tokens in wanted]
+        chains = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
         try:
-            while growing := [entry for entry in guesses if entry.wants_more]:
+            while growing := [chain for chain in chains if chain.wants_more]:
                 self._grow(growing)
         except BaseException:
-            for entry in guesses:
-                self._clear(entry)
+            for chain in chains:
+                self._clear(chain)
             raise
-        return [entry.draft() for entry in guesses]
+        return [chain.draft() for chain in chains]
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
         """The cache that it shares is the target's."""
@@ -130,33 +102,33 @@ class EarlyExitProposer:
     def forget(self, request_id: str) -> None:
         """It keeps nothing."""
 
-    def _grow(self, guesses: Sequence[_Guesses]) -> None:
+    def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""
         with self._layers.only():
-            logits = self._runner.run_spans(
-                [entry.span for entry in guesses], [entry.request.lease for entry in guesses]
-            ).logits
-        finite = logits.isfinite().all(-1).tolist()
-        for entry, is_finite in zip(guesses, finite, strict=True):
+            output = self._runner.run_spans(
+                list(map(_last_token, chains)), [chain.request.lease for chain in chains]
+            )
+        finite = output.finite
+        for chain, is_finite in zip(chains, finite, strict=True):
             if not is_finite:
-                entry.is_broken = True
-                self._clear(entry)
+                chain.num_tokens = len(chain.token_ids)
+                self._clear(chain)
         sound = [index for index, is_finite in enumerate(finite) if is_finite]
         if sound:
-            self._draw([guesses[index] for index in sound], logits[sound])
+            draw_next([chains[index] for index in sound], output.logits[sound], self._drawing)
 
-    def _draw(self, guesses: Sequence[_Guesses], logits: Tensor) -> None:
-        rows = [row_behind(entry.request, entry.token_ids) for entry in guesses]
-        token_ids, probabilities = self._drawing.draw(rows, logits)
-        for index, (entry, token) in enumerate(zip(guesses, token_ids, strict=True)):
-            entry.token_ids.append(token)
-            if probabilities is not None:
-                entry.probabilities.append(probabilities[index])
-
-    def _clear(self, guesses: _Guesses) -> None:
+    def _clear(self, chain: GrowingChain) -> None:
         """Leave nothing of the guessed positions, should no verification write them again."""
-        start = len(guesses.request.token_ids)
-        self._runner.clear(guesses.request, start, start + len(guesses.token_ids))
+        start = len(chain.request.token_ids)
+        self._runner.clear(chain.request, start, start + len(chain.token_ids))
+
+
+def _last_token(chain: GrowingChain) -> Span:
+    """Known or guessed."""
+    known = chain.request.token_ids
+    last = (chain.token_ids or known)[-1]
+    start = len(known) + len(chain.token_ids) - 1
+    return Span([last], start=start, tables=chain.request.kv.tables)
 
 
 def open_early_exit(

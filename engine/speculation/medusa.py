@@ -16,15 +16,15 @@ from ..checkpoint import locate_model
 from ..config import Acceptance, EngineConfig
 from ..errors import InvalidParameter, UnsupportedModel
 from ..request import Request
-from ..runner import ModelRunner
 from ..sampler import SamplingRow, perturbed
 from .draft import NO_DRAFT, Draft
 from .draft_tree import Candidates, best_first_tree
-from .drawing import DraftDrawing, make_drawing, row_behind
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
-from .proposer import Proposer, Wanted
+from .proposer import Wanted
 
+CHAINS, TREES = "medusa", "medusa_tree"
 MakeDrafts = Callable[[Sequence[Wanted], Tensor], list[Draft]]
 """From the heads' logits fp32 `[num_heads, len(wanted), vocab_size]` to a draft for each."""
 
@@ -36,7 +36,7 @@ class MedusaProposer:
 
     def __init__(self, name: str, heads: MedusaHeads, make_drafts: MakeDrafts) -> None:
         self.name = name
-        self._heads = heads
+        self.heads = heads
         self._make_drafts = make_drafts
         self._states: dict[str, Tensor] = {}
         """By request id, `[hidden_size]`: behind its last token."""
@@ -47,8 +47,8 @@ class MedusaProposer:
         if not known:
             return [NO_DRAFT] * len(wanted)
         states = torch.stack([self._states[entry.request.request_id] for entry in known])
-        num_heads = min(self._heads.num_heads, max(entry.num_tokens for entry in known))
-        drafts = iter(self._make_drafts(known, self._heads(states, num_heads).float()))
+        num_heads = min(self.heads.num_heads, max(entry.num_tokens for entry in known))
+        drafts = iter(self._make_drafts(known, self.heads(states, num_heads).float()))
         return [
             next(drafts) if entry.request.request_id in self._states else NO_DRAFT
             for entry in wanted
@@ -58,7 +58,8 @@ class MedusaProposer:
         if hidden_state is None:
             self.forget(request.request_id)
         else:
-            self._states[request.request_id] = hidden_state
+            # A copy: the row itself would hold on to all of its step's rows.
+            self._states[request.request_id] = hidden_state.clone()
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
@@ -68,23 +69,11 @@ def chains_by(drawing: DraftDrawing) -> MakeDrafts:
     """Chains whose every token is drawn from its head as the target draws from its logits."""
 
     def chains(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
-        guesses: list[list[int]] = [[] for _ in wanted]
-        drawn_from: list[Tensor] = []
+        growing = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
         for head in logits:
-            token_ids, probabilities = drawing.draw(_rows_behind(wanted, guesses), head)
-            for guessed, token in zip(guesses, token_ids, strict=True):
-                guessed.append(token)
-            if probabilities is not None:
-                drawn_from.append(probabilities)
-        return [
-            Draft(
-                tuple(guessed[:num_tokens]),
-                probabilities=torch.stack([rows[index] for rows in drawn_from[:num_tokens]])
-                if drawn_from
-                else None,
-            )
-            for index, (guessed, (_, num_tokens)) in enumerate(zip(guesses, wanted, strict=True))
-        ]
+            rows = [row for row, chain in enumerate(growing) if chain.wants_more]
+            draw_next([growing[row] for row in rows], head[rows], drawing)
+        return [chain.draft() for chain in growing]
 
     return chains
 
@@ -95,7 +84,10 @@ def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
     likeliest: list[list[int]] = [[] for _ in wanted]
     levels: list[list[Candidates]] = [[] for _ in wanted]
     for head in logits:
-        rows = _rows_behind(wanted, likeliest)
+        rows = [
+            row_behind(entry.request, guessed)
+            for entry, guessed in zip(wanted, likeliest, strict=True)
+        ]
         values, token_ids = _log_beliefs(head, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)
         for index, candidates in enumerate(found):
@@ -118,27 +110,36 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return (perturbed(logits, rows) * scale).log_softmax(-1)
 
 
-def _rows_behind(wanted: Sequence[Wanted], guesses: Sequence[Sequence[int]]) -> list[SamplingRow]:
-    return [
-        row_behind(entry.request, guessed) for entry, guessed in zip(wanted, guesses, strict=True)
-    ]
+def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
+    """Those that the configuration names: `medusa:CHECKPOINT` guesses chains, `medusa_tree` trees.
+
+    Opened before memory is divided, for their heads take their part; those of one checkpoint are
+    loaded once. Raises InvalidParameter if the heads cannot be used.
+    """
+    heads: dict[str, MedusaHeads] = {}
+    proposers = []
+    for entry in config.speculation:
+        name, _, checkpoint = entry.partition(":")
+        if name in (CHAINS, TREES):
+            make_drafts = _make_drafts(name, config.acceptance)
+            if checkpoint not in heads:
+                heads[checkpoint] = _open_heads(name, checkpoint, base)
+            proposers.append(MedusaProposer(name, heads[checkpoint], make_drafts))
+    return proposers
 
 
-def open_medusa(
-    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    """`medusa:CHECKPOINT`: chains. Raises InvalidParameter if the heads cannot be used."""
-    heads = _open_heads("medusa", argument, base)
-    return MedusaProposer("medusa", heads, chains_by(make_drawing(config.acceptance)))
+def heads_bytes(proposers: Sequence[MedusaProposer]) -> int:
+    """What all their heads take."""
+    return sum(heads.weight_bytes for heads in {proposer.heads for proposer in proposers})
 
 
-def open_medusa_tree(
-    argument: str, config: EngineConfig, base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    """`medusa_tree:CHECKPOINT`: trees, which only coupled acceptance takes. Raises likewise."""
-    if config.acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", "medusa_tree needs coupled acceptance")
-    return MedusaProposer("medusa_tree", _open_heads("medusa_tree", argument, base), coupled_trees)
+def _make_drafts(name: str, acceptance: Acceptance) -> MakeDrafts:
+    """Raises InvalidParameter: only coupled acceptance takes trees."""
+    if name == CHAINS:
+        return chains_by(make_drawing(acceptance))
+    if acceptance is not Acceptance.COUPLED:
+        raise InvalidParameter("speculation", f"{name} needs coupled acceptance")
+    return coupled_trees
 
 
 def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:

@@ -30,6 +30,10 @@ class MedusaHeads(nn.Module):
     def num_heads(self) -> int:
         return len(self.projections)
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.parameters())
+
     def forward(self, hidden_states: Tensor, num_heads: int | None = None) -> Tensor:
         """Logits `[num_heads, num_rows, vocab_size]` of `hidden_states [num_rows, hidden_size]`.
 

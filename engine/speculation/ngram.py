@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..request import Request
 from .draft import NO_DRAFT, Draft
+from .fair_shares import fair_shares
 from .ngram_index import Match, NgramIndex
 from .proposer import Wanted
 
 MAX_INDEXED_PER_CALL = 4096
-"""Tokens read into indices by one call, over all its requests: a long prompt takes several steps
-rather than holding up one."""
+"""Tokens read into indices by one call, shared fairly by its requests: a long prompt takes several
+steps rather than holding up one, or keeping others from theirs."""
 GUESSES_PER_TOKEN = 2
 """A match of so many tokens is followed twice as far: a short one is more often chance."""
 WINDOW = 32_768
@@ -34,10 +35,10 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         drafts = []
-        budget = MAX_INDEXED_PER_CALL
-        for request, num_tokens in wanted:
-            index = self._index(request)
-            budget -= index.extend(budget)
+        indices = [self._index(request) for request, _ in wanted]
+        shares = fair_shares((index.num_unread for index in indices), MAX_INDEXED_PER_CALL)
+        for (request, num_tokens), index, share in zip(wanted, indices, shares, strict=True):
+            index.extend(share)
             match = index.find()
             drafts.append(_copy(request.token_ids, match, num_tokens) if match else NO_DRAFT)
         return drafts

@@ -43,11 +43,13 @@ class NgramIndex:
         """Tokens that are indexed."""
         return len(self._earlier)
 
-    def extend(self, limit: int) -> int:
-        """Read at most `limit` more tokens; returns how many were read.
+    @property
+    def num_unread(self) -> int:
+        """Tokens that `extend` would still read: the last is left for later, nothing follows it."""
+        return max(0, len(self._token_ids) - self._first - len(self._earlier))
 
-        The last token is left for later: nothing follows it yet.
-        """
+    def extend(self, limit: int) -> int:
+        """Read at most `limit` more tokens; returns how many were read."""
         tokens, latest = self._token_ids, self._behind_pair
         begin = self._first + len(self._earlier)
         end = min(len(tokens), begin + limit)

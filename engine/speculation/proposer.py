@@ -28,7 +28,7 @@ class Proposer(Protocol):
 
     @property
     def name(self) -> str:
-        """As in configuration, API and metrics: `ngram`, `draft`, `early_exit`, `medusa`."""
+        """As in configuration, API and metrics: one of `config.PROPOSERS`."""
 
     @property
     def needs_hidden_states(self) -> bool:

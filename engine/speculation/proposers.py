@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..base_model import BaseModel
-from ..config import EngineConfig
+from ..config import PROPOSERS, EngineConfig
 from ..errors import InvalidParameter
 from ..runner import ModelRunner
-from . import draft_loading
 from .early_exit import open_early_exit
-from .medusa import open_medusa, open_medusa_tree
 from .ngram import NgramProposer
 from .proposer import Proposer
 
@@ -26,10 +24,12 @@ def _open_ngram(
     return NgramProposer()
 
 
+def _opened(proposer: Proposer) -> Opener:
+    return lambda *_: proposer
+
+
 OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
-    "medusa": open_medusa,
-    "medusa_tree": open_medusa_tree,
     "ngram": _open_ngram,
 }
 
@@ -39,18 +39,18 @@ def open_proposers(
     *,
     base: BaseModel,
     runner: ModelRunner,
-    draft: Proposer | None = None,
+    loaded: Iterable[Proposer] = (),
 ) -> list[Proposer]:
     """Raises InvalidParameter for names that are not known or come twice.
 
-    `draft`: the draft model's, which was loaded before memory was divided.
+    `loaded`: those that take much memory, and so were there before it was divided.
     """
-    openers = OPENERS if draft is None else {**OPENERS, draft.name: lambda *_: draft}
+    openers = OPENERS | {proposer.name: _opened(proposer) for proposer in loaded}
     proposers: list[Proposer] = []
     for entry in config.speculation:
         name, _, argument = entry.partition(":")
         if name not in openers:
-            known = ", ".join(sorted({*OPENERS, draft_loading.NAME}))
+            known = ", ".join(sorted({*OPENERS, *PROPOSERS}))
             raise InvalidParameter("speculation", f"{name} is none of {known}")
         if any(proposer.name == name for proposer in proposers):
             raise InvalidParameter("speculation", f"{name} comes twice")

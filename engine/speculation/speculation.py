@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -44,11 +44,8 @@ class Speculation:
         self._control = control
         self._vocab_size = vocab_size
         self._clock = clock
-        self._choices: Mapping[Request, Choice] = {}
-
-    @property
-    def proposer_names(self) -> Collection[str]:
-        return self._proposers.keys()
+        self._choices: dict[str, Choice] = {}
+        """By request id: of the last step that was planned."""
 
     @property
     def needs_hidden_states(self) -> bool:
@@ -63,8 +60,9 @@ class Speculation:
         """See `policy.DraftPolicy`."""
         if not self._proposers:
             return {}
-        self._choices = self._control.choose(decodes, num_free_tokens)
-        return {request: choice.num_tokens for request, choice in self._choices.items()}
+        choices = self._control.choose(decodes, num_free_tokens)
+        self._choices = {request.request_id: choice for request, choice in choices.items()}
+        return {request: choice.num_tokens for request, choice in choices.items()}
 
     def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
         """Give the requests that were scheduled with guesses their drafts.
@@ -74,7 +72,7 @@ class Speculation:
         wanted: dict[str, list[Wanted]] = defaultdict(list)
         for request, _, num_draft_tokens in sequences:
             if num_draft_tokens:
-                choice = self._choices[request]
+                choice = self._choices[request.request_id]
                 wanted[choice.proposer].append(Wanted(request, num_draft_tokens))
         if not wanted:
             return sequences
@@ -94,13 +92,15 @@ class Speculation:
         if len(draft):
             request.num_draft_tokens += len(draft)
             request.num_accepted_tokens += len(accepted)
-            self._control.observe(request, self._choices[request].proposer, len(draft), accepted)
+            proposer_name = self._choices[request.request_id].proposer
+            self._control.observe(request, proposer_name, len(draft), accepted)
         for proposer in self._proposers.values():
             with _surviving(proposer):
                 proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
+        self._choices.pop(request_id, None)
         for proposer in self._proposers.values():
             with _surviving(proposer):
                 proposer.forget(request_id)
@@ -160,13 +160,10 @@ def open_speculation(
     runner: ModelRunner,
     costs: StepCosts,
     clock: Callable[[], float],
-    draft: Proposer | None = None,
+    loaded: Iterable[Proposer] = (),
 ) -> Speculation:
-    """What the configuration asks for; `draft` is the draft model's proposer.
-
-    Raises what `open_proposers` raises.
-    """
-    proposers = open_proposers(config, base=base, runner=runner, draft=draft)
+    """What the configuration asks for; `loaded`: see `open_proposers`. Raises what it raises."""
+    proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(
         proposers,

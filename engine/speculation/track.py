@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ...adapters.identity import AdapterKey
 from ..messages import SpeculationStats
-from .acceptance import MEMORY, Acceptance
+from .acceptance import MEMORY, AcceptanceRates
 from .probes import ProbeTimes
 from .supply import Supply
 
@@ -15,10 +15,13 @@ PROBE_MEMORY = 0.5
 
 
 class Track:
+    acceptance: AcceptanceRates
+    supply: Supply
+
     def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
         """`prior`: what it is believed to be like until it shows."""
-        self.acceptance: Acceptance = Acceptance(max_tokens, prior.acceptance if prior else None)
-        self.supply: Supply = Supply(prior.supply if prior else None)
+        self.acceptance = AcceptanceRates(max_tokens, prior.acceptance if prior else None)
+        self.supply = Supply(prior.supply if prior else None)
         self.probe_times = ProbeTimes()
         self.planned = 0
         """The most tokens that were to be guessed for a request when that was last decided."""
@@ -64,7 +67,7 @@ class Track:
         return SpeculationStats(
             key=key,
             proposer=proposer,
-            num_steps=self.num_drafts,
+            num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             acceptance=self.acceptance.probabilities[0],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from loraplex.engine import inputs as inputs_module
 from loraplex.engine.inputs import MAX_GROUPED_ROWS, Span, StepInputs, make_inputs
 from loraplex.engine.kv_groups import one_group
 from loraplex.engine.kv_layout import KvGroup
@@ -47,6 +48,18 @@ def test_long_chunks_are_computed_alone_but_trees_never() -> None:
     assert group_sizes(inputs) == [[1, length - 1], [1, length]]
     (chunk,) = inputs.attention[0].chunks
     assert (chunk.start, chunk.end, chunk.context_len) == (length - 1, 2 * length - 1, length)
+
+
+def test_so_many_are_computed_as_one_that_their_masks_stay_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", 2 * 5 * 48)  # two of five rows
+    laid_out = lay_out(*(span(5, 40) for _ in range(5)), *(span(1, 41) for _ in range(3)))
+    assert group_sizes(laid_out) == [[2, 5], [2, 5], [1, 5], [3, 1]]
+    rows = [row for group in laid_out.attention[0].groups for row in group.rows.flatten().tolist()]
+    assert rows == list(range(28))
+    monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", 1)
+    assert group_sizes(lay_out(span(5, 40), span(5, 40))) == [[1, 5]] * 2
 
 
 def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> None:

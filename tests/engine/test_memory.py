@@ -11,12 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loraplex.engine import profiling
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InsufficientMemory
+from loraplex.engine.forward import run_model
 from loraplex.engine.kv_budget import MIB
 from loraplex.engine.kv_groups import one_group
 from loraplex.engine.kv_layout import KvGroup
 from loraplex.engine.memory import DraftDemand, MemoryPlan, available_bytes, plan_memory
+from support.engine import LocalEngine
 
 SIZES: dict[str, Any] = {
     "available_bytes": 1000 * MIB,
@@ -104,6 +107,32 @@ def test_a_draft_model_takes_what_is_given_besides_the_bases_own_kv() -> None:
     plan = plan_memory(config, **SIZES, draft=draft)
     # Of 630 - 100 - 30 for weights a tenth is the reserve, 100 are for activations.
     assert plan.num_draft_blocks == 350 * 2 // 3
+
+
+def test_medusa_heads_are_part_of_what_the_engine_may_use() -> None:
+    config = EngineConfig("m", memory_bytes=630 * MIB, arena_bytes=0)
+    plan = plan_memory(config, **SIZES, head_bytes=30 * MIB)
+    assert plan.num_kv_blocks == 350  # of 630 - 100 - 30, less a tenth and 100 for activations
+    assert "Medusa heads 30.0 MiB" in plan.lines
+
+
+def test_the_profile_looks_at_as_many_rows_as_verification_does(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows: list[int] = []
+
+    def noting(*args: Any) -> torch.Tensor:
+        num_rows.append(len(args[-1]))
+        return run_model(*args)
+
+    monkeypatch.setattr(profiling, "run_model", noting)
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_draft_tokens": 6}
+    for speculation in ((), ("ngram",)):
+        LocalEngine(tiny_base, tmp_path, speculation=speculation, **sizes).close()
+    assert num_rows == [4, 4 * 7]
+    assert (
+        EngineConfig("m", speculation=("ngram",), max_num_batched_tokens=100).max_kept_rows == 100
+    )
 
 
 WINDOWED = KvGroup((2, 3), window=160, sinks=0, num_blocks=2)

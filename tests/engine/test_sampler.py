@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from loraplex.engine import sampler
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.sampler import SamplingRow, gumbel_noise, logprobs_of, sample
 from loraplex.engine.sampling_params import SamplingParams
@@ -139,6 +141,17 @@ def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
         for p in range(9)
     }
     assert len(draws) > 5
+
+
+def test_many_rows_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    rows = [make_row(seed, temperature=seed % 3) for seed in range(8)]
+    together = sample(logits, rows)
+    monkeypatch.setattr(sampler, "MAX_DRAWN_CELLS", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(sampler, "perturbed", spy := Mock(side_effect=sampler.perturbed))
+    assert sample(logits, rows) == together
+    assert [len(call.args[0]) for call in spy.call_args_list] == [3, 3, 2]
+    assert sample(logits[:0], []) == []
 
 
 def test_the_logits_are_left_as_they_were() -> None:

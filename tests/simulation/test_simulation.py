@@ -16,7 +16,7 @@ from simulation.planted import MISTAKES, is_caught
 from simulation.runner import REQUIRED_COVERAGE, STEPS_PER_SEED, Report, run_seed, run_seeds
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS = 60_000
+NUM_STEPS = 45_000
 
 
 @pytest.fixture(autouse=True)

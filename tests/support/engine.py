@@ -30,6 +30,7 @@ from loraplex.engine.messages import (
     SpeculationParams,
     StepEvents,
     Submit,
+    TokenLogprobs,
     TokensGenerated,
 )
 from loraplex.engine.sampling_params import SamplingParams
@@ -46,6 +47,15 @@ class Answer:
     tokens: list[TokensGenerated] = field(default_factory=list)
     started: RequestStarted | None = None
     finished: RequestFinished | None = None
+
+    @property
+    def end(self) -> RequestFinished:
+        assert self.finished is not None
+        return self.finished
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [entry for event in self.tokens for entry in event.logprobs or ()]
 
 
 class LocalEngine:

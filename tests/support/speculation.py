@@ -1,10 +1,11 @@
-"""A proposer that knows the answers, and is wrong as often as a test wants."""
+"""A proposer that knows the answers, and is wrong as often as a test wants; comparing answers."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isclose
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.speculation.draft import ROOT, Draft
 from loraplex.engine.speculation.proposer import Proposer, Wanted
 from loraplex.engine.speculation.proposers import OPENERS
+from support.engine import Answer
 
 
 class ScriptedProposer:
@@ -83,3 +85,17 @@ def scripted(proposer: Proposer) -> Iterator[str]:
         yield proposer.name
     finally:
         del OPENERS[proposer.name]
+
+
+def assert_same_answer(actual: Answer, expected: Answer) -> None:
+    """The same tokens and end; log-probabilities but for rounding."""
+    assert actual.token_ids == expected.token_ids
+    assert actual.end.reason == expected.end.reason
+    assert actual.end.stop_token_id == expected.end.stop_token_id
+    assert actual.end.num_generated_tokens == len(expected.token_ids)
+    for one, other in zip(actual.logprobs, expected.logprobs, strict=True):
+        assert one.chosen.token_id == other.chosen.token_id
+        pairs = zip((one.chosen, *one.top), (other.chosen, *other.top), strict=True)
+        assert all(
+            isclose(left.logprob, right.logprob, rel_tol=0, abs_tol=1e-5) for left, right in pairs
+        )

@@ -83,4 +83,4 @@ def test_every_option_is_told_of() -> None:
     options = {option for param in command.commands["train"].params for option in param.opts}
     told = set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))
     assert options - told == set()
-    assert told - options == {"--speculation", "--memory-gib"}
+    assert told - options == {"--speculation"}

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from loraplex.engine.speculation.acceptance import Acceptance
+from loraplex.engine.speculation.acceptance import AcceptanceRates
 from loraplex.engine.speculation.supply import Supply
 
 
 def observe_chains(
-    acceptance: Acceptance, right: float, num_drafts: int, *, seed: int = 3, length: int = 4
+    acceptance: AcceptanceRates, right: float, num_drafts: int, *, seed: int = 3, length: int = 4
 ) -> None:
     rng = random.Random(seed)
     for _ in range(num_drafts):
@@ -22,7 +22,7 @@ def observe_chains(
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.9, 1.0])
 def test_a_chains_places_fall_off_as_its_tokens_are_right(right: float) -> None:
-    acceptance = Acceptance(4)
+    acceptance = AcceptanceRates(4)
     estimates = []
     for seed in range(40):
         observe_chains(acceptance, right, 50, seed=seed)
@@ -33,7 +33,7 @@ def test_a_chains_places_fall_off_as_its_tokens_are_right(right: float) -> None:
 
 def test_a_trees_places_stand_for_themselves() -> None:
     """Of two children of the root one is always right, with its only child."""
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceRates(3)
     for index in range(200):
         acceptance.forget()
         acceptance.observe(3, [0, 2] if index % 4 else [1])
@@ -41,7 +41,7 @@ def test_a_trees_places_stand_for_themselves() -> None:
 
 
 def test_what_was_not_tried_is_expected_to_go_on_falling() -> None:
-    acceptance = Acceptance(8)
+    acceptance = AcceptanceRates(8)
     for _ in range(300):
         acceptance.forget()
         acceptance.observe(2, [0, 1])
@@ -53,16 +53,16 @@ def test_what_was_not_tried_is_expected_to_go_on_falling() -> None:
 
 
 def test_what_is_new_is_like_the_others_until_it_shows() -> None:
-    others = Acceptance(4)
+    others = AcceptanceRates(4)
     observe_chains(others, 0.9, 200)
-    new = Acceptance(4, others)
+    new = AcceptanceRates(4, others)
     assert new.probabilities == pytest.approx(others.probabilities, rel=0.05)
     observe_chains(new, 0.0, 60)
     assert new.probabilities[0] < 0.1
 
 
 def test_probabilities_stay_between_0_and_1_for_ever() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceRates(3)
     for _ in range(5_000):
         acceptance.forget(0.5)
     assert all(0.0 <= value <= 1.0 for value in acceptance.probabilities)

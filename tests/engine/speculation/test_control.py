@@ -302,7 +302,7 @@ def test_stats_count_what_was_verified() -> None:
     device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.8})}, requests(3, A))
     device.run(50)
     (stats,) = device.control.explain(A)
-    assert stats.num_steps == sum(map(len, device.steps))
+    assert stats.num_drafts == sum(map(len, device.steps))
     assert stats.num_draft_tokens == sum(device.num_guesses)
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert stats.num_tokens == max(choice.num_tokens for choice in device.steps[-1].values())

@@ -3,45 +3,77 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
-from support.models import make_adapter
-from support.speculation import ScriptedProposer, scripted
+
+EAGER = SpeculationParams(num_tokens=5)
+
+
+class Answers(NamedTuple):
+    tokens: dict[str, list[int]]
+    num_guessed: int
+    num_accepted: int
+
+
+def answer_all(engine: LocalEngine, folders: Sequence[Path], temperature: float) -> Answers:
+    """Of base and adapters in one mixed batch; every second prompt repeats itself."""
+    keys = [None, *map(engine.add_adapter, folders)]
+    rng = random.Random(1)
+    for index in range(8):
+        phrase = rng.choices(range(256), k=4 + 5 * index)
+        engine.submit(
+            3 * phrase if index % 2 else phrase,
+            keys[index % len(keys)],
+            request_id=str(index),
+            max_tokens=30,
+            temperature=temperature,
+            seed=index,
+            repetition_penalty=1.1 if index == 2 else 1.0,
+            speculation=EAGER,
+        )
+    engine.run()
+    engine.close()
+    ends = [answer.finished for answer in engine.answers.values() if answer.finished]
+    return Answers(
+        {name: answer.token_ids for name, answer in engine.answers.items()},
+        sum(end.num_draft_tokens for end in ends),
+        sum(end.num_accepted_tokens for end in ends),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain_at(
+    tiny_base: Path, adapter_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[float], Answers]:
+    """Plain decoding's answers at a temperature."""
+    path = tmp_path_factory.mktemp("plain")
+    return cache(lambda heat: answer_all(LocalEngine(tiny_base, path), adapter_folders, heat))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("proposer", ["ngram", "scripted"])
+@pytest.mark.parametrize("proposer", ["ngram", "draft:{base}", "draft:{small}", "early_exit:1"])
 def test_the_tokens_are_those_of_plain_decoding(
-    tiny_base: Path, tmp_path: Path, temperature: float, proposer: str
+    tiny_base: Path,
+    small_draft: Path,
+    adapter_folders: list[Path],
+    tmp_path: Path,
+    plain_at: Callable[[float], Answers],
+    proposer: str,
+    temperature: float,
 ) -> None:
-    folders = [make_adapter(tiny_base, tmp_path / f"a{r}", seed=r, r=r) for r in (2, 8)]
-    rng = random.Random(1)
-    phrase = [rng.randrange(256) for _ in range(7)]
-    prompts = [phrase * rng.randrange(1, 5) for _ in range(6)]
-
-    def answers(*speculation: str) -> tuple[dict[str, list[int]], int]:
-        engine = LocalEngine(tiny_base, tmp_path, speculation=speculation)
-        keys = [None, *(engine.add_adapter(folder) for folder in folders)]
-        for index, prompt in enumerate(prompts):
-            engine.submit(
-                prompt,
-                keys[index % 3],
-                request_id=str(index),
-                max_tokens=40,
-                temperature=temperature,
-                seed=index,
-            )
-        engine.run()
-        engine.close()
-        tokens = {name: answer.token_ids for name, answer in engine.answers.items()}
-        ends = [answer.finished for answer in engine.answers.values()]
-        return tokens, sum(end.num_accepted_tokens for end in ends if end)
-
-    plain, _ = answers()
-    with scripted(ScriptedProposer(plain, error=0.3)):
-        speculated, num_accepted = answers(proposer)
-    assert speculated == plain
-    assert num_accepted > 20 or proposer == "ngram"
+    plain = plain_at(temperature)
+    assert plain.num_guessed == 0
+    entry = proposer.format(base=tiny_base, small=small_draft)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=(entry,))
+    tokens, num_guessed, num_accepted = answer_all(engine, adapter_folders, temperature)
+    assert tokens == plain.tokens
+    assert num_guessed > num_accepted
+    assert num_guessed > 100 or proposer == "ngram"
+    assert num_accepted > 0 or proposer in ("ngram", "draft:{small}")

@@ -21,13 +21,18 @@ from loraplex.engine.messages import (
     RequestFinished,
     SpeculationParams,
 )
+from loraplex.engine.request import Request
 from loraplex.engine.runner import StepOutput
 from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.proposer import Wanted
 from loraplex.engine.step_costs import StepCosts
 from support.engine import LocalEngine
-from support.models import make_adapter
-from support.speculation import ScriptedProposer, scripted
+from support.speculation import (
+    ScriptedProposer,
+    ScriptedTreeProposer,
+    assert_same_answer,
+    scripted,
+)
 
 EAGER = SpeculationParams(num_tokens=5)
 """So many guesses a step, whether that pays or not."""
@@ -38,12 +43,6 @@ BLOCK_BYTES = 8192
 
 Open = Callable[..., LocalEngine]
 """Takes a proposer, if there is to be one, and fields of the configuration."""
-
-
-@pytest.fixture(scope="module")
-def adapter_folders(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return [make_adapter(tiny_base, root / f"{r}", seed=r, r=r, scale=0.1) for r in (2, 8)]
 
 
 @pytest.fixture
@@ -98,9 +97,7 @@ class Misbehaving(ScriptedProposer):
 
 
 def end_of(engine: LocalEngine, request_id: str = "r0") -> RequestFinished:
-    end = engine.answers[request_id].finished
-    assert end is not None
-    return end
+    return engine.answers[request_id].end
 
 
 class Noted(NamedTuple):
@@ -135,6 +132,7 @@ def assert_nothing_is_held(engine: LocalEngine) -> None:
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks
     assert stats.num_running == stats.num_waiting == 0
     assert all(adapter.num_leases == 0 for adapter in stats.adapters)
+    assert not engine.core._speculation._choices
 
 
 def load(engine: LocalEngine, keys: Sequence[AdapterKey | None]) -> None:
@@ -201,24 +199,7 @@ def crowd_of(
 def assert_same_answers(actual: LocalEngine, expected: LocalEngine) -> None:
     assert actual.answers.keys() == expected.answers.keys()
     for request_id, answer in expected.answers.items():
-        given = actual.answers[request_id]
-        assert given.token_ids == answer.token_ids
-        assert given.finished is not None
-        assert answer.finished is not None
-        assert given.finished.reason == answer.finished.reason
-        assert given.finished.stop_token_id == answer.finished.stop_token_id
-        assert given.finished.num_generated_tokens == len(answer.token_ids)
-        left, right = (
-            [entry for event in one.tokens for entry in event.logprobs or ()]
-            for one in (given, answer)
-        )
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert one.chosen.token_id == other.chosen.token_id
-            assert one.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-5)
-            assert [top.logprob for top in one.top] == pytest.approx(
-                [top.logprob for top in other.top], abs=1e-5
-            )
+        assert_same_answer(actual.answers[request_id], answer)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
@@ -480,6 +461,24 @@ def test_a_verification_that_fails_for_a_draft_draws_without_it(
     ids = [engine.submit(PROMPT, speculation=EAGER) for _ in range(2)]
     engine.run()
     assert engine.tokens(ids) == [expected] * 2
+
+
+def test_guesses_that_cannot_be_put_in_their_places_are_done_without(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch, expected: list[int]
+) -> None:
+    def fail_on_guesses(_request: Request, path: Sequence[int]) -> None:
+        if path:
+            raise RuntimeError("a defect that accepted guesses trigger")
+
+    engine = open_engine(ScriptedTreeProposer({"r0": expected}))
+    monkeypatch.setattr(engine.core._runner, "keep", fail_on_guesses)
+    engine.submit(PROMPT, speculation=EAGER)
+    other = engine.submit(PROMPT, speculation=SpeculationParams(num_tokens=0))
+    engine.run()
+    assert engine.tokens(["r0", other]) == [expected] * 2
+    assert end_of(engine).num_draft_tokens > 0
+    assert end_of(engine).num_accepted_tokens == 0
+    assert_nothing_is_held(engine)
 
 
 def test_a_lease_that_goes_stale_while_tokens_are_guessed_ends_its_request_and_no_other(

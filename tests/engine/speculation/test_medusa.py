@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
 from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.kv_budget import MIB
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
@@ -202,8 +203,8 @@ def test_a_tree_holds_the_chain_and_what_is_likely_beside_it(
     assert tree.parents.count(ROOT) > 1
     # Of each depth its likeliest token comes first.
     firsts: dict[int, int] = {}
-    for depth, token in zip(tree.depths, tree.token_ids, strict=True):
-        firsts.setdefault(depth, token)
+    for index, token in enumerate(tree.token_ids):
+        firsts.setdefault(len(tree.path(index)), token)
     assert [firsts[depth] for depth in sorted(firsts)] == list(chain.token_ids[: len(firsts)])
 
 
@@ -213,12 +214,28 @@ def test_states_are_kept_for_running_requests_only(
     engine = LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{checkpoint}",))
     proposer = engine.core._speculation._proposers["medusa"]
     assert isinstance(proposer, MedusaProposer)
-    engine.submit([1, 2, 3], max_tokens=8, ignore_eos=True)
+    for _ in range(2):
+        engine.submit([1, 2, 3], max_tokens=8, ignore_eos=True)
     while not proposer._states:
         engine.step()
+    for state in proposer._states.values():
+        assert state.untyped_storage().nbytes() == state.nbytes  # not all of its step's
     engine.run()
     engine.close()
     assert proposer._states == {}
+
+
+def test_heads_are_part_of_the_memory_plan_and_one_checkpoint_is_loaded_once(
+    tmp_path: Path,
+) -> None:
+    base = make_tiny_llama(tmp_path / "base")
+    heads = make_heads(HIDDEN, VOCAB, num_heads=NUM_HEADS, num_layers=12)
+    save_heads(heads, tmp_path / "heads", base_id=compute_base_id(base))
+    names = [f"{name}:{tmp_path / 'heads'}" for name in ("medusa", "medusa_tree")]
+    engine = LocalEngine(base, tmp_path, speculation=tuple(names))
+    engine.close()
+    lines = engine.core.info.memory_plan
+    assert f"Medusa heads {heads.weight_bytes / MIB:.1f} MiB" in lines
 
 
 FAMILIES = ["cohere", "gemma2-softcap-window", "gpt2-conv1d", "granite", "opt", "qwen3_moe"]

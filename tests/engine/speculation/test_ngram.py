@@ -147,6 +147,13 @@ def test_one_call_reads_a_bounded_part_of_long_prompts_and_goes_on_in_the_next()
     assert [list(draft.token_ids) for draft in drafts] == [phrase[10:14]] * 2
 
 
+def test_a_long_prompt_does_not_keep_others_from_being_guessed_for() -> None:
+    long = make_request(list(range(4 * MAX_INDEXED_PER_CALL)), "long")
+    short = make_request([1, 2, 7, 1, 2], "short")
+    drafts = NgramProposer().propose([Wanted(long, 1), Wanted(short, 1)])
+    assert [draft.token_ids for draft in drafts] == [(), (7,)]
+
+
 def test_a_further_token_costs_the_same_however_long_the_text_is() -> None:
     costs = []
     for length in (100, 4000):

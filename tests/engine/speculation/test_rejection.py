@@ -33,7 +33,9 @@ from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.drawing import (
     CoupledDrawing,
     DraftDrawing,
+    GrowingChain,
     IndependentDrawing,
+    draw_next,
     row_behind,
 )
 from support.chi_square import p_value
@@ -72,18 +74,13 @@ class MarkovProposer:
 
     def propose(self, requests: Sequence[Request]) -> None:
         """Fill their drafts."""
-        guesses: list[list[int]] = [[] for _ in requests]
-        proposed: list[Tensor] = []
+        chains = [GrowingChain(request, LENGTH) for request in requests]
         for _ in range(LENGTH):
-            rows = [row_behind(r, own) for r, own in zip(requests, guesses, strict=True)]
-            drawn = self.drawing.draw(rows, self.logits[[row.token_ids[-1] for row in rows]])
-            for own, token in zip(guesses, drawn.token_ids, strict=True):
-                own.append(token)
-            if self.tells and drawn.probabilities is not None:
-                proposed.append(drawn.probabilities)
-        told = list(torch.stack(proposed, 1)) if proposed else [None] * len(requests)
-        for request, own, probabilities in zip(requests, guesses, told, strict=True):
-            request.draft = Draft(tuple(own), probabilities=probabilities)
+            last = [(chain.token_ids or chain.request.token_ids)[-1] for chain in chains]
+            draw_next(chains, self.logits[last], self.drawing)
+        for chain in chains:
+            draft = chain.draft()
+            chain.request.draft = draft if self.tells else Draft(draft.token_ids)
 
 
 def make_seeds(count: int) -> Tensor:
