@@ -28,7 +28,7 @@ from .admission import (
 from .base_identity import compute_base_id
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
-from .errors import UnsupportedModel
+from .errors import InvalidParameter, UnsupportedModel
 from .experts import MoeLayer, replace_experts
 from .forward import ATTENTION_NAME
 from .kv_cache import KvFormat, choose_kv_format
@@ -169,9 +169,16 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
 
 
 def choose_device(name: str) -> torch.device:
+    """Raises InvalidParameter for what is no device of this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise InvalidParameter("device", f"{name} is none of auto, cpu and cuda") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidParameter("device", "there is no CUDA device here")
+    return device
 
 
 def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -74,7 +74,6 @@ STALLED = "stalled"
 _START_ERRORS: Mapping[str, type[EngineError]] = {
     error.code: error for error in (UnsupportedModel, InsufficientMemory)
 }
-"""What the operator can do something about."""
 
 _log = logging.getLogger(__name__)
 
@@ -174,15 +173,15 @@ class EngineClient:
     async def start(self) -> None:
         """Start the engine and wait until it is ready; from then on it is restarted if it dies.
 
-        Raises UnsupportedModel, InsufficientMemory, or EngineUnavailable for all other reasons;
-        `failure` has the engine's own code.
+        Raises UnsupportedModel, InsufficientMemory, InvalidParameter, or EngineUnavailable for all
+        other reasons; `failure` has the engine's own code.
         """
         assert self._supervision is None, "an engine client is started once"
         self._supervision = asyncio.create_task(self._supervise())
         await self._has_first_outcome.wait()
         if not self.is_ready:
             failure = self.failure or ErrorInfo(EngineUnavailable.code, str(EngineUnavailable()))
-            raise _START_ERRORS.get(failure.code, EngineUnavailable)(failure.message)
+            raise _start_error(failure)
 
     async def stop(self) -> None:
         """End the engine; what is still open ends with an error. Idempotent."""
@@ -499,6 +498,14 @@ class EngineClient:
         if self._pinned:
             self._send_pinned()
         self._bring_residents_back()
+
+
+def _start_error(failure: ErrorInfo) -> EngineError:
+    """Why the engine did not start, by the kinds that the operator can do something about."""
+    if failure.code == InvalidParameter.code:
+        param, _, message = failure.message.partition(": ")
+        return InvalidParameter(param, message)
+    return _START_ERRORS.get(failure.code, EngineUnavailable)(failure.message)
 
 
 def _as_info(error: EngineError | AdapterError) -> ErrorInfo:

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from ...engine.errors import EngineError
 from ...platform.errors import PlatformError
 from .exit_codes import CommandFailed, exit_code_of
 
@@ -53,7 +54,7 @@ def main() -> int:
     """Run the command line in `sys.argv`; returns the exit code."""
     try:
         app()
-    except (PlatformError, CommandFailed) as exc:
+    except (PlatformError, EngineError, CommandFailed) as exc:
         typer.echo(f"Error: {exc}", err=True)
         return exit_code_of(exc)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ...engine.errors import EngineError, InsufficientMemory, InvalidParameter, UnsupportedModel
 from ...platform import errors
 
 
@@ -36,16 +37,18 @@ class CommandFailed(Exception):
         self.exit_code = exit_code
 
 
-_EXIT_CODES: tuple[tuple[ExitCode, tuple[type[errors.PlatformError], ...]], ...] = (
+_EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
     (ExitCode.USAGE, (errors.InvalidValue, errors.InsecureSecretFile)),
+    (ExitCode.USAGE, (InvalidParameter, UnsupportedModel, InsufficientMemory)),
     (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),
     (ExitCode.CONFLICT, (errors.TenantExists,)),
-    (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch)),
+    (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch, EngineError)),
 )
-"""Of the errors that commands meet which work on the database directly."""
+"""Of the errors that commands meet which work on the database or a model directly; the first that
+fits counts."""
 
 
-def exit_code_of(error: errors.PlatformError | CommandFailed) -> ExitCode:
+def exit_code_of(error: errors.PlatformError | EngineError | CommandFailed) -> ExitCode:
     """The exit code that says what kind of error this is."""
     if isinstance(error, CommandFailed):
         return error.exit_code

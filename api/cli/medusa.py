@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from ...engine.errors import EngineError
 from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 
 if TYPE_CHECKING:
     from ...engine.speculation.medusa_training import MedusaRecipe
@@ -33,16 +33,28 @@ def _root() -> None:
 def train(
     model: Annotated[str, typer.Option(help="The base: a Hugging Face directory or hub id.")],
     data: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help='Lines of {"text"} or {"messages"}.')
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help='JSON lines: {"text": "..."}, or {"messages": [...]}, whose last one is learned.',
+        ),
     ],
-    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write the heads to.")],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="A new or empty folder to write the heads to.")
+    ],
     heads: Annotated[int, typer.Option(min=1, max=16, help="Tokens guessed ahead.")] = 3,
-    layers: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of each.")] = 1,
-    steps: Annotated[int, typer.Option(min=1)] = 600,
+    layers: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of each head.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Updates of the heads.")] = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=4, help="Of each text.")] = 512,
-    learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3,
-    seed: Annotated[int, typer.Option()] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=4, help="Most tokens of a text; the rest is cut off.")
+    ] = 512,
+    learning_rate: Annotated[
+        float,
+        typer.Option(min=0.0, callback=check_finite, help="Small bases learn faster at 0.01."),
+    ] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Decides the order of the texts.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Train Medusa heads for a base, which stays as it is.
@@ -61,10 +73,7 @@ def train(
         learning_rate=learning_rate,
         seed=seed,
     )
-    try:
-        accuracies = _train(model, data, out, recipe, max_tokens=max_tokens, device=device)
-    except EngineError as exc:
-        raise CommandFailed(str(exc), ExitCode.USAGE) from exc
+    accuracies = _train(model, data, out, recipe, max_tokens=max_tokens, device=device)
     for head, accuracy in enumerate(accuracies, start=1):
         typer.echo(f"head {head}: {accuracy:.1%} of the held-out tokens guessed right")
     typer.echo(f"Wrote {out}; serve with: --speculation medusa:{out}")
@@ -84,6 +93,7 @@ def _train(
 
     model_dir = locate_model(model)
     texts = read_texts(data, Tokenizer(model_dir), max_tokens=max_tokens)
+    _claim(out)
     Random(recipe.seed).shuffle(texts)
     num_held_out = min(len(texts) // HELD_OUT_SHARE, MAX_HELD_OUT)
     held_out, learned = texts[:num_held_out], texts[num_held_out:]
@@ -102,3 +112,14 @@ def _train(
         )
     save_heads(trained, out, base_id=compute_base_id(model_dir))
     return head_accuracies(base, trained, held_out) if held_out else []
+
+
+def _claim(out: Path) -> None:
+    """Make the folder before the training is paid for. Raises CommandFailed if it is no new one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(out.iterdir())
+    except OSError as exc:
+        raise CommandFailed(f"{out} cannot be written: {exc.strerror}", ExitCode.USAGE) from exc
+    if not is_empty:
+        raise CommandFailed(f"{out} is not empty: name a new folder", ExitCode.CONFLICT)

@@ -15,7 +15,6 @@ from ...engine.config import (
     KvDtype,
     Quantization,
 )
-from ...engine.errors import EngineError, InsufficientMemory, UnsupportedModel
 from ..settings import Settings, default_data_dir, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import DEFAULT_URL
@@ -33,8 +32,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 DEFAULTS = EngineConfig(model="")
 DEFAULT_SPECULATION = ["ngram"]
-_OPERATOR_CODES = frozenset({UnsupportedModel.code, InsufficientMemory.code})
-"""Of engines that never start as they were asked to."""
 
 
 @app.command()
@@ -135,8 +132,9 @@ def serve(
         list[str],
         typer.Option(
             metavar="PROPOSER[:WHAT],...",
-            help="Who guesses tokens: ngram, draft:MODEL, early_exit:LAYERS, medusa:HEADS, "
-            "medusa_tree:HEADS; or off.",
+            help="Who guesses tokens ahead: ngram, draft:MODEL, early_exit:LAYERS (a number), "
+            "medusa:CHECKPOINT or medusa_tree:CHECKPOINT (a folder); or off. "
+            "Of several the one that pays is used.",
         ),
     ] = DEFAULT_SPECULATION,
     max_draft_tokens: Annotated[
@@ -144,7 +142,11 @@ def serve(
         typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="Most guesses for a sequence in one step."),
     ] = DEFAULTS.max_draft_tokens,
     acceptance: Annotated[
-        Acceptance, typer.Option(help="By which rule guesses are accepted.")
+        Acceptance,
+        typer.Option(
+            help="Which guesses hold. coupled: the answer is plain decoding's, token for token. "
+            "rejection: more hold at high temperature, and a seed no longer fixes the answer."
+        ),
     ] = DEFAULTS.acceptance,
     max_queued: Annotated[
         int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
@@ -250,9 +252,6 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
                     f"Stopping: waiting up to {seconds:g} s for running requests."
                 ),
             )
-    except EngineError as exc:
-        exit_code = ExitCode.USAGE if exc.code in _OPERATOR_CODES else ExitCode.UNAVAILABLE
-        raise CommandFailed(str(exc), exit_code) from exc
     except (AdapterError, CannotListen, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 

@@ -104,7 +104,7 @@ class Control:
         for asked, group in self._group(decodes):
             if asked is None or asked.num_tokens is None:
                 groups.append(group)
-            elif asked.num_tokens:
+            else:
                 self._obey(asked.num_tokens, group, step)
         if step.expected.seconds > 0:
             self._fill(groups, step)
@@ -123,11 +123,14 @@ class Control:
         return _Step(Effort(len(decodes), seconds), max(num_free_tokens, 0), token_seconds)
 
     def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
-        """Requests of one adapter that ask for the same; without those that ask for what is not."""
+        """Requests of one adapter that ask for the same; without those that ask for nothing, or for
+        what is not."""
         alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
         alike = defaultdict(list)
         for request in decodes:
-            alike[request.line, request.submitted.speculation].append(request)
+            asked = request.submitted.speculation
+            if asked is None or asked.num_tokens != 0:
+                alike[request.line, asked].append(request)
         groups = []
         for (line, asked), requests in alike.items():
             tracks = self._use(line)

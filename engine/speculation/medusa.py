@@ -14,7 +14,7 @@ from torch import Tensor
 from ..base_model import BaseModel
 from ..checkpoint import locate_model
 from ..config import Acceptance, EngineConfig
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, UnsupportedModel
 from ..request import Request
 from ..sampler import SamplingRow, perturbed
 from .draft import NO_DRAFT, Draft
@@ -150,8 +150,12 @@ def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:
         reasons = "; ".join(base.ends.refused.values())
         raise InvalidParameter("speculation", f"{name} cannot watch this base's head: {reasons}")
     (part,) = head.projection.slices
+    try:
+        folder = locate_model(checkpoint)
+    except UnsupportedModel as exc:
+        raise InvalidParameter("speculation", f"{name}: {exc}") from exc
     heads = load_heads(
-        locate_model(checkpoint),
+        folder,
         hidden_size=part.in_features,
         vocab_size=part.out_features,
         base_id=base.layout.base_id,

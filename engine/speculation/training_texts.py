@@ -28,7 +28,7 @@ def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[Tra
     Raises InvalidParameter with the line that is neither, or if nothing is left to learn.
     """
     texts = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -495,6 +495,22 @@ def test_a_start_that_fails_says_why_and_is_not_repeated(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_a_start_that_fails_for_a_parameter_names_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        client = EngineClient(
+            EngineConfig(model=str(tmp_path), speculation=("ngram",)),
+            on_adapter_wanted=fetch_at_once,
+            command=FAKE_ENGINE,
+        )
+        with pytest.raises(InvalidParameter) as refused:
+            await client.start()
+        assert refused.value.param == "speculation"
+        assert str(refused.value) == "speculation: nothing is guessed here: no one can"
+        await client.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_command_that_does_not_exist_is_a_failed_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         client = EngineClient(

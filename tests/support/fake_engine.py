@@ -18,7 +18,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
 from loraplex.adapters.residency import Tier
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
     Abort,
@@ -89,6 +89,8 @@ class FakeCore:
             lives.write("x")
         if (home / FAIL_FILE).exists():
             raise UnsupportedModel((home / FAIL_FILE).read_text())
+        if config.speculation:
+            raise InvalidParameter("speculation", "nothing is guessed here: no one can")
         if (home / EXIT_FILE).exists():
             os._exit(3)
         self._life = count_lives(home)

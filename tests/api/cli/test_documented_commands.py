@@ -18,6 +18,7 @@ from loraplex.api.cli.speculation import parse_speculation
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adapters.md"
 SPECULATION = ROOT / "docs" / "speculation.md"
+MEDUSA = ROOT / "docs" / "medusa.md"
 
 
 def shown(group: str, *pages: Path) -> list[str]:
@@ -27,7 +28,7 @@ def shown(group: str, *pages: Path) -> list[str]:
 
 
 SHOWN = shown("adapters", PAGE, SPECULATION, ROOT / "README.md")
-SERVED = shown("serve", SPECULATION, ROOT / "README.md")
+SERVED = shown("serve", SPECULATION, MEDUSA, ROOT / "README.md")
 
 
 def test_there_are_commands_to_check() -> None:

@@ -60,6 +60,24 @@ def test_names_the_line_that_is_no_text(
     assert not (tmp_path / "heads").exists()
 
 
+def test_names_the_line_that_is_not_utf8(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_bytes(b'{"text": "You asked me to list"}\n{"text": "caf\xe9 au lait"}\n')
+    assert train(monkeypatch, data, tmp_path / "heads") == ExitCode.USAGE
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_overwrites_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = write_demo_texts(tmp_path / "texts.jsonl", 2)
+    assert train(monkeypatch, data, tmp_path) == ExitCode.CONFLICT
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [data.name]
+
+
 def test_every_option_is_told_of() -> None:
     command: Any = typer.main.get_command(app)
     options = {option for param in command.commands["train"].params for option in param.opts}

@@ -93,6 +93,17 @@ def test_starts_modestly_and_with_nothing_where_nothing_is_known() -> None:
 # --- off, and on again --------------------------------------------------------------------------
 
 
+def test_who_wants_no_guesses_changes_nothing_that_is_known() -> None:
+    device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.9})}, requests(1, A))
+    device.run(100)
+    known = device.control.explain(A)
+    assert known[0].num_tokens > 0
+    device.requests = [make_request(1, A, SpeculationParams(num_tokens=0))]
+    device.run(20)
+    assert not any(device.num_guesses[100:])
+    assert device.control.explain(A) == known
+
+
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
 @pytest.mark.parametrize("costs", [MEMORY_BOUND, COMPUTE_BOUND, BETWEEN, ROOFLINE], ids=str)
 def test_a_hostile_adapter_costs_next_to_nothing(costs: Costs, num_requests: int) -> None:
