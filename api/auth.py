@@ -13,29 +13,75 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ..platform.keys.principal import Principal, Scope
+from ..platform.audit.event import Origin
+from ..platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ..platform.keys.token import OPERATOR_PREFIX
 from .errors import ApiError
 from .runtime import Runtime, current_runtime
+
+TENANT_HEADER = "x-loraplex-tenant"
+"""By which an operator says on which tenant it acts."""
+
+AnyPrincipal = Principal | OperatorPrincipal
 
 
 async def authenticate(
     request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
-) -> Principal:
-    """The principal of the request's API key. Raises ApiError or a PlatformError."""
-    principal = await runtime.control_plane.authenticate(bearer_token(request))
+) -> AnyPrincipal:
+    """Who calls: a tenant's key, or an operator, within the tenant that it names or in none.
+
+    Raises ApiError or a PlatformError.
+    """
+    token = bearer_token(request)
+    control_plane = runtime.control_plane
+    if not token.startswith(OPERATOR_PREFIX):
+        principal = await control_plane.authenticate(token)
+        request.state.tenant_id = principal.tenant_id
+        return principal
+    operator = await control_plane.authenticate_operator(token)
+    slug = request.headers.get(TENANT_HEADER)
+    if slug is None:
+        return operator
+    principal = await control_plane.act_on_tenant(operator, slug)
     request.state.tenant_id = principal.tenant_id
     return principal
 
 
-def require(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
-    """A dependency that yields the principal if its key carries `scope`."""
+Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 
-    async def check_scope(principal: Annotated[Principal, Depends(authenticate)]) -> Principal:
-        if not principal.can(scope):
+
+def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
+    """A dependency that yields the caller within a tenant if it may do this there."""
+
+    async def check_scope(caller: Caller) -> Principal:
+        if isinstance(caller, OperatorPrincipal):
+            raise ApiError("tenant_required")
+        if not caller.can(scope):
             raise ApiError("insufficient_scope", f"This needs a key with the scope `{scope}`.")
-        return principal
+        return caller
 
     return check_scope
+
+
+def require_operator(
+    *roles: OperatorRole,
+) -> Callable[[Caller], Awaitable[OperatorPrincipal]]:
+    """A dependency that yields the operator who calls, if it has one of these roles."""
+
+    async def check_role(caller: Caller) -> OperatorPrincipal:
+        if not isinstance(caller, OperatorPrincipal):
+            raise ApiError("insufficient_scope", "This is for operators, acting on no tenant.")
+        if caller.role not in roles:
+            raise ApiError("insufficient_scope", "Your role may not do this.")
+        return caller
+
+    return check_role
+
+
+def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
+    """Where the request comes from, for the audit log."""
+    address = None if request.client is None else request.client.host
+    return Origin(caller.actor, request.state.request_id, address)
 
 
 def check_metrics_access(request: Request, token: str | None) -> None:

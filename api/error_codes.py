@@ -53,6 +53,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "missing_api_key": ErrorCode(401, "No `Authorization: Bearer <key>` was sent."),
     "invalid_api_key": ErrorCode(401, "The key is malformed, unknown, expired or revoked."),
     "insufficient_scope": ErrorCode(403, "The key's scopes do not allow this."),
+    "tenant_required": ErrorCode(
+        400, "An operator has to say on which tenant it acts: `X-Loraplex-Tenant: <slug>`."
+    ),
     "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
     "not_found": ErrorCode(404, "There is nothing at this path."),
     "method_not_allowed": ErrorCode(405, "The path does not know this method."),
@@ -96,6 +99,12 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     "request_quarantined": ErrorCode(
         422, "The engine stopped twice while this request ran; it is not tried again."
     ),
+}
+
+PLATFORM_CODES: Mapping[str, ErrorCode] = {
+    "tenant_not_found": ErrorCode(404, "No such tenant."),
+    "tenant_exists": ErrorCode(409, "A tenant with this slug exists already."),
+    "key_not_found": ErrorCode(404, "No such API key for this caller."),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
@@ -149,6 +158,7 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,
     **MODEL_CODES,
     **RESOURCE_CODES,
+    **PLATFORM_CODES,
     **SERVER_CODES,
     **REJECTION_CODES,
 }
@@ -157,6 +167,7 @@ _SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
     "The request": REQUEST_CODES,
     "The model it names": MODEL_CODES,
     "Adapters, versions and uploads": RESOURCE_CODES,
+    "Tenants, users, keys and quotas": PLATFORM_CODES,
     "The server": SERVER_CODES,
     "Why an adapter is rejected": REJECTION_CODES,
 }

@@ -30,8 +30,6 @@ from ..engine.tokenizer import Tokenizer
 from ..platform.adapters import repository
 from ..platform.database import Database
 from ..platform.errors import InvalidValue
-from ..platform.keys.service import ApiKeyService
-from ..platform.secrets import API_KEY_PEPPER, derive_key
 from .control_plane import ControlPlane
 from .data_dir_lock import locked_data_dir
 from .metrics import Metrics
@@ -245,5 +243,4 @@ def _open_control_plane(settings: Settings) -> ControlPlane:
     if settings.is_database_embedded:
         database.upgrade()
     database.check_revision()
-    pepper = derive_key(settings.load_secret(), API_KEY_PEPPER)
-    return ControlPlane(database, ApiKeyService(pepper))
+    return ControlPlane(database, settings.load_secret())

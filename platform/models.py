@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
+from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
 from .base import Base
+from .idempotency.models import IdempotentAnswer
+from .jobs.models import JobLease
 from .keys.models import ApiKey
+from .operators.models import Operator, OperatorKey
+from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
+from .requests.models import RequestLogEntry
+from .servers.models import Server
 from .tenants.models import Tenant
-from .usage.models import UsageRecord
+from .usage.models import UsageDay, UsageRecord
+from .users.models import User
 
 __all__ = [
     "Adapter",
@@ -16,10 +24,26 @@ __all__ = [
     "AdapterWish",
     "AliasChange",
     "ApiKey",
+    "AuditEntry",
+    "AuditHead",
     "Base",
     "DeletionReceipt",
+    "IdempotentAnswer",
+    "JobLease",
+    "Operator",
+    "OperatorKey",
+    "PeriodUse",
+    "PlatformAuditEntry",
+    "PlatformAuditHead",
+    "Quota",
+    "RateBucket",
+    "RequestLogEntry",
+    "Reservation",
+    "Server",
     "Tenant",
     "Upload",
+    "UsageDay",
     "UsageRecord",
+    "User",
     "VersionTransition",
 ]

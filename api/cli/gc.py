@@ -11,8 +11,6 @@ import typer
 from ...adapters.errors import AdapterError
 from ...adapters.store import open_store
 from ...platform.errors import InvalidValue
-from ...platform.keys.service import ApiKeyService
-from ...platform.secrets import API_KEY_PEPPER, derive_key
 from ..control_plane import ControlPlane
 from ..services.garbage import GRACE_SECONDS, Collected, Garbage
 from ..services.staging import Staging
@@ -65,13 +63,12 @@ def gc(
 
 
 async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -> Collected:
-    pepper = derive_key(settings.load_secret(), API_KEY_PEPPER)
     staging = Staging(settings.data_dir / "uploads")
     with open_current_database(settings) as database:
         garbage = Garbage(
             store=open_store(settings.store_url),
             staging=staging,
-            control_plane=ControlPlane(database, ApiKeyService(pepper)),
+            control_plane=ControlPlane(database, settings.load_secret()),
             grace_seconds=grace_seconds,
         )
         try:

@@ -1,4 +1,4 @@
-"""The authenticated caller."""
+"""The authenticated caller: who acts, on which tenant, and what it may do there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a key may do within its tenant."""
+    """What a caller may do within a tenant."""
 
     INFER = "infer"
     """Generate with the base model and the tenant's adapters; list models."""
@@ -16,18 +16,112 @@ class Scope(StrEnum):
     ADAPTERS_WRITE = "adapters:write"
     """Push and delete adapters, move aliases."""
     USAGE_READ = "usage:read"
-    """See what was used."""
+    """See what was used and what is left, and the requests behind it."""
+    AUDIT_READ = "audit:read"
+    """See who changed what."""
+    KEYS_MANAGE = "keys:manage"
+    """Issue, rotate and revoke keys."""
+    USERS_MANAGE = "users:manage"
+    """Add, change and disable the tenant's users."""
+
+
+ALL_SCOPES = frozenset(Scope)
+READING_SCOPES = frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ})
+
+
+class TenantRole(StrEnum):
+    """What a tenant's user is there."""
+
+    OWNER = "owner"
+    DEVELOPER = "developer"
+    VIEWER = "viewer"
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """The most that a user of this role may do."""
+        return _SCOPES_OF_ROLE[self]
+
+
+_SCOPES_OF_ROLE = {
+    TenantRole.OWNER: ALL_SCOPES,
+    TenantRole.DEVELOPER: frozenset(
+        {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.USAGE_READ}
+    ),
+    TenantRole.VIEWER: frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ}),
+}
+
+
+class OperatorRole(StrEnum):
+    """What an operator may do with the platform."""
+
+    ADMIN = "admin"
+    """Everything, in every tenant."""
+    VIEWER = "viewer"
+    """See everything, change nothing, generate nothing."""
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """What it may do in a tenant."""
+        return ALL_SCOPES if self is OperatorRole.ADMIN else READING_SCOPES
+
+
+class ActorKind(StrEnum):
+    """What kind of somebody did something."""
+
+    OPERATOR = "operator"
+    USER = "user"
+    KEY = "key"
+    SYSTEM = "system"
+    """Upkeep, or a command on the server's own machine."""
 
 
 @dataclass(frozen=True, slots=True)
+class Actor:
+    """Who did something, as the audit log names it."""
+
+    kind: ActorKind
+    id: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.id}"
+
+
+SYSTEM = Actor(ActorKind.SYSTEM, "system", "system")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls: a tenant, by one of its keys."""
+    """Who calls, in one tenant: a key of it, or an operator who acts on it."""
 
     tenant_id: str
     tenant_slug: str
-    key_id: str
+    actor: Actor
     scopes: frozenset[Scope]
+    key_id: str | None
+    """The tenant's key; None for an operator."""
+    adapters: frozenset[str] | None = None
+    """The names of the adapters that the key is restricted to; None: all, and the base model."""
+    tenant_weight: float = 1.0
+    """The tenant's share of the device, in proportion to the others'."""
 
     def can(self, scope: Scope) -> bool:
-        """The key carries the scope."""
+        """The caller may do this."""
         return scope in self.scopes
+
+    def may_use(self, adapter_name: str | None) -> bool:
+        """The caller may see this adapter at all; None is the base model."""
+        return self.adapters is None or adapter_name in self.adapters
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPrincipal:
+    """An operator who calls, on no tenant in particular."""
+
+    id: str
+    name: str
+    role: OperatorRole
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(ActorKind.OPERATOR, self.id, self.name)

@@ -21,7 +21,7 @@ from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
 from . import repository
 from .models import MAX_KEY_NAME_LENGTH, ApiKey
-from .principal import Principal, Scope
+from .principal import Actor, ActorKind, Principal, Scope
 from .token import make_token, parse_token
 
 LAST_USED_GRANULARITY = timedelta(hours=1)
@@ -80,7 +80,15 @@ class ApiKeyService:
         key, tenant = found
         self._check_usable(key, tenant)
         self._note_use(key)
-        return Principal(tenant.id, tenant.slug, key.id, frozenset(map(Scope, key.scopes)))
+        return Principal(
+            tenant_id=tenant.id,
+            tenant_slug=tenant.slug,
+            actor=Actor(ActorKind.KEY, key.id, key.name),
+            scopes=frozenset(map(Scope, key.scopes)),
+            key_id=key.id,
+            adapters=None if key.adapters is None else frozenset(key.adapters),
+            tenant_weight=tenant.weight,
+        )
 
     def list_keys(self, session: TenantSession) -> Sequence[ApiKey]:
         """The tenant's keys, the oldest first, revoked ones included."""

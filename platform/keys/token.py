@@ -2,9 +2,9 @@
 
     lpx_live_ <key id, 12> _ <secret, 32> <checksum, 6>
 
-The prefix lets scanners find leaked keys; the checksum (CRC-32 of all before it) lets them and the
-server drop made-up ones without a look-up. `TOKEN_PATTERN` is for scanners; the server parses by
-position.
+An operator's begins with `lpx_admin_` instead. The prefix lets scanners find leaked keys; the
+checksum (CRC-32 of all before it) lets them and the server drop made-up ones without a look-up.
+`TOKEN_PATTERN` is for scanners; the server parses by position.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidApiKey
 
-PREFIX = "lpx_live_"
+TENANT_PREFIX = "lpx_live_"
+OPERATOR_PREFIX = "lpx_admin_"
 KEY_ID_LENGTH = 12
 SECRET_LENGTH = 32
 """190 bits."""
 CHECKSUM_LENGTH = 6
-TOKEN_PATTERN = r"\blpx_live_[0-9A-Za-z]{12}_[0-9A-Za-z]{38}\b"
+TOKEN_PATTERN = r"\blpx_(live|admin)_[0-9A-Za-z]{12}_[0-9A-Za-z]{38}\b"
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _BASE62_SET = frozenset(_BASE62)
-_ID_END = len(PREFIX) + KEY_ID_LENGTH
-_LENGTH = _ID_END + 1 + SECRET_LENGTH + CHECKSUM_LENGTH
+_REST_LENGTH = KEY_ID_LENGTH + 1 + SECRET_LENGTH + CHECKSUM_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,32 @@ class KeyToken:
     key_id: str
     text: str = field(repr=False)
 
+    @property
+    def is_operators(self) -> bool:
+        """It is an operator's key, not a tenant's."""
+        return self.text.startswith(OPERATOR_PREFIX)
 
-def make_token() -> KeyToken:
+
+def make_token(prefix: str = TENANT_PREFIX) -> KeyToken:
     """A new random key."""
     key_id = _random_base62(KEY_ID_LENGTH)
-    body = f"{PREFIX}{key_id}_{_random_base62(SECRET_LENGTH)}"
+    body = f"{prefix}{key_id}_{_random_base62(SECRET_LENGTH)}"
     return KeyToken(key_id, body + _checksum(body))
 
 
 def parse_token(text: str) -> KeyToken:
     """Take a key apart. Raises InvalidApiKey unless its form and checksum are right."""
-    key_id, secret = text[len(PREFIX) : _ID_END], text[_ID_END + 1 :]
+    prefix = OPERATOR_PREFIX if text.startswith(OPERATOR_PREFIX) else TENANT_PREFIX
+    rest = text.removeprefix(prefix)
+    key_id, separator, secret = (
+        rest[:KEY_ID_LENGTH],
+        rest[KEY_ID_LENGTH : KEY_ID_LENGTH + 1],
+        rest[KEY_ID_LENGTH + 1 :],
+    )
     is_well_formed = (
-        len(text) == _LENGTH
-        and text.startswith(PREFIX)
-        and text[_ID_END] == "_"
+        text.startswith(prefix)
+        and len(rest) == _REST_LENGTH
+        and separator == "_"
         and _BASE62_SET.issuperset(key_id + secret)
         and _checksum(text[:-CHECKSUM_LENGTH]) == text[-CHECKSUM_LENGTH:]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import String
+from sqlalchemy import CheckConstraint, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, UtcDateTime, new_id, utc_now
@@ -17,12 +17,15 @@ class Tenant(Base):
     """One customer. The id never changes and is what everything refers to; the slug is its name."""
 
     __tablename__ = "tenants"
+    __table_args__ = (CheckConstraint("weight > 0", name="weight"),)
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
     slug: Mapped[str] = mapped_column(String(MAX_SLUG_LENGTH), unique=True)
     name: Mapped[str | None] = mapped_column(String(MAX_DISPLAY_NAME_LENGTH))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     suspended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    weight: Mapped[float] = mapped_column(default=1.0)
+    """Its share of the device, in proportion to the others'."""
 
     @property
     def is_suspended(self) -> bool:

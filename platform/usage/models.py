@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 
-from sqlalchemy import CheckConstraint, Index, String
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..adapters.models import DIGEST_LENGTH
-from ..base import Base, TenantOwned, UtcDateTime, utc_now
+from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, utc_now
+from ..keys.token import KEY_ID_LENGTH
 from ..names import MAX_NAME_LENGTH
 
 REQUEST_ID_LENGTH = 64
@@ -41,3 +42,33 @@ class UsageRecord(TenantOwned, Base):
     """Where the adapter was when the request came."""
     finish_reason: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    """Whose request it was, by value; None for an operator's."""
+    load_ms: Mapped[float | None]
+    """How long the load took that the request waited for; None for the base model."""
+
+
+class UsageDay(TenantOwned, Base):
+    """What one tenant used of one adapter version on one day (UTC): sums of the ledger's rows.
+
+    Changed in the transaction that adds to the ledger, so the two never differ.
+    """
+
+    __tablename__ = "usage_days"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    day: Mapped[date] = mapped_column(primary_key=True)
+    adapter_name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH), primary_key=True)
+    """Empty for the base model: a key has no room for nothing."""
+    adapter_version: Mapped[int] = mapped_column(primary_key=True)
+    """0 for the base model."""
+    num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    num_cold_loads: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Requests that waited for a load."""
+    residency_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Bytes on the device times how long."""

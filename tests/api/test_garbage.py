@@ -23,7 +23,6 @@ from loraplex.platform.adapters.states import UploadState
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.keys.service import ApiKeyService
 from support.catalog import make_digest, make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
 
@@ -44,7 +43,7 @@ class Installation:
         garbage = Garbage(
             store=self.store,
             staging=self.staging,
-            control_plane=ControlPlane(self.database, ApiKeyService(b"pepper" * 8)),
+            control_plane=ControlPlane(self.database, b"secret" * 8),
         )
 
         async def run() -> Collected:

@@ -19,7 +19,6 @@ from loraplex.platform.adapters import service, uploads
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.database import Database
 from loraplex.platform.errors import UploadConflict
-from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.sessions import TenantSession
 from support.catalog import make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
@@ -53,7 +52,7 @@ class Server:
     staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
-        self.control_plane = SlowControlPlane(self.database, ApiKeyService(b"pepper" * 8))
+        self.control_plane = SlowControlPlane(self.database, b"secret" * 8)
         self.staging = Staging(self.folder / "uploads")
         self.pushes = Pushes(
             info=cast(Any, SimpleNamespace(base_id="base")),

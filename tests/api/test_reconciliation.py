@@ -21,7 +21,6 @@ from loraplex.platform.adapters.states import WishKind
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable
-from loraplex.platform.keys.service import ApiKeyService
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
 
@@ -80,7 +79,7 @@ def run(
     drive: Callable[[Reconciliation], Awaitable[None]],
 ) -> None:
     async def main() -> None:
-        control_plane = ControlPlane(database, ApiKeyService(b"pepper" * 8))
+        control_plane = ControlPlane(database, b"secret" * 8)
         await drive(Reconciliation(engine=cast(EngineClient, engine), control_plane=control_plane))
 
     asyncio.run(main())

@@ -20,8 +20,9 @@ from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
 from loraplex.api.settings import Settings
 from loraplex.platform.database import Database
-from loraplex.platform.keys.principal import Scope
+from loraplex.platform.keys.principal import OperatorRole, Scope
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.usage.models import UsageRecord
@@ -110,6 +111,16 @@ class ServerUnderTest:
         database.close()
         self.callers.append(Caller(self.url, tenant_id, slug, issued.text))
         return self.callers[-1]
+
+    def make_operator(self, name: str, role: OperatorRole = OperatorRole.ADMIN) -> str:
+        """A new operator's key."""
+        service = OperatorService(derive_key(self.settings.load_secret(), API_KEY_PEPPER))
+        database = self.database
+        with database.platform_transaction() as session:
+            operator = service.create(session, name, role)
+            issued = service.issue_key(session, operator, name="test")
+        database.close()
+        return issued.text
 
     def usage_of(self, request_id: str | None, caller: Caller) -> UsageRecord | None:
         """The ledger's row of a request."""

@@ -1,0 +1,420 @@
+"""People, quotas, roll-ups, the request and audit logs, upkeep: what makes it a platform."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+MOMENT = sa.DateTime(timezone=True)
+
+
+def upgrade() -> None:
+    """Go forward."""
+    _create_people()
+    _extend_keys()
+    _weigh_tenants()
+    _extend_usage()
+    _create_usage_days()
+    _create_quotas()
+    _create_request_log()
+    _create_audit_log()
+    _create_upkeep()
+
+
+def downgrade() -> None:
+    """Go back. Users, operators, quotas and logs are lost; the ledger stays."""
+    for name in (
+        "servers",
+        "job_leases",
+        "idempotent_answers",
+        "platform_audit_heads",
+        "platform_audit_entries",
+        "audit_heads",
+        "audit_entries",
+        "request_log",
+        "usage_days",
+        "reservations",
+        "period_uses",
+        "rate_buckets",
+        "quotas",
+    ):
+        op.drop_table(name)
+    with op.batch_alter_table("usage_records") as table:
+        table.drop_column("load_ms")
+        table.drop_column("key_id")
+    with op.batch_alter_table("tenants") as table:
+        table.drop_constraint(op.f("ck_tenants_weight"), type_="check")
+        table.drop_column("weight")
+    with op.batch_alter_table("api_keys") as table:
+        for target in ("users", "api_keys"):
+            table.drop_constraint(f"fk_api_keys_tenant_id_{target}", type_="foreignkey")
+        for column in ("created_by", "successor_id", "networks", "adapters", "user_id"):
+            table.drop_column(column)
+    for name in ("operator_keys", "operators", "users"):
+        op.drop_table(name)
+
+
+def _extend_keys() -> None:
+    with op.batch_alter_table("api_keys") as table:
+        table.add_column(sa.Column("user_id", sa.String(36), nullable=True))
+        table.add_column(sa.Column("adapters", sa.JSON(none_as_null=True), nullable=True))
+        table.add_column(sa.Column("networks", sa.JSON(none_as_null=True), nullable=True))
+        table.add_column(sa.Column("successor_id", sa.String(12), nullable=True))
+        table.add_column(sa.Column("created_by", sa.String(64), nullable=True))
+        table.create_foreign_key(
+            "fk_api_keys_tenant_id_users",
+            "users",
+            ["tenant_id", "user_id"],
+            ["tenant_id", "id"],
+        )
+        table.create_foreign_key(
+            "fk_api_keys_tenant_id_api_keys",
+            "api_keys",
+            ["tenant_id", "successor_id"],
+            ["tenant_id", "id"],
+        )
+
+
+def _weigh_tenants() -> None:
+    with op.batch_alter_table("tenants") as table:
+        table.add_column(sa.Column("weight", sa.Double(), nullable=False, server_default="1.0"))
+        table.create_check_constraint(op.f("ck_tenants_weight"), sa.text("weight > 0"))
+    with op.batch_alter_table("tenants") as table:
+        table.alter_column("weight", existing_type=sa.Double(), server_default=None)
+
+
+def _extend_usage() -> None:
+    with op.batch_alter_table("usage_records") as table:
+        table.add_column(sa.Column("key_id", sa.String(12), nullable=True))
+        table.add_column(sa.Column("load_ms", sa.Double(), nullable=True))
+
+
+def _create_people() -> None:
+    op.create_table(
+        "users",
+        sa.Column("id", sa.String(36), nullable=False),
+        sa.Column("email", sa.String(254), nullable=False),
+        sa.Column(
+            "role",
+            sa.Enum(
+                "owner",
+                "developer",
+                "viewer",
+                name="role",
+                native_enum=False,
+                create_constraint=True,
+                length=16,
+            ),
+            nullable=False,
+        ),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("disabled_at", MOMENT, nullable=True),
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_users_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_users")),
+        sa.UniqueConstraint("tenant_id", "email", name=op.f("uq_users_tenant_id_email")),
+        sa.UniqueConstraint("tenant_id", "id", name=op.f("uq_users_tenant_id_id")),
+    )
+    op.create_table(
+        "operators",
+        sa.Column("id", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column(
+            "role",
+            sa.Enum(
+                "admin", "viewer", name="role", native_enum=False, create_constraint=True, length=16
+            ),
+            nullable=False,
+        ),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("disabled_at", MOMENT, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_operators")),
+        sa.UniqueConstraint("name", name=op.f("uq_operators_name")),
+    )
+    op.create_table(
+        "operator_keys",
+        sa.Column("id", sa.String(12), nullable=False),
+        sa.Column("operator_id", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("mac", sa.LargeBinary(32), nullable=False),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("expires_at", MOMENT, nullable=True),
+        sa.Column("revoked_at", MOMENT, nullable=True),
+        sa.Column("last_used_at", MOMENT, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["operator_id"], ["operators.id"], name=op.f("fk_operator_keys_operator_id_operators")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_operator_keys")),
+    )
+
+
+def _create_quotas() -> None:
+    op.create_table(
+        "quotas",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column("requests_per_minute", sa.Integer(), nullable=True),
+        sa.Column("input_tokens_per_minute", sa.Integer(), nullable=True),
+        sa.Column("output_tokens_per_minute", sa.Integer(), nullable=True),
+        sa.Column("concurrent_requests", sa.Integer(), nullable=True),
+        sa.Column("tokens_per_period", sa.BigInteger(), nullable=True),
+        sa.Column(
+            "period",
+            sa.Enum(
+                "day", "month", name="period", native_enum=False, create_constraint=True, length=16
+            ),
+            nullable=False,
+        ),
+        sa.Column("adapters", sa.Integer(), nullable=True),
+        sa.Column("versions_per_adapter", sa.Integer(), nullable=True),
+        sa.Column("stored_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("keys", sa.Integer(), nullable=True),
+        sa.Column("users", sa.Integer(), nullable=True),
+        sa.Column("updated_at", MOMENT, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_quotas_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_quotas")),
+    )
+    op.create_table(
+        "rate_buckets",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column(
+            "kind",
+            sa.Enum(
+                "requests",
+                "input_tokens",
+                "output_tokens",
+                name="kind",
+                native_enum=False,
+                create_constraint=True,
+                length=16,
+            ),
+            nullable=False,
+        ),
+        sa.Column("level", sa.Double(), nullable=False),
+        sa.Column("clock", sa.String(64), nullable=False),
+        sa.Column("updated_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_rate_buckets_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "kind", name=op.f("pk_rate_buckets")),
+    )
+    op.create_table(
+        "period_uses",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column(
+            "period",
+            sa.Enum(
+                "day", "month", name="period", native_enum=False, create_constraint=True, length=16
+            ),
+            nullable=False,
+        ),
+        sa.Column("begins_at", MOMENT, nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_period_uses_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "period", "begins_at", name=op.f("pk_period_uses")),
+    )
+    op.create_table(
+        "reservations",
+        sa.Column("request_id", sa.String(64), nullable=False),
+        sa.Column("server_id", sa.String(36), nullable=False),
+        sa.Column("key_id", sa.String(12), nullable=True),
+        sa.Column("adapter_name", sa.String(64), nullable=True),
+        sa.Column("adapter_version", sa.Integer(), nullable=True),
+        sa.Column("adapter_digest", sa.String(71), nullable=True),
+        sa.Column("input_tokens", sa.Integer(), nullable=False),
+        sa.Column("output_tokens", sa.Integer(), nullable=False),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("expires_at", MOMENT, nullable=False),
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.CheckConstraint(
+            "input_tokens >= 0 AND output_tokens >= 0", name=op.f("ck_reservations_tokens")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_reservations_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_reservations")),
+    )
+    op.create_index("ix_reservations_server_id", "reservations", ["server_id"])
+    op.create_index("ix_reservations_tenant_id", "reservations", ["tenant_id"])
+
+
+def _create_usage_days() -> None:
+    op.create_table(
+        "usage_days",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column("day", sa.Date(), nullable=False),
+        sa.Column("adapter_name", sa.String(64), nullable=False),
+        sa.Column("adapter_version", sa.Integer(), nullable=False),
+        sa.Column("num_requests", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("num_cold_loads", sa.BigInteger(), nullable=False),
+        sa.Column("residency_byte_seconds", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_usage_days_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint(
+            "tenant_id", "day", "adapter_name", "adapter_version", name=op.f("pk_usage_days")
+        ),
+    )
+
+
+def _create_request_log() -> None:
+    op.create_table(
+        "request_log",
+        sa.Column("request_id", sa.String(64), nullable=False),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("key_id", sa.String(12), nullable=True),
+        sa.Column("route", sa.String(64), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("error_code", sa.String(64), nullable=True),
+        sa.Column("model", sa.String(200), nullable=True),
+        sa.Column("adapter_name", sa.String(64), nullable=True),
+        sa.Column("adapter_version", sa.Integer(), nullable=True),
+        sa.Column("finish_reason", sa.String(32), nullable=True),
+        sa.Column("tier", sa.String(16), nullable=True),
+        sa.Column("prompt_tokens", sa.Integer(), nullable=True),
+        sa.Column("cached_tokens", sa.Integer(), nullable=True),
+        sa.Column("completion_tokens", sa.Integer(), nullable=True),
+        sa.Column("queue_ms", sa.Double(), nullable=True),
+        sa.Column("adapter_wait_ms", sa.Double(), nullable=True),
+        sa.Column("load_ms", sa.Double(), nullable=True),
+        sa.Column("first_token_ms", sa.Double(), nullable=True),
+        sa.Column("total_ms", sa.Double(), nullable=False),
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_request_log_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_request_log")),
+    )
+    op.create_index("ix_request_log_created_at", "request_log", ["created_at"])
+    op.create_index(
+        "ix_request_log_tenant_id_created_at_request_id",
+        "request_log",
+        ["tenant_id", "created_at", "request_id"],
+    )
+
+
+def _create_audit_log() -> None:
+    op.create_table(
+        "audit_entries",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at", MOMENT, nullable=False),
+        sa.Column(
+            "actor_kind",
+            sa.Enum(
+                "operator",
+                "user",
+                "key",
+                "system",
+                name="actor_kind",
+                native_enum=False,
+                create_constraint=True,
+                length=16,
+            ),
+            nullable=False,
+        ),
+        sa.Column("actor_id", sa.String(36), nullable=False),
+        sa.Column("actor_name", sa.String(254), nullable=False),
+        sa.Column("action", sa.String(64), nullable=False),
+        sa.Column("resource", sa.String(255), nullable=False),
+        sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("request_id", sa.String(64), nullable=True),
+        sa.Column("address", sa.String(45), nullable=True),
+        sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_audit_entries_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "number", name=op.f("pk_audit_entries")),
+    )
+    op.create_table(
+        "audit_heads",
+        sa.Column("tenant_id", sa.String(36), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_audit_heads_tenant_id_tenants")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_audit_heads")),
+    )
+    op.create_table(
+        "platform_audit_entries",
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at", MOMENT, nullable=False),
+        sa.Column(
+            "actor_kind",
+            sa.Enum(
+                "operator",
+                "user",
+                "key",
+                "system",
+                name="actor_kind",
+                native_enum=False,
+                create_constraint=True,
+                length=16,
+            ),
+            nullable=False,
+        ),
+        sa.Column("actor_id", sa.String(36), nullable=False),
+        sa.Column("actor_name", sa.String(254), nullable=False),
+        sa.Column("action", sa.String(64), nullable=False),
+        sa.Column("resource", sa.String(255), nullable=False),
+        sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("request_id", sa.String(64), nullable=True),
+        sa.Column("address", sa.String(45), nullable=True),
+        sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_platform_audit_entries")),
+    )
+    op.create_table(
+        "platform_audit_heads",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_platform_audit_heads")),
+    )
+
+
+def _create_upkeep() -> None:
+    op.create_table(
+        "idempotent_answers",
+        sa.Column("owner", sa.String(64), nullable=False),
+        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("request_hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=True),
+        sa.Column("body", sa.LargeBinary(), nullable=True),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotent_answers")),
+    )
+    op.create_index("ix_idempotent_answers_created_at", "idempotent_answers", ["created_at"])
+    op.create_table(
+        "job_leases",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("server_id", sa.String(36), nullable=True),
+        sa.Column("expires_at", MOMENT, nullable=True),
+        sa.Column("finished_at", MOMENT, nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_job_leases")),
+    )
+    op.create_table(
+        "servers",
+        sa.Column("id", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("version", sa.String(32), nullable=False),
+        sa.Column("base_id", sa.String(128), nullable=False),
+        sa.Column("started_at", MOMENT, nullable=False),
+        sa.Column("seen_at", MOMENT, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_servers")),
+    )

@@ -1,0 +1,1 @@
+"""Who changed what: chained by keyed hashes, written with the change."""

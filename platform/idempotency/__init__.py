@@ -1,0 +1,1 @@
+"""Answers kept for callers who ask the same again."""

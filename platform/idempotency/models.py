@@ -1,0 +1,30 @@
+"""The answer to a changing request, under the key that its caller chose."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..base import Base, UtcDateTime, utc_now
+
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
+OWNER_LENGTH = 64
+
+
+class IdempotentAnswer(Base):
+    """One `Idempotency-Key` of one caller: taken when the request begins, answered when it ends."""
+
+    __tablename__ = "idempotent_answers"
+
+    owner: Mapped[str] = mapped_column(String(OWNER_LENGTH), primary_key=True)
+    """The tenant's id or the operator's: keys of different callers never meet."""
+    key: Mapped[str] = mapped_column(String(MAX_IDEMPOTENCY_KEY_LENGTH), primary_key=True)
+    request_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
+    """Of method, path, query and body: the same key for another request is an error."""
+    status: Mapped[int | None]
+    """None while it runs."""
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Encrypted where it holds a secret that is shown once."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, index=True)

@@ -1,0 +1,1 @@
+"""Upkeep that one server at a time does."""

@@ -1,0 +1,112 @@
+"""Limits of a tenant, the buckets that enforce its rates, and reservations of running requests."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..adapters.models import DIGEST_LENGTH
+from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, state_type, utc_now
+from ..keys.token import KEY_ID_LENGTH
+from ..names import MAX_NAME_LENGTH
+from ..usage.models import REQUEST_ID_LENGTH
+
+CLOCK_ID_LENGTH = 64
+
+
+class Period(StrEnum):
+    """How long a token budget lasts; both begin at midnight UTC."""
+
+    DAY = "day"
+    MONTH = "month"
+
+
+class RateKind(StrEnum):
+    """What a bucket counts, per minute."""
+
+    REQUESTS = "requests"
+    INPUT_TOKENS = "input_tokens"
+    OUTPUT_TOKENS = "output_tokens"
+
+
+class Quota(TenantOwned, Base):
+    """A tenant's limits. None is no limit; a tenant without a row has none."""
+
+    __tablename__ = "quotas"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    requests_per_minute: Mapped[int | None]
+    input_tokens_per_minute: Mapped[int | None]
+    output_tokens_per_minute: Mapped[int | None]
+    concurrent_requests: Mapped[int | None]
+    tokens_per_period: Mapped[int | None] = mapped_column(BigInteger)
+    """Prompt and completion tokens together."""
+    period: Mapped[Period] = mapped_column(state_type(Period, name="period"), default=Period.MONTH)
+    adapters: Mapped[int | None]
+    versions_per_adapter: Mapped[int | None]
+    stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    keys: Mapped[int | None]
+    users: Mapped[int | None]
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
+
+
+class RateBucket(TenantOwned, Base):
+    """A token bucket: what is left of a rate. It fills by the clock that `clock` names."""
+
+    __tablename__ = "rate_buckets"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    kind: Mapped[RateKind] = mapped_column(state_type(RateKind, name="kind"), primary_key=True)
+    level: Mapped[float]
+    """Negative after a request that cost more than was left."""
+    clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
+    """Whose seconds `updated_at` counts; under another clock no time has passed."""
+    updated_at: Mapped[float]
+
+
+class PeriodUse(TenantOwned, Base):
+    """The tokens that a tenant used in one period: what the ledger has of it."""
+
+    __tablename__ = "period_uses"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    period: Mapped[Period] = mapped_column(state_type(Period, name="period"), primary_key=True)
+    begins_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class Reservation(TenantOwned, Base):
+    """A request that was admitted and has not been settled: what it may use, and who serves it.
+
+    It is there before the engine hears of the request and goes in the transaction that writes the
+    ledger's row, so a request is in exactly one of both, whatever dies.
+    """
+
+    __tablename__ = "reservations"
+    __table_args__ = (
+        CheckConstraint("input_tokens >= 0 AND output_tokens >= 0", name="tokens"),
+        Index("ix_reservations_tenant_id", "tenant_id"),
+        Index("ix_reservations_server_id", "server_id"),
+    )
+
+    request_id: Mapped[str] = mapped_column(String(REQUEST_ID_LENGTH), primary_key=True)
+    server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    """The installation that serves it: nobody else settles it before `expires_at`."""
+    key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
+    adapter_version: Mapped[int | None]
+    adapter_digest: Mapped[str | None] = mapped_column(String(DIGEST_LENGTH))
+    input_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Put off while its server lives."""

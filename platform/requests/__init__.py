@@ -1,0 +1,1 @@
+"""What became of each request: figures and codes, never text."""

@@ -1,0 +1,54 @@
+"""The request log: every generation that was asked for, answered or refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..base import Base, TenantOwned, UtcDateTime
+from ..keys.token import KEY_ID_LENGTH
+from ..names import MAX_NAME_LENGTH
+from ..usage.models import REQUEST_ID_LENGTH
+
+ROUTE_LENGTH = 64
+MODEL_LENGTH = 200
+CODE_LENGTH = 64
+
+
+class RequestLogEntry(TenantOwned, Base):
+    """One request and where its time went. For looking into, not for accounts: it may have gaps."""
+
+    __tablename__ = "request_log"
+    __table_args__ = (
+        Index(
+            "ix_request_log_tenant_id_created_at_request_id",
+            "tenant_id",
+            "created_at",
+            "request_id",
+        ),
+        Index("ix_request_log_created_at", "created_at"),
+    )
+
+    request_id: Mapped[str] = mapped_column(String(REQUEST_ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    route: Mapped[str] = mapped_column(String(ROUTE_LENGTH))
+    status: Mapped[int]
+    """0: the caller went away before there was an answer."""
+    error_code: Mapped[str | None] = mapped_column(String(CODE_LENGTH))
+    model: Mapped[str | None] = mapped_column(String(MODEL_LENGTH))
+    """The pinned name; None if it did not come so far."""
+    adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
+    adapter_version: Mapped[int | None]
+    finish_reason: Mapped[str | None] = mapped_column(String(32))
+    tier: Mapped[str | None] = mapped_column(String(16))
+    prompt_tokens: Mapped[int | None]
+    cached_tokens: Mapped[int | None]
+    completion_tokens: Mapped[int | None]
+    queue_ms: Mapped[float | None]
+    adapter_wait_ms: Mapped[float | None]
+    load_ms: Mapped[float | None]
+    first_token_ms: Mapped[float | None]
+    total_ms: Mapped[float]

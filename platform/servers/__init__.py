@@ -1,0 +1,1 @@
+"""The installations that serve from this database."""

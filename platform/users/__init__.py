@@ -1,0 +1,1 @@
+"""A tenant's users and their roles."""
