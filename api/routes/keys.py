@@ -20,7 +20,7 @@ from ..etags import IfMatch, tagged_response
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
-from ..schemas.identity import KeyBody, KeyView, RotateBody
+from ..schemas.identity import IssuedKeyView, KeyBody, KeyView, RotateBody
 from .identity_views import issued_key_view, key_view
 
 router = APIRouter(prefix="/v1/keys")
@@ -63,7 +63,7 @@ async def create_key(
     keys = runtime.control_plane.keys
     days = body.expires_in_days
 
-    def issue(session: TenantSession) -> Changed[KeyView]:
+    def issue(session: TenantSession) -> Changed[IssuedKeyView]:
         issued = keys.issue(
             session,
             name=body.name,
@@ -107,7 +107,7 @@ async def rotate_key(
     """
     keys = runtime.control_plane.keys
 
-    def rotate(session: TenantSession) -> Changed[KeyView]:
+    def rotate(session: TenantSession) -> Changed[IssuedKeyView]:
         if_match.check(key_view(keys.get_to_change(session, key_id, viewer=principal)))
         overlap = timedelta(seconds=body.overlap_seconds)
         issued = keys.rotate(session, key_id, overlap=overlap, issuer=principal)

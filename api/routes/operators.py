@@ -22,6 +22,7 @@ from ..pages import Page
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView
 from ..schemas.identity import (
+    IssuedOperatorKeyView,
     OperatorBody,
     OperatorChange,
     OperatorKeyBody,
@@ -123,7 +124,7 @@ async def create_operator_key(
     days = body.expires_in_days
     lifetime = None if days is None else timedelta(days=days)
 
-    def issue(session: PlatformSession) -> Changed[OperatorKeyView]:
+    def issue(session: PlatformSession) -> Changed[IssuedOperatorKeyView]:
         holder = service.get(session, name)
         issued = service.issue_key(session, holder, name=body.name, lifetime=lifetime)
         details = {"key": issued.key.id, "name": issued.key.name, "expires_in_days": days}
