@@ -16,6 +16,7 @@ from starlette.requests import Request
 from ..platform.audit.event import Origin
 from ..platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ..platform.keys.token import OPERATOR_PREFIX
+from .contract import terms
 from .errors import ApiError
 from .runtime import Runtime, current_runtime
 
@@ -25,6 +26,16 @@ TENANT_HEADER = "x-loraplex-tenant"
 AnyPrincipal = Principal | OperatorPrincipal
 
 
+@terms(
+    errors=(
+        "missing_api_key",
+        "invalid_api_key",
+        "tenant_suspended",
+        "tenant_not_found",
+        "database_unavailable",
+        "shutting_down",
+    )
+)
 async def authenticate(
     request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
 ) -> AnyPrincipal:
@@ -53,6 +64,7 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
     """A dependency that yields the caller within a tenant if it may do this there."""
 
+    @terms(errors=("tenant_required", "insufficient_scope"), scope=scope.value)
     async def check_scope(caller: Caller) -> Principal:
         if isinstance(caller, OperatorPrincipal):
             raise ApiError("tenant_required")
@@ -68,6 +80,7 @@ def require_operator(
 ) -> Callable[[Caller], Awaitable[OperatorPrincipal]]:
     """A dependency that yields the operator who calls, if it has one of these roles."""
 
+    @terms(errors=("insufficient_scope",), roles=tuple(role.value for role in roles))
     async def check_role(caller: Caller) -> OperatorPrincipal:
         if not isinstance(caller, OperatorPrincipal):
             raise ApiError("insufficient_scope", "This is for operators, acting on no tenant.")
@@ -107,7 +120,7 @@ def bearer_token(request: Request) -> str:
         raise ApiError("missing_api_key", "Send the key as `Authorization: Bearer <key>`.")
     if len(sent) > 1 or scheme.lower() != "bearer" or not token:
         raise ApiError("invalid_api_key")
-    return token.strip()
+    return token.strip(" \t")
 
 
 def _is_local(request: Request) -> bool:

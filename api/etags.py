@@ -20,6 +20,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .contract import terms
 from .errors import ApiError
 from .json_response import json_response
 
@@ -60,6 +61,10 @@ class Condition:
             raise ApiError("etag_mismatch")
 
 
+@terms(
+    errors=("etag_mismatch",),
+    request_headers={"If-Match": "Change it only if its `ETag` is one of these."},
+)
 async def read_condition(request: Request) -> Condition:
     """The condition in `If-Match`: tags separated by commas, or `*`. A weak tag never matches."""
     sent = request.headers.getlist("if-match")

@@ -14,21 +14,25 @@ from ...platform.adapters import service
 from ...platform.adapters.models import AdapterAlias
 from ...platform.adapters.service import Canary
 from ..bodies import json_body
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView
-from ..schemas.aliases import AliasBody
+from ..schemas.aliases import AliasBody, AliasChangeView, AliasView
 from .adapter_views import alias_change_view, alias_view
-from .parameters import Reader, Writer
+from .parameters import NO_VERSION, Reader, Writer
 
 DEFAULT_CHANGES = 50
 MAX_CHANGES = 500
+NO_ALIAS = ("adapter_not_found", "alias_not_found")
 
 router = APIRouter(prefix="/v1/adapters/{name}/aliases")
 
 
 @router.get("")
+@answers(ListView[AliasView], errors=("adapter_not_found",))
 async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
+    """What the adapter's aliases mean now."""
     adapter = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_adapter(session, name)
     )
@@ -36,6 +40,7 @@ async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) ->
 
 
 @router.put("/{alias}")
+@answers(AliasView, errors=("adapter_not_ready", "base_mismatch", *NO_VERSION))
 async def set_alias(
     runtime: CurrentRuntime,
     principal: Writer,
@@ -55,9 +60,11 @@ async def set_alias(
 
 
 @router.delete("/{alias}")
+@answers(errors=NO_ALIAS)
 async def remove_alias(
     runtime: CurrentRuntime, principal: Writer, name: str, alias: str
 ) -> Response:
+    """Forget the alias; running requests that came by it go on."""
     await runtime.control_plane.write(
         principal.tenant_id,
         lambda session: service.remove_alias(session, name, alias, changed_by=principal.key_id),
@@ -66,6 +73,7 @@ async def remove_alias(
 
 
 @router.post("/{alias}/rollback")
+@answers(AliasView, errors=("nothing_to_roll_back", *NO_ALIAS))
 async def roll_back_alias(
     runtime: CurrentRuntime, principal: Writer, name: str, alias: str
 ) -> Response:
@@ -78,6 +86,7 @@ async def roll_back_alias(
 
 
 @router.get("/{alias}/history")
+@answers(ListView[AliasChangeView], errors=NO_ALIAS)
 async def list_alias_changes(
     runtime: CurrentRuntime,
     principal: Reader,

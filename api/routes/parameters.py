@@ -16,6 +16,7 @@ from ..runtime import Runtime
 
 Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+NO_VERSION = ("adapter_not_found", "version_not_found")
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 
 

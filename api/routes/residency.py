@@ -18,12 +18,13 @@ from ...platform.adapters.states import WishKind
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..bodies import json_body
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.residency import ReadinessView, WishBody
 from ..services.version_readiness import judge
 from .adapter_views import readiness_view
-from .parameters import FoundVersion, Number, Reader, Writer, find_version
+from .parameters import NO_VERSION, FoundVersion, Number, Reader, Writer, find_version
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}")
 
@@ -31,6 +32,7 @@ Wished = Annotated[WishBody, Depends(json_body(WishBody))]
 
 
 @router.get("/readiness")
+@answers(ReadinessView, errors=NO_VERSION)
 async def get_readiness(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
@@ -39,6 +41,7 @@ async def get_readiness(
 
 
 @router.put("/pin")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", "too_many_pins", *NO_VERSION))
 async def pin(
     runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
 ) -> Response:
@@ -48,6 +51,7 @@ async def pin(
 
 
 @router.delete("/pin")
+@answers(ReadinessView, 202, errors=NO_VERSION)
 async def unpin(runtime: CurrentRuntime, principal: Writer, name: str, number: Number) -> Response:
     """The version may leave the device again, when others need its room."""
 
@@ -60,6 +64,7 @@ async def unpin(runtime: CurrentRuntime, principal: Writer, name: str, number: N
 
 
 @router.post("/prefetch")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", *NO_VERSION))
 async def prefetch(
     runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
 ) -> Response:
