@@ -55,6 +55,8 @@ class Terms:
     """What it reads the request's body as."""
     scope: str | None = None
     """What a tenant's caller needs."""
+    scheme: str | None = None
+    """A security scheme by which it may be called also from elsewhere than this machine."""
     roles: tuple[str, ...] = ()
     """Which operators may call, acting on no tenant."""
     request_headers: Mapping[str, str] = field(default_factory=dict)

@@ -55,6 +55,11 @@ _SECURITY_SCHEMES: Json = {
         "description": "An operator's key. With `X-Loraplex-Tenant` it acts on that tenant, as far "
         "as its role goes; without, it may call what is listed for its role.",
     },
+    "metricsToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "What the operator set as `LORAPLEX_METRICS_TOKEN`.",
+    },
 }
 _TENANT_PARAMETER: Json = {
     "name": "X-Loraplex-Tenant",
@@ -181,6 +186,8 @@ class _Operation:
         return codes
 
     def _security(self) -> list[Json]:
+        if scheme := next((added.scheme for added in self.terms if added.scheme), None):
+            return [{}, {scheme: []}]
         scopes = [added.scope for added in self.terms if added.scope is not None]
         if scopes:
             return [{"tenantKey": scopes}, {"operatorKey": scopes}]
@@ -231,7 +238,7 @@ class _Operation:
             codes = sorted(code for code in self.codes if ERROR_CODES[code].status == status)
             name = ".".join(codes[:_MAX_NAMED_CODES])
             if len(codes) > _MAX_NAMED_CODES:
-                name += f".and_{len(codes) - _MAX_NAMED_CODES}"
+                name = f"{status}.{codes[0]}.and_{len(codes) - 1}_more"
             known = responses.setdefault(name, _error_response(codes))
             if known != _error_response(codes):
                 raise ValueError(f"two responses would be called {name}")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..auth import check_metrics_access
-from ..contract import Raw, answers
+from ..contract import Raw, answers, terms
 from ..json_response import json_response
 from ..openapi import openapi_json
 from ..runtime import CurrentRuntime
@@ -41,6 +41,7 @@ async def ready(runtime: CurrentRuntime) -> Response:
 
 
 @router.get("/metrics")
+@terms(scheme="metricsToken")
 @answers(Raw("text/plain"), errors=("missing_api_key", "invalid_api_key"))
 async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
     """The figures of all tenants, for Prometheus.
