@@ -243,4 +243,4 @@ def _open_control_plane(settings: Settings) -> ControlPlane:
     if settings.is_database_embedded:
         database.upgrade()
     database.check_revision()
-    return ControlPlane(database, settings.load_secret())
+    return ControlPlane(database, *settings.load_secrets())

@@ -49,6 +49,8 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 http=BoundedHttpProtocol,
                 ws="none",
+                # It would believe every caller on this machine; see `peer_address`.
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )

@@ -73,7 +73,9 @@ async def list_adapters(
     """The adapters by name, in pages. The cursor is a name."""
     adapters = await runtime.control_plane.read(
         principal.tenant_id,
-        lambda session: service.list_adapters(session, after=page.after, limit=page.num_rows),
+        lambda session: service.list_adapters(
+            session, after=page.after, limit=page.num_rows, names=principal.adapters
+        ),
     )
     views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
     answer = page.answer(adapters, view=views.adapter, cursor=lambda adapter: adapter.name)

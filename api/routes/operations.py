@@ -49,7 +49,9 @@ async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
     Open to callers on the same machine, or to those who send the operator's metrics token.
     """
     token = runtime.settings.metrics_token
-    check_metrics_access(request, token.get_secret_value() if token else None)
+    check_metrics_access(
+        request, token.get_secret_value() if token else None, runtime.settings.trusted_proxies
+    )
     return Response(runtime.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -15,6 +15,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
+from ...platform.errors import ModelNotFound
 from ...platform.keys.principal import Principal
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
@@ -102,11 +103,15 @@ class Inference:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
         Which version of a split alias answers depends on `request_id` alone. Raises a
-        PlatformError: unknown, foreign, not ready or of another base.
+        PlatformError: unknown, foreign, beyond the key's restriction, not ready or of another base.
         """
         if model == self.served_model_name:
+            if not principal.may_use(None):
+                raise ModelNotFound(model)
             return ServedModel(model, None)
         name = registry.parse_model_name(model)
+        if not principal.may_use(name.adapter):
+            raise ModelNotFound(model)
         adapter = await self._control_plane.read(
             principal.tenant_id,
             lambda session: registry.resolve(
