@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..platform.audit.event import Changed, Origin
-from ..platform.audit.service import AuditLog
+from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
+from ..platform.audit.verification import Verified
 from ..platform.database import Database
+from ..platform.keyring import Keyring
 from ..platform.keys.principal import OperatorPrincipal, Principal
 from ..platform.keys.service import ApiKeyService
 from ..platform.operators.service import OperatorService
@@ -30,7 +32,7 @@ class ControlPlane:
         self._database = database
         self._keys = ApiKeyService(pepper)
         self._operators = OperatorService(pepper)
-        self._audit_log = AuditLog(derive_key(secret, AUDIT_CHAIN_KEY))
+        self._audit_log = AuditLog(Keyring([secret], AUDIT_CHAIN_KEY))
         self._threads = WorkerThreads("control-plane", NUM_THREADS)
 
     async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
@@ -99,6 +101,18 @@ class ControlPlane:
                 return change(session)
 
         return await self._threads.run(run)
+
+    async def verify_audit(self, tenant: str | None, *, after: int, limit: int) -> Verified:
+        """Look at a part of a chain of the audit log; None is the platform's own.
+
+        Raises TenantNotFound.
+        """
+
+        def look(session: PlatformSession) -> Verified:
+            chain = PLATFORM_CHAIN if tenant is None else tenants.get_tenant(session, tenant).id
+            return self._audit_log.verify(session, chain, after=after, limit=limit)
+
+        return await self.read_all_tenants(look)
 
     async def authenticate(self, key: str) -> Principal:
         """Who calls with this tenant's key. Raises a PlatformError."""

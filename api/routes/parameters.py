@@ -5,15 +5,24 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Path
+from starlette.requests import Request
 
 from ...adapters.identity import AdapterKey
 from ...platform.adapters import service
 from ...platform.adapters.models import Adapter, AdapterVersion
+from ...platform.audit.event import Origin
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import require
+from ..auth import Caller, origin_of, require
 from ..runtime import Runtime
 
+
+async def request_origin(request: Request, caller: Caller) -> Origin:
+    """A dependency that yields where the request comes from, for the audit log."""
+    return origin_of(request, caller)
+
+
+RequestOrigin = Annotated[Origin, Depends(request_origin)]
 Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
