@@ -108,6 +108,7 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "tenant_not_found": ErrorCode(404, "No such tenant."),
     "tenant_exists": ErrorCode(409, "A tenant with this slug exists already."),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
+    "request_not_found": ErrorCode(404, "The caller's tenant has no such request."),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {

@@ -98,6 +98,12 @@ class ApiKeyRevoked(InvalidApiKey):
     """The API key was revoked."""
 
 
+class RequestNotFound(PlatformError):
+    """No such request in the ledger."""
+
+    code = "request_not_found"
+
+
 # --- models by name -----------------------------------------------------------------------------
 
 

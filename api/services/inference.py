@@ -15,15 +15,16 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
+from ...platform.errors import DatabaseUnavailable, PlatformError
 from ...platform.keys.principal import Principal
-from ...platform.usage import service as ledger
-from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
 from .generation import Generation, Outcome, SequenceSpec
+from .metering import Account, Metering
+from .seen_adapters import SeenAdapters
 
 NUM_TOKENIZERS = 2
 
@@ -81,6 +82,8 @@ class Inference:
         engine: EngineClient,
         tokenizer: Tokenizer,
         control_plane: ControlPlane,
+        metering: Metering,
+        seen_adapters: SeenAdapters,
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
@@ -89,6 +92,8 @@ class Inference:
         self.tokenizer = tokenizer
         self._engine = engine
         self._control_plane = control_plane
+        self._metering = metering
+        self._seen_adapters = seen_adapters
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
@@ -101,22 +106,32 @@ class Inference:
     ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Which version of a split alias answers depends on `request_id` alone. Raises a
-        PlatformError: unknown, foreign, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. While the database is
+        away a name means what it meant last. Raises a PlatformError: unknown, foreign, not ready or
+        of another base.
         """
         if model == self.served_model_name:
             return ServedModel(model, None)
         name = registry.parse_model_name(model)
-        adapter = await self._control_plane.read(
-            principal.tenant_id,
-            lambda session: registry.resolve(
-                session,
-                name,
-                tenant_slug=principal.tenant_slug,
-                base_id=self._engine.info.base_id,
-                request_id=request_id,
-            ),
-        )
+        tenant_id = principal.tenant_id
+        try:
+            adapter = await self._control_plane.read(
+                tenant_id,
+                lambda session: registry.resolve(
+                    session,
+                    name,
+                    tenant_slug=principal.tenant_slug,
+                    base_id=self._engine.info.base_id,
+                    request_id=request_id,
+                ),
+            )
+        except DatabaseUnavailable:
+            adapter = self._seen_adapters.recall(tenant_id, model)
+        except PlatformError:
+            self._seen_adapters.forget(tenant_id, model)
+            raise
+        else:
+            self._seen_adapters.note(tenant_id, model, adapter)
         return ServedModel(adapter.pinned, adapter)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -168,8 +183,14 @@ class Inference:
             for choice in range(order.num_choices)
         ]
 
+        account = self._open_account(order, specs)
+        specs = [
+            replace(spec, request=replace(spec.request, journal_slot=slot))
+            for spec, slot in zip(specs, account.slots, strict=True)
+        ]
+
         async def meter(outcome: Outcome) -> None:
-            await self._meter(order, outcome)
+            await self._metering.settle(account, outcome)
 
         return Generation(
             specs,
@@ -181,24 +202,13 @@ class Inference:
             meter=meter,
         )
 
-    async def _meter(self, order: Order, outcome: Outcome) -> None:
-        counts = outcome.counts
-        usage = Usage(
-            request_id=order.request_id,
-            adapter=order.model.adapter,
-            prompt_tokens=counts.num_prompt_tokens,
-            cached_tokens=counts.num_cached_tokens,
-            completion_tokens=counts.num_completion_tokens,
-            tier=outcome.tier,
-            finish_reason=outcome.finish_reason,
-        )
-        await self._control_plane.write(
-            order.principal.tenant_id, lambda session: ledger.record(session, usage)
-        )
-        self._metrics.observe_usage(
-            order.principal.tenant_slug,
-            prompt_tokens=counts.num_prompt_tokens,
-            completion_tokens=counts.num_completion_tokens,
+    def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
+        return self._metering.open(
+            order.request_id,
+            order.principal,
+            order.model.adapter,
+            sequence_ids=[spec.request.request_id for spec in specs],
+            counts_prompt=[spec.is_first_choice for spec in specs],
         )
 
     def _check_token_ids(self, order: Order) -> None:
