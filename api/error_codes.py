@@ -59,6 +59,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
     "not_found": ErrorCode(404, "There is nothing at this path."),
     "method_not_allowed": ErrorCode(405, "The path does not know this method."),
+    "etag_mismatch": ErrorCode(
+        412, "The resource is not what `If-Match` names: it was changed since; read it again."
+    ),
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
     ),
