@@ -5,7 +5,10 @@ Things of another tenant raise the same error, with the same message, as things 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .quotas.standing import Standing
 
 
 class PlatformError(Exception):
@@ -117,8 +120,12 @@ class QuotaExceeded(PlatformError):
 class LimitReached(PlatformError):
     """A limit on requests does not let this one pass now; the message says which."""
 
-    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, standing: Standing, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
+        self.standing = standing
+        """What is left of the tenant's rates."""
         self.retry_after_seconds = retry_after_seconds
         """When the same request would pass if no other came first, where that is known."""
 

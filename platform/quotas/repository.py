@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Select, func, or_, select
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Select, and_, func, not_, or_, select, update
 
 from ..adapters.models import Adapter, AdapterVersion, Upload
 from ..adapters.states import VISIBLE_STATES, UploadState, VersionState
 from ..base import utc_now
 from ..keys.models import ApiKey
-from ..sessions import TenantSession
+from ..sessions import PlatformSession, TenantSession
+from ..tenants.models import Tenant
+from ..usage.models import UsageRecord
 from ..users.models import User
-from .models import Quota
+from .bucket import Reading
+from .models import Period, PeriodUse, Quota, RateBucket, RateKind, Reservation
 
 _ON_THE_WAY = (UploadState.RECEIVING, UploadState.VALIDATING)
+
+
+class Reserved(NamedTuple):
+    """What running requests hold."""
+
+    num_requests: int
+    tokens: int
+    """Input and output, the most that they may use."""
 
 
 def find_quota(session: TenantSession) -> Quota | None:
@@ -27,6 +42,72 @@ def lock_quota(session: TenantSession) -> Quota | None:
     """
     query = select(Quota).with_for_update()
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def lock_tenant(session: TenantSession) -> None:
+    """Wait for the units of work that add rows of the tenant, and let none add any meanwhile."""
+    session.execute(select(Tenant.id).with_for_update())
+
+
+# --- rates and reservations ---------------------------------------------------------------------
+
+
+def list_buckets(session: TenantSession) -> Mapping[RateKind, RateBucket]:
+    """The tenant's buckets, as the database has them now."""
+    query = select(RateBucket).execution_options(populate_existing=True)
+    return {bucket.kind: bucket for bucket in session.scalars(query)}
+
+
+def find_reservation(session: TenantSession, request_id: str) -> Reservation | None:
+    """What the request has reserved, until it is settled."""
+    query = select(Reservation).where(Reservation.request_id == request_id)
+    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def sum_reservations(session: TenantSession, now: Reading) -> Reserved:
+    """What the tenant's running requests have reserved; expired reservations count for nothing."""
+    tokens = Reservation.input_tokens + Reservation.output_tokens
+    query = select(func.count(Reservation.request_id), func.coalesce(func.sum(tokens), 0))
+    row = session.execute(query.where(_is_alive(now))).one()
+    return Reserved(row[0], int(row[1]))
+
+
+def renew_reservations(
+    session: PlatformSession, server_id: str, now: Reading, expires_at: float
+) -> int:
+    """Put off the expiry of all that this server has; how many they are."""
+    change = update(Reservation).where(Reservation.server_id == server_id)
+    values = {"clock": now.clock, "expires_at": expires_at}
+    query = change.values(values).returning(Reservation.request_id)
+    return len(session.execute(query).all())
+
+
+def list_expired_reservations(session: PlatformSession, now: Reading) -> Sequence[Reservation]:
+    """Every tenant's reservations that count for nothing any more, the oldest first."""
+    query = select(Reservation).where(not_(_is_alive(now)))
+    return session.scalars(query.order_by(Reservation.created_at)).all()
+
+
+def _is_alive(now: Reading) -> ColumnElement[bool]:
+    return and_(Reservation.clock == now.clock, Reservation.expires_at > now.seconds)
+
+
+# --- budgets ------------------------------------------------------------------------------------
+
+
+def find_period_use(session: TenantSession, period: Period, begin: datetime) -> PeriodUse | None:
+    """What the tenant used in the period that began then, as the database has it now."""
+    query = select(PeriodUse).where(PeriodUse.period == period, PeriodUse.begins_at == begin)
+    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def sum_ledger_tokens(session: TenantSession, since: datetime, until: datetime) -> int:
+    """Prompt and completion tokens of the tenant's ledger in `[since, until)`."""
+    tokens = UsageRecord.prompt_tokens + UsageRecord.completion_tokens
+    query = select(func.coalesce(func.sum(tokens), 0)).where(
+        UsageRecord.created_at >= since, UsageRecord.created_at < until
+    )
+    return int(session.scalar(query) or 0)
 
 
 # --- what a tenant owns -------------------------------------------------------------------------
