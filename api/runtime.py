@@ -34,6 +34,8 @@ from .control_plane import ControlPlane
 from .data_dir_lock import locked_data_dir
 from .metrics import Metrics
 from .readiness import Readiness
+from .server_id import load_or_create_server_id
+from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
@@ -108,10 +110,13 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 
         name = settings.served_model_name or _public_name(engine_config.model, model_dir)
         metrics = Metrics(lambda: engine.stats, fetcher.stats)
+        admission = Admission(control_plane, load_or_create_server_id(settings.data_dir))
+        stack.push_async_callback(admission.close)
         inference = Inference(
             engine=engine,
             tokenizer=tokenizer,
             control_plane=control_plane,
+            admission=admission,
             metrics=metrics,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,

@@ -16,6 +16,8 @@ from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
 from ...platform.keys.principal import Principal
+from ...platform.quotas.limits import MAX_COUNT
+from ...platform.quotas.service import Demand
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
@@ -23,6 +25,7 @@ from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
+from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
 
 NUM_TOKENIZERS = 2
@@ -81,6 +84,7 @@ class Inference:
         engine: EngineClient,
         tokenizer: Tokenizer,
         control_plane: ControlPlane,
+        admission: Admission,
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
@@ -89,6 +93,7 @@ class Inference:
         self.tokenizer = tokenizer
         self._engine = engine
         self._control_plane = control_plane
+        self._admission = admission
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
@@ -140,10 +145,15 @@ class Inference:
         return capacity - len(prompt)
 
     async def start(self, order: Order) -> Running:
-        """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        """Submit the order if the tenant's limits let it pass; return once it is scheduled.
+
+        Raises ApiError, an EngineError or a LimitReached.
+        """
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
+        tenant_id = order.principal.tenant_id
+        await self._admission.admit(tenant_id, _demand(order), order.measures)
         generation = self._prepare(order)
         try:
             started = await generation.start(
@@ -152,6 +162,7 @@ class Inference:
             )
         except BaseException:
             await generation.aclose()
+            await self._admission.release(tenant_id, order.request_id)
             raise
         return Running(order, generation, started)
 
@@ -229,6 +240,7 @@ class Inference:
             speculation=order.speculation,
             priority=order.priority,
             deadline_seconds=_seconds_left(order),
+            tenant_weight=order.principal.tenant_weight,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -237,6 +249,17 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _demand(order: Order) -> Demand:
+    num_sequences = len(order.prompts) * order.num_choices
+    return Demand(
+        request_id=order.request_id,
+        key_id=order.principal.key_id,
+        adapter=order.model.adapter,
+        input_tokens=sum(map(len, order.prompts)),
+        output_tokens=min(order.sampling.max_tokens * num_sequences, MAX_COUNT),
+    )
 
 
 def _seconds_left(order: Order) -> float | None:

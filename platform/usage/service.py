@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy.exc import IntegrityError
 
 from ..adapters.registry import AdapterRef
+from ..quotas import service as quotas
 from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .models import UsageRecord
@@ -30,14 +31,22 @@ class Usage:
 
 
 def record(session: TenantSession, usage: Usage) -> bool:
-    """Add the request to the tenant's ledger; False if it is there already."""
+    """Add the request to the tenant's ledger and settle it; False if it is there already."""
+    row = _row(usage)
     try:
         with session.begin_nested():
-            session.add(_row(usage))
+            session.add(row)
     except IntegrityError:
         if repository.find(session, usage.request_id) is None:
             raise
         return False
+    quotas.settle(
+        session,
+        usage.request_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        at=row.created_at,
+    )
     return True
 
 
