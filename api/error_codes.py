@@ -65,6 +65,20 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
     ),
+    "rate_limited": ErrorCode(
+        429,
+        "The tenant's requests or tokens per minute are used up; the message says which limit, and "
+        "`retry-after-ms` when there is room for this request.",
+        True,
+    ),
+    "too_many_requests_at_once": ErrorCode(
+        429, "The tenant has as many requests running as it may have at once.", True
+    ),
+    "insufficient_quota": ErrorCode(
+        429,
+        "What is left of the tenant's tokens of this day or month is less than the request may "
+        "use; the message says how much that is.",
+    ),
     "body_too_large": ErrorCode(413, "The body exceeds the limit of its route."),
     "unsupported_media_type": ErrorCode(
         415, "The body has another content type or encoding than the route reads."
@@ -107,6 +121,11 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
 PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "tenant_not_found": ErrorCode(404, "No such tenant."),
     "tenant_exists": ErrorCode(409, "A tenant with this slug exists already."),
+    "quota_exceeded": ErrorCode(
+        403,
+        "The tenant has as many adapters, versions, stored bytes, keys or users as its quota "
+        "allows; the message says which. Remove some, or ask the operator for more.",
+    ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
     "request_not_found": ErrorCode(404, "The caller's tenant has no such request."),
 }

@@ -41,7 +41,8 @@ from .control_plane import ControlPlane
 from .data_dir_lock import DataDirInUse, locked_data_dir
 from .metrics import Metrics
 from .readiness import Readiness
-from .server_identity import load_server_id
+from .server_id import load_or_create_server_id
+from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
@@ -138,12 +139,16 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             is_database_away=lambda: control_plane.watch.is_away,
             num_unsettled=lambda: metering.num_unsettled,
         )
+        server_id = load_or_create_server_id(settings.data_dir)
+        admission = Admission(control_plane, server_id)
+        stack.push_async_callback(admission.close)
         inference = Inference(
             engine=engine,
             tokenizer=tokenizer,
             control_plane=control_plane,
             metering=metering,
             seen_adapters=seen_adapters,
+            admission=admission,
             metrics=metrics,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
@@ -182,7 +187,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         downloads = Downloads(settings.data_dir / "exports", source.fetch)
         stack.callback(downloads.close)
 
-        presence = Presence(_describe_server(settings, engine.info), control_plane)
+        presence = Presence(_describe_server(server_id, engine.info), control_plane)
         stack.push_async_callback(presence.close)
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
@@ -301,9 +306,9 @@ def _open_journal(settings: Settings) -> TokenJournal:
         raise DataDirInUse(settings.data_dir) from None
 
 
-def _describe_server(settings: Settings, info: EngineInfo) -> ServerInfo:
+def _describe_server(server_id: str, info: EngineInfo) -> ServerInfo:
     return ServerInfo(
-        id=load_server_id(settings.data_dir),
+        id=server_id,
         name=socket.gethostname(),
         version=__version__,
         base_id=info.base_id,

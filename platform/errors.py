@@ -5,7 +5,10 @@ Things of another tenant raise the same error, with the same message, as things 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .quotas.standing import Standing
 
 
 class PlatformError(Exception):
@@ -102,6 +105,53 @@ class RequestNotFound(PlatformError):
     """No such request in the ledger."""
 
     code = "request_not_found"
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+class QuotaExceeded(PlatformError):
+    """The tenant has as much of something as its quota allows."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, what: str, *, limit: int, used: int, wanted: int = 1) -> None:
+        super().__init__(
+            f"The quota is {limit} {what}: {used} are used, and this takes {wanted} more."
+        )
+        self.limit = limit
+        self.used = used
+
+
+class LimitReached(PlatformError):
+    """A limit on requests does not let this one pass now; the message says which."""
+
+    def __init__(
+        self, message: str, *, standing: Standing, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.standing = standing
+        """What is left of the tenant's rates."""
+        self.retry_after_seconds = retry_after_seconds
+        """When the same request would pass if no other came first, where that is known."""
+
+
+class RateLimited(LimitReached):
+    """The tenant's requests or tokens per minute are used up."""
+
+    code = "rate_limited"
+
+
+class TooManyRequestsAtOnce(LimitReached):
+    """The tenant has as many requests running as it may have at once."""
+
+    code = "too_many_requests_at_once"
+
+
+class InsufficientQuota(LimitReached):
+    """The tenant's tokens of this day or month are used up."""
+
+    code = "insufficient_quota"
 
 
 # --- models by name -----------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import structlog
+
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
 from ...engine.errors import ProposerNotServed
@@ -17,14 +19,19 @@ from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
 from ...platform.errors import DatabaseUnavailable, PlatformError
 from ...platform.keys.principal import Principal
+from ...platform.quotas.limits import MAX_COUNT
+from ...platform.quotas.service import Demand
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
+from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
 from .metering import Account, Metering
 from .seen_adapters import SeenAdapters
+
+log = structlog.get_logger(__name__)
 
 NUM_TOKENIZERS = 2
 
@@ -84,6 +91,7 @@ class Inference:
         control_plane: ControlPlane,
         metering: Metering,
         seen_adapters: SeenAdapters,
+        admission: Admission,
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
@@ -94,6 +102,7 @@ class Inference:
         self._control_plane = control_plane
         self._metering = metering
         self._seen_adapters = seen_adapters
+        self._admission = admission
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
@@ -155,11 +164,14 @@ class Inference:
         return capacity - len(prompt)
 
     async def start(self, order: Order) -> Running:
-        """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        """Submit the order if the tenant's limits let it pass; return once it is scheduled.
+
+        Raises ApiError, an EngineError or a LimitReached.
+        """
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
-        generation = self._prepare(order)
+        generation = await self._admit(order)
         try:
             started = await generation.start(
                 is_loading=lambda: self._is_loading(order.model),
@@ -170,8 +182,24 @@ class Inference:
             raise
         return Running(order, generation, started)
 
-    def _prepare(self, order: Order) -> Generation:
-        specs = [
+    async def _admit(self, order: Order) -> Generation:
+        """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
+
+        While the database is away there is nothing to ask: limits rest, what is used counts later.
+        """
+        specs = self._sequences(order)
+        account = self._open_account(order, specs)
+        try:
+            await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
+        except DatabaseUnavailable:
+            log.warning("admitted_without_limits", request_id=order.request_id)
+        except BaseException:
+            self._metering.discard(account)
+            raise
+        return self._prepare(order, specs, account)
+
+    def _sequences(self, order: Order) -> list[SequenceSpec]:
+        return [
             SequenceSpec(
                 index=position * order.num_choices + choice,
                 request=self._sequence_request(order, position, choice),
@@ -183,8 +211,8 @@ class Inference:
             for choice in range(order.num_choices)
         ]
 
-        account = self._open_account(order, specs)
-        specs = [
+    def _prepare(self, order: Order, specs: Sequence[SequenceSpec], account: Account) -> Generation:
+        counted = [
             replace(spec, request=replace(spec.request, journal_slot=slot))
             for spec, slot in zip(specs, account.slots, strict=True)
         ]
@@ -193,7 +221,7 @@ class Inference:
             await self._metering.settle(account, outcome)
 
         return Generation(
-            specs,
+            counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
             metrics=self._metrics,
@@ -239,6 +267,7 @@ class Inference:
             speculation=order.speculation,
             priority=order.priority,
             deadline_seconds=_seconds_left(order),
+            tenant_weight=order.principal.tenant_weight,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -247,6 +276,17 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _demand(order: Order) -> Demand:
+    num_sequences = len(order.prompts) * order.num_choices
+    return Demand(
+        request_id=order.request_id,
+        key_id=order.principal.key_id,
+        adapter=order.model.adapter,
+        input_tokens=sum(map(len, order.prompts)),
+        output_tokens=min(order.sampling.max_tokens * num_sequences, MAX_COUNT),
+    )
 
 
 def _seconds_left(order: Order) -> float | None:

@@ -27,6 +27,7 @@ from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import Principal
+from ...platform.quotas import service as quotas
 from ...platform.sessions import TenantSession
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
@@ -152,7 +153,7 @@ class Metering:
         return Account(owner, principal.tenant_slug, slots, sequence_ids)
 
     def discard(self, account: Account) -> None:
-        """The request was refused before the engine or the database heard of it."""
+        """The request was refused: the engine has not heard of it, and nothing is reserved."""
         self._journal.free(account.slots)
 
     async def settle(self, account: Account, outcome: Outcome) -> None:
@@ -271,6 +272,7 @@ class Metering:
 def _write(session: TenantSession, owner: Owner, charge: Charge) -> bool:
     """Record the charge; False if it is recorded already, or there is nothing to charge."""
     if not charge.prompt_tokens and not charge.completion_tokens:
+        quotas.release(session, owner.request_id)
         return False
     return ledger.record(
         session,

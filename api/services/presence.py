@@ -1,4 +1,4 @@
-"""The sign of life that this server leaves in the database."""
+"""The sign of life that this server leaves in the database, for itself and its requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from ...platform.errors import PlatformError
+from ...platform.quotas import service as quotas
 from ...platform.servers import service as servers
 from ...platform.servers.service import ServerInfo
 from ...platform.sessions import PlatformSession
@@ -48,5 +49,6 @@ class Presence:
     async def _say(self) -> None:
         def note(session: PlatformSession) -> None:
             servers.note_seen(session, self._info)
+            quotas.renew(session, self._info.id)
 
         await self._control_plane.write_all_tenants(note)

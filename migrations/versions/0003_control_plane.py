@@ -233,8 +233,11 @@ def _create_quotas() -> None:
         sa.Column("adapter_digest", sa.String(71), nullable=True),
         sa.Column("input_tokens", sa.Integer(), nullable=False),
         sa.Column("output_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_input_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_output_tokens", sa.Integer(), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
-        sa.Column("expires_at", MOMENT, nullable=False),
+        sa.Column("clock", sa.String(64), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("tenant_id", sa.String(36), nullable=False),
         sa.CheckConstraint(
             "input_tokens >= 0 AND output_tokens >= 0", name=op.f("ck_reservations_tokens")

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from ..base import utc_now
 from ..errors import RequestNotFound
+from ..quotas import service as quotas
 from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .models import UsageDay, UsageRecord
@@ -36,7 +37,10 @@ class Usage:
 
 
 def record(session: TenantSession, usage: Usage) -> bool:
-    """Add the request to the tenant's ledger and to its day; False if it is there already."""
+    """Add the request to the tenant's ledger and to its day, and settle it.
+
+    False if it is there already.
+    """
     try:
         with session.begin_nested():
             session.add(_row(usage))
@@ -44,6 +48,13 @@ def record(session: TenantSession, usage: Usage) -> bool:
         if repository.find(session, usage.request_id) is None:
             raise
         return False
+    quotas.settle(
+        session,
+        usage.request_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        at=usage.ended_at,
+    )
     day = _day(session, usage.ended_at, usage.adapter_name, usage.adapter_version)
     day.num_requests += 1
     day.prompt_tokens += usage.prompt_tokens
