@@ -295,7 +295,7 @@ def _open_control_plane(settings: Settings) -> ControlPlane:
     if settings.is_database_embedded:
         database.upgrade()
     database.check_revision()
-    return ControlPlane(database, settings.load_secret(), stale_seconds=settings.stale_seconds)
+    return ControlPlane(database, *settings.load_secrets(), stale_seconds=settings.stale_seconds)
 
 
 def _open_journal(settings: Settings) -> TokenJournal:

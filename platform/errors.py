@@ -81,6 +81,53 @@ class TenantSuspended(PlatformError):
     code = "tenant_suspended"
 
 
+class UserNotFound(PlatformError):
+    """No such user."""
+
+    code = "user_not_found"
+
+
+class UserExists(PlatformError):
+    """The tenant has a user with this address already."""
+
+    code = "user_exists"
+
+
+class OperatorNotFound(PlatformError):
+    """No such operator."""
+
+    code = "operator_not_found"
+
+
+class OperatorExists(PlatformError):
+    """An operator with this name exists already."""
+
+    code = "operator_exists"
+
+
+class OwnAccount(PlatformError):
+    """Nobody changes their own role, or disables themselves."""
+
+    code = "own_account"
+
+
+class LastAdministrator(PlatformError):
+    """It is the last active one of its kind: somebody must be left who can let others in."""
+
+    code = "last_administrator"
+
+
+class GrantTooWide(PlatformError):
+    """Nobody gives away more than they have."""
+
+    code = "grant_too_wide"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(f"{self.__doc__} {message}")
+        self.param = param
+        """In what it is too wide."""
+
+
 class KeyNotFound(PlatformError):
     """No such API key."""
 

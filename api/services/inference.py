@@ -17,7 +17,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
-from ...platform.errors import DatabaseUnavailable, PlatformError
+from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
 from ...platform.quotas.limits import MAX_COUNT
 from ...platform.quotas.service import Demand
@@ -116,12 +116,16 @@ class Inference:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
         Which version of a split alias answers depends on `request_id` alone. While the database is
-        away a name means what it meant last. Raises a PlatformError: unknown, foreign, not ready or
-        of another base.
+        away a name means what it meant last. Raises a PlatformError: unknown, foreign, beyond the
+        key's restriction, not ready or of another base.
         """
         if model == self.served_model_name:
+            if not principal.may_use(None):
+                raise ModelNotFound(model)
             return ServedModel(model, None)
         name = registry.parse_model_name(model)
+        if not principal.may_use(name.adapter):
+            raise ModelNotFound(model)
         tenant_id = principal.tenant_id
         try:
             adapter = await self._control_plane.read(
