@@ -14,10 +14,15 @@ from .routes import (
     chat,
     completions,
     files,
+    keys,
+    me,
     models,
     operations,
+    operators,
     residency,
+    tenants,
     uploads,
+    users,
 )
 from .runtime import Runtime
 
@@ -25,7 +30,7 @@ from .runtime import Runtime
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` needs a key: the dependency stands on the root router, and only
+    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and only
     `operations` is outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -40,5 +45,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
+        root.include_router(module.router)
+    for module in (me, keys, users, tenants, operators):
         root.include_router(module.router)
     return root

@@ -117,7 +117,7 @@ def _verify(
     database: Database, settings: Settings, tenant: str | None, checkpoint: Checkpoint | None
 ) -> dict[str, Verified]:
     """What was found in each log, by its name."""
-    log = AuditLog(Keyring([settings.load_secret()], AUDIT_CHAIN_KEY))
+    log = AuditLog(Keyring(settings.load_secrets(), AUDIT_CHAIN_KEY))
     found: dict[str, Verified] = {}
     with database.platform_transaction(read_only=True) as session:
         if tenant is None:
