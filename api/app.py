@@ -10,6 +10,7 @@ from .request_context import RequestContext
 from .routes import (
     adapters,
     aliases,
+    audit,
     chat,
     completions,
     files,
@@ -43,7 +44,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
+    for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
         root.include_router(module.router)
     for module in (me, keys, users, tenants, operators):
         root.include_router(module.router)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
 from .hosts import is_allowed, parse_hosts
+from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
@@ -117,6 +118,8 @@ class _ObservedRequest:
             self.status = message["status"]
             headers = list(message.get("headers", []))
             headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
+            if standing := self.measures.standing:
+                headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
             if not any(name == b"cache-control" for name, _ in headers):
                 headers.append(_NO_STORE)
             message = {**message, "headers": headers}
@@ -139,7 +142,7 @@ class _ObservedRequest:
             status=self.status,
             code=code or None,
             seconds=round(seconds, 6),
-            **_known(self.measures),
+            **_rounded(self.measures.figures()),
         )
         if self.tracing and route.startswith(_API_PREFIXES):
             self.tracing.record(
@@ -157,9 +160,8 @@ class _ObservedRequest:
             )
 
 
-def _known(measures: RequestMeasures) -> dict[str, object]:
+def _rounded(figures: Mapping[str, str | int | float]) -> dict[str, object]:
     return {
         name: round(value, 6) if isinstance(value, float) else value
-        for name, value in asdict(measures).items()
-        if value is not None
+        for name, value in figures.items()
     }

@@ -25,7 +25,7 @@ from ..schemas.adapters import (
     VersionView,
 )
 from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
-from .parameters import NO_VERSION, Number, Reader, Writer, find_version
+from .parameters import NO_VERSION, Number, Reader, RequestOrigin, Writer, find_version
 
 DEFAULT_DRAIN_SECONDS = 30.0
 MAX_DRAIN_SECONDS = 600.0
@@ -135,6 +135,7 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
 async def delete_adapter(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
@@ -144,7 +145,7 @@ async def delete_adapter(
     requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
     """
     removals = await runtime.deletions.delete_adapter(
-        principal.tenant_id, name, drain_seconds=drain_seconds
+        principal.tenant_id, name, origin, drain_seconds=drain_seconds
     )
     numbers = {removal.deletion.number for removal in removals}
     return json_response(await _receipts(runtime, principal, name, numbers))
@@ -155,6 +156,7 @@ async def delete_adapter(
 async def delete_version(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     number: Number,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
@@ -164,7 +166,7 @@ async def delete_version(
     Answered once nothing is left of it, like the deletion of an adapter.
     """
     await runtime.deletions.delete_version(
-        principal.tenant_id, name, number, drain_seconds=drain_seconds
+        principal.tenant_id, name, number, origin, drain_seconds=drain_seconds
     )
     return json_response(await _receipts(runtime, principal, name, {number}))
 

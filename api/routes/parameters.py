@@ -12,11 +12,20 @@ from ...adapters.identity import AdapterKey
 from ...platform.adapters import service
 from ...platform.adapters.lookup import no_adapter
 from ...platform.adapters.models import Adapter, AdapterVersion
+from ...platform.audit.event import Origin
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import require
+from ..auth import Caller, origin_of, require
 from ..contract import terms
 from ..runtime import Runtime
+
+
+async def request_origin(request: Request, caller: Caller) -> Origin:
+    """A dependency that yields where the request comes from, for the audit log."""
+    return origin_of(request, caller)
+
+
+RequestOrigin = Annotated[Origin, Depends(request_origin)]
 
 
 def _with_adapter(scope: Scope) -> Callable[..., Awaitable[Principal]]:
