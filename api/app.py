@@ -15,6 +15,7 @@ from .routes import (
     files,
     models,
     operations,
+    quotas,
     residency,
     uploads,
 )
@@ -38,6 +39,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
+    modules = (chat, completions, models, adapters, aliases, residency, files, uploads, quotas)
+    for module in modules:
         root.include_router(module.router)
     return root
