@@ -23,6 +23,7 @@ from .routes import (
     residency,
     tenants,
     uploads,
+    usage,
     users,
 )
 from .runtime import Runtime
@@ -31,7 +32,7 @@ from .runtime import Runtime
 _CLOSED = (
     *(chat, completions, models),
     *(adapters, aliases, residency, files, uploads),
-    *(me, keys, users, quotas, audit),
+    *(me, keys, users, quotas, usage, audit),
     *(tenants, operators),
 )
 
