@@ -30,6 +30,15 @@ SERVED_HEADERS: Mapping[str, str] = {
     "x-loraplex-tier": "Where the weights were when the request came.",
     "x-loraplex-load-ms": "How long the load took that the request waited for.",
     "x-loraplex-wait-ms": "How long only the adapter was missing.",
+    **{
+        f"x-ratelimit-{what}-{of}": f"{meaning} of {of} per minute, where they are limited."
+        for what, meaning in (
+            ("limit", "The limit"),
+            ("remaining", "What is left"),
+            ("reset", "When all is left again,"),
+        )
+        for of in ("requests", "tokens")
+    },
 }
 """Of an answer by the model; those of the adapter only if one answered."""
 

@@ -28,7 +28,6 @@ from .routes import (
 )
 from .runtime import Runtime
 
-
 _CLOSED = (
     *(chat, completions, models),
     *(adapters, aliases, residency, files, uploads),

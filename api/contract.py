@@ -41,6 +41,8 @@ class Promise:
     errors: tuple[str, ...]
     stream: Any
     """The struct of a stream's events; None if the route does not stream."""
+    also: tuple[str, ...]
+    """Media types that it has on demand beside JSON."""
     headers: Mapping[str, str]
     """Headers of this answer alone, and what they mean."""
     example: Any
@@ -68,6 +70,7 @@ def answers(
     *statuses: int,
     errors: tuple[str, ...] = (),
     stream: Any = None,
+    also: tuple[str, ...] = (),
     headers: Mapping[str, str] | None = None,
     example: Any = None,
 ) -> Callable[[Function], Function]:
@@ -77,6 +80,7 @@ def answers(
         statuses=statuses or ((204,) if model is None else (200,)),
         errors=_published(errors),
         stream=stream,
+        also=also,
         headers=headers or {},
         example=example,
     )

@@ -25,6 +25,8 @@ from .errors import ApiError
 from .json_response import json_response
 
 ANY = "*"
+TAGGED = {"etag": "What `If-Match` of a change names."}
+"""The header of an answer by `tagged_response`."""
 _DIGEST_BYTES = 12
 
 

@@ -23,6 +23,7 @@ from ..platform.version import __version__
 from .contract import Raw, Terms, promise_of, terms_of
 from .error_codes import ERROR_CODES
 from .errors import ApiError, ErrorEnvelope, encode_error
+from .idempotency import IDEMPOTENCY_ERRORS, is_repeatable
 from .openapi_shapes import Shapes
 from .schemas.request_model import RequestModel
 
@@ -35,6 +36,7 @@ _MAX_NAMED_CODES = 4
 _RAW_SCHEMAS: Json = {
     "application/json": {"type": "object"},
     "application/octet-stream": {"type": "string", "format": "binary"},
+    "text/csv": {"type": "string"},
     "text/plain": {"type": "string"},
 }
 _DESCRIPTION = """\
@@ -61,6 +63,13 @@ _SECURITY_SCHEMES: Json = {
         "description": "What the operator set as `LORAPLEX_METRICS_TOKEN`.",
     },
 }
+_REPEATABLE = Terms(
+    errors=IDEMPOTENCY_ERRORS,
+    request_headers={
+        "Idempotency-Key": "A repetition with the same key is answered as the first one was."
+    },
+    response_headers={"idempotent-replayed": "`true` if this is the answer to an earlier request."},
+)
 _TENANT_PARAMETER: Json = {
     "name": "X-Loraplex-Tenant",
     "in": "header",
@@ -81,7 +90,7 @@ def openapi_document(app: FastAPI) -> Json:
         title="Loraplex", version=__version__, description=_DESCRIPTION, routes=app.routes
     )
     operations = [
-        _Operation(route, document["paths"][route.path_format][method.lower()])
+        _Operation(method, route, document["paths"][route.path_format][method.lower()])
         for route in api_routes(app)
         for method in sorted(route.methods or ())
     ]
@@ -122,7 +131,7 @@ def api_routes(app: FastAPI) -> Iterator[RouteContext]:
 class _Operation:
     """One method of one path: FastAPI's description of it, completed in place."""
 
-    def __init__(self, route: RouteContext, described: Json) -> None:
+    def __init__(self, method: str, route: RouteContext, described: Json) -> None:
         promise = promise_of(route.endpoint)
         if promise is None:
             raise ValueError(f"{route.path_format}: {route.endpoint.__name__} has no @answers")
@@ -133,6 +142,8 @@ class _Operation:
         self.doc = inspect.getdoc(route.endpoint) or ""
         self.has_path_parameters = "{" in route.path_format
         self.terms = list(_terms(route.dependant))
+        if is_repeatable(method, route.path_format) and not isinstance(self.body, Raw):
+            self.terms.append(_REPEATABLE)
         self.codes = self._codes()
 
     @property
@@ -223,6 +234,7 @@ class _Operation:
         }
         if self.promise.model is not None:
             response["content"] = _content(self.promise.model, shapes)
+            response["content"] |= _content(Raw(*self.promise.also), shapes)
         if self.promise.example is not None:
             example = msgspec.to_builtins(self.promise.example, str_keys=True)
             response["content"]["application/json"]["example"] = example

@@ -42,7 +42,7 @@ UploadWriter = Annotated[Principal, Depends(_upload_writer)]
 
 
 @router.post("/adapters/{name}/uploads")
-@answers(UploadView, 200, 201, errors=("adapter_being_deleted", *REJECTION_CODES))
+@answers(UploadView, 200, 201, errors=("adapter_being_deleted", "quota_exceeded", *REJECTION_CODES))
 async def open_upload(
     runtime: CurrentRuntime,
     principal: Writer,
@@ -122,6 +122,7 @@ async def put_content(
         "upload_conflict",
         "state_conflict",
         "digest_mismatch",
+        "quota_exceeded",
         "adapter_being_deleted",
         "store_unavailable",
         "store_denied",
