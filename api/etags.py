@@ -37,9 +37,9 @@ def etag_of(view: msgspec.Struct) -> str:
     when a key was last used) leaves it as it is.
     """
     volatile: Iterable[str] = getattr(view, "volatile", ())
-    fields = msgspec.structs.asdict(view)
+    fields = msgspec.to_builtins(view)
     for name in volatile:
-        del fields[name]
+        fields.pop(name, None)
     digest = hashlib.blake2b(msgspec.json.encode(fields, order="sorted"), digest_size=_DIGEST_BYTES)
     return f'"{digest.hexdigest()}"'
 
