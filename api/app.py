@@ -10,6 +10,7 @@ from .request_context import RequestContext
 from .routes import (
     adapters,
     aliases,
+    audit,
     chat,
     completions,
     files,
@@ -18,12 +19,21 @@ from .routes import (
     models,
     operations,
     operators,
+    quotas,
     residency,
     tenants,
     uploads,
+    usage,
     users,
 )
 from .runtime import Runtime
+
+_CLOSED = (
+    *(chat, completions, models),
+    *(adapters, aliases, residency, files, uploads),
+    *(me, keys, users, quotas, usage, audit),
+    *(tenants, operators),
+)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
@@ -43,8 +53,6 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
-        root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators):
+    for module in _CLOSED:
         root.include_router(module.router)
     return root

@@ -18,7 +18,7 @@ from ..platform.keys.principal import AnyPrincipal
 TTL_SECONDS = 3.0
 """A revocation is to hold within 5 s on every server: the rest is for the look-up itself."""
 MAX_STALE_SECONDS = 300.0
-"""How old an entry may be that is used because the database does not answer."""
+"""How old an entry may be that is used because the database does not answer, if not said."""
 MAX_ENTRIES = 20_000
 
 
@@ -31,9 +31,14 @@ class AuthCache:
     """Principals by the SHA-256 of key and tenant. Safe to share between threads."""
 
     def __init__(
-        self, *, max_entries: int = MAX_ENTRIES, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        stale_seconds: float = MAX_STALE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_entries = max_entries
+        self._stale_seconds = stale_seconds
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._generation = 0
@@ -47,7 +52,7 @@ class AuthCache:
         `allow_stale` is for when it cannot be looked up. Whether the key has ended since is the
         caller's to ask.
         """
-        max_age = MAX_STALE_SECONDS if allow_stale else TTL_SECONDS
+        max_age = self._stale_seconds if allow_stale else TTL_SECONDS
         with self._lock:
             entry = self._entries.get(_digest(token, tenant_slug))
         if entry is None or self._clock() - entry.looked_up_at > max_age:

@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     """Earlier secrets, which still verify; None is the file `secret.previous`, if it is there."""
     served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
     """What callers name the base model; None is its folder's name or its hub id."""
+    allowed_hosts: str | None = None
+    """Hosts that the API answers for, separated by commas (`*.example.com`); None: for any."""
     metrics_token: SecretStr | None = None
     """What opens `/metrics`; None opens it to this machine only."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
@@ -67,6 +69,8 @@ class Settings(BaseSettings):
     """Folder or hub id of the base before quantization: every new version is compared with it."""
     max_reference_kl: float | None = Field(default=None, gt=0)
     """A version under which the served base strays further from it is rejected; None: none is."""
+    stale_seconds: float = Field(default=300.0, ge=0)
+    """For how long a server that cannot reach the database goes by what it saw there last."""
     reader_patience_seconds: float = Field(default=30.0, gt=0)
     """A stream's reader that takes nothing for so long counts as gone."""
     drain_seconds: float = Field(default=25.0, ge=0)

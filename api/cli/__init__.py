@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "users": "Let people into a tenant, as what, and no longer.",
     "tenants": "Make, list, weigh, suspend and resume tenants.",
     "operators": "Make the first operator, and manage the others.",
+    "audit": "Show, export and verify the log of who changed what.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
@@ -37,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
 }
 
 ASKING_A_SERVER = frozenset(
-    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators"}
+    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators", "audit"}
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
 database."""

@@ -17,6 +17,7 @@ from ...adapters.identity import AdapterKey
 from ..base import JsonObject, utc_now
 from ..errors import AdapterBeingDeleted, VersionAliased, VersionNotFound
 from ..names import check_adapter_name
+from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
 from .aliases import forget_alias, list_alias_changes, remove_alias, rollback_alias, set_alias
@@ -163,7 +164,7 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     """Give the content the adapter's next number; the adapter is made if it is not there.
 
     Content that the adapter has already keeps its number, unless it was rejected. Raises
-    InvalidValue, and AdapterBeingDeleted while the same content is on its way out.
+    InvalidValue, QuotaExceeded, and AdapterBeingDeleted while the same content is on its way out.
     """
     check_adapter_name(new.adapter_name)
     lock_catalog(session)
@@ -173,6 +174,8 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     existing = repository.find_same_content(session, adapter.id, new.digest)
     if existing is not None:
         return CreatedVersion(existing, is_new=False)
+    quotas.check_room_for_version(session, new.adapter_name)
+    quotas.check_room_for_content(session, new.digest, new.size_bytes)
     return CreatedVersion(_add_version(session, adapter, new), is_new=True)
 
 
