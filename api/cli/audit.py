@@ -55,7 +55,7 @@ def list_(
     query = _query(action, actor, resource, since, until) | {"limit": min(limit, PAGE)}
     entries: list[Any] = []
     with open_client() as client:
-        for entry in client.pages(_path(is_platform), **query):
+        for entry in (client.admin if is_platform else client).pages("/audit", **query):
             entries.append(entry)
             if len(entries) == limit:
                 break
@@ -78,7 +78,7 @@ def export(
     """Print the changes as JSON, one a line, the oldest first."""
     query = _query(action, actor, resource, since, until) | {"limit": PAGE, "oldest_first": "true"}
     with open_client() as client:
-        for entry in client.pages(_path(is_platform), **query):
+        for entry in (client.admin if is_platform else client).pages("/audit", **query):
             typer.echo(json.dumps(entry, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -143,10 +143,6 @@ def _row(name: str, verified: Verified) -> dict[str, Any]:
         "broken_at": None if breach is None else breach.number,
         "reason": None if breach is None else breach.reason,
     }
-
-
-def _path(is_platform: bool) -> str:
-    return "/admin/audit" if is_platform else "/audit"
 
 
 def _query(
