@@ -23,6 +23,7 @@ from .routes import (
     residency,
     tenants,
     uploads,
+    usage,
     users,
 )
 from .runtime import Runtime
@@ -48,6 +49,6 @@ def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
         root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators):
+    for module in (me, keys, users, tenants, operators, usage):
         root.include_router(module.router)
     return root

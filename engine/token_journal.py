@@ -6,8 +6,8 @@ parent frees it once the cost is in the database. Both have the file mapped: cou
 system call, and what was counted is there after either of them, or both, were killed. Each number
 is one aligned word with one writer, so it is never half written.
 
-The sequences of one request name its first slot, the *head*. Only the head has an owner, what the
-parent needs to know of the request, and later an outcome, what the parent has decided to charge.
+Every slot says whose it is, in bytes that only the parent understands; the slots of one request say
+the same. Its first slot, the *head*, gets an outcome when the parent has decided what to charge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.01
 _FREE, _OPEN, _CLOSED = range(3)
 
 # The parent's words, the engine's, the parent's again.
-_STATE, _HEAD, _COUNTS_PROMPT = 0, 8, 16
+_STATE, _POSITION, _COUNTS_PROMPT = 0, 8, 16
 _PROMPT, _CACHED, _GENERATED = 24, 32, 40
 _OWNER_LENGTH, _OUTCOME_LENGTH = 48, 56
 _OWNER = 64
@@ -110,7 +110,7 @@ class TokenJournal:
         self._free: deque[int] = deque()
         for slot in range(self.num_slots):
             if slot not in used:
-                self._put(slot, _STATE, _FREE)  # a follower whose request never came to be
+                self._put(slot, _STATE, _FREE)  # of a request that never came to be, or was over
                 self._free.append(slot)
 
     @property
@@ -132,14 +132,12 @@ class TokenJournal:
         if len(counts_prompt) > len(self._free):
             raise JournalFull
         slots = tuple(self._free.popleft() for _ in counts_prompt)
-        head = slots[0]
-        for slot, is_counted in zip(slots, counts_prompt, strict=True):
+        for position, slot in enumerate(slots):
             self.reset(slot)
-            self._put(slot, _HEAD, head)
-            self._put(slot, _COUNTS_PROMPT, is_counted)
-        self._put_bytes(head, _OWNER, _OWNER_LENGTH, owner)
-        self._put(head, _OUTCOME_LENGTH, 0)
-        for slot in reversed(slots):
+            self._put(slot, _POSITION, position)
+            self._put(slot, _COUNTS_PROMPT, counts_prompt[position])
+            self._put_bytes(slot, _OWNER, _OWNER_LENGTH, owner)
+        for slot in reversed(slots):  # the head last: with it the request is there
             self._put(slot, _STATE, _OPEN)
         return slots
 
@@ -173,6 +171,7 @@ class TokenJournal:
 
     def free(self, slots: Sequence[int]) -> None:
         """Forget the request; no engine may have it any more. Its slots are used again last."""
+        # The head first: without it the request is not there.
         for slot in slots:
             self._put(slot, _STATE, _FREE)
         self._free.extend(slots)
@@ -183,23 +182,18 @@ class TokenJournal:
         os.close(self._descriptor)
 
     def _read_entries(self) -> Iterator[Entry]:
-        followers: dict[int, list[int]] = {}
-        heads = []
+        slots_by_owner: dict[bytes, list[int]] = {}
         for slot in range(self.num_slots):
-            if self._get(slot, _STATE) == _FREE:
-                continue
-            head = self._get(slot, _HEAD)
-            if head == slot:
-                heads.append(slot)
-            else:
-                followers.setdefault(head, []).append(slot)
-        for head in heads:
-            is_closed = self._get(head, _STATE) == _CLOSED
-            yield Entry(
-                slots=(head, *followers.get(head, ())),
-                owner=self._bytes(head, _OWNER, _OWNER_LENGTH),
-                outcome=self._bytes(head, _OUTCOME, _OUTCOME_LENGTH) if is_closed else None,
-            )
+            if self._get(slot, _STATE) != _FREE:
+                owner = self._bytes(slot, _OWNER, _OWNER_LENGTH)
+                slots_by_owner.setdefault(owner, []).append(slot)
+        for owner, slots in slots_by_owner.items():
+            slots.sort(key=lambda slot: self._get(slot, _POSITION))
+            head = slots[0]
+            if self._get(head, _POSITION) == 0:
+                is_closed = self._get(head, _STATE) == _CLOSED
+                outcome = self._bytes(head, _OUTCOME, _OUTCOME_LENGTH) if is_closed else None
+                yield Entry(tuple(slots), owner, outcome)
 
     def _get(self, slot: int, offset: int) -> int:
         value: int = _WORD.unpack_from(self._map, slot * SLOT_BYTES + offset)[0]
