@@ -152,11 +152,11 @@ def _query(
     since: datetime | None,
     until: datetime | None,
 ) -> dict[str, str | int]:
-    wanted = {
+    wanted: dict[str, str | None] = {
         "action": action,
         "actor": actor,
         "resource": resource,
-        "since": since and f"{since.isoformat()}Z",
-        "until": until and f"{until.isoformat()}Z",
+        "since": None if since is None else f"{since.isoformat()}Z",
+        "until": None if until is None else f"{until.isoformat()}Z",
     }
     return {name: value for name, value in wanted.items() if value is not None}
