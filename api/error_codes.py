@@ -53,6 +53,7 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "missing_api_key": ErrorCode(401, "No `Authorization: Bearer <key>` was sent."),
     "invalid_api_key": ErrorCode(401, "The key is malformed, unknown, expired or revoked."),
     "insufficient_scope": ErrorCode(403, "The key's scopes do not allow this."),
+    "address_not_allowed": ErrorCode(403, "The key may not be used from this network."),
     "tenant_required": ErrorCode(
         400, "An operator has to say on which tenant it acts: `X-Loraplex-Tenant: <slug>`."
     ),
@@ -61,6 +62,17 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "method_not_allowed": ErrorCode(405, "The path does not know this method."),
     "etag_mismatch": ErrorCode(
         412, "The resource is not what `If-Match` names: it was changed since; read it again."
+    ),
+    "idempotency_conflict": ErrorCode(
+        409, "The `Idempotency-Key` was used for another request: use a new one for each."
+    ),
+    "idempotency_in_progress": ErrorCode(
+        409, "The first request with this `Idempotency-Key` still runs.", True
+    ),
+    "idempotent_answer_lost": ErrorCode(
+        409,
+        "The first request with this `Idempotency-Key` was carried out, but the server stopped "
+        "before it kept the answer: look at what it changed.",
     ),
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
@@ -127,6 +139,20 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
         "allows; the message says which. Remove some, or ask the operator for more.",
     ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
+    "user_not_found": ErrorCode(404, "No such user of this tenant."),
+    "user_exists": ErrorCode(409, "The tenant has a user with this address already."),
+    "operator_not_found": ErrorCode(404, "No such operator."),
+    "operator_exists": ErrorCode(409, "An operator with this name exists already."),
+    "grant_too_wide": ErrorCode(
+        403, "Nobody gives away more than they have; `param` names what goes beyond it."
+    ),
+    "own_account": ErrorCode(403, "Nobody changes their own role, or disables themselves."),
+    "last_administrator": ErrorCode(
+        409,
+        "The last active owner of a tenant, or administrator of the platform, can neither be "
+        "disabled nor be given another role.",
+    ),
+    "request_not_found": ErrorCode(404, "The caller's tenant has no such request."),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {

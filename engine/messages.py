@@ -89,6 +89,8 @@ class GenerationRequest:
     """The tenant's share of the device, in proportion to the others'."""
     deadline_seconds: float | None = None
     """The request must have ended so long after its arrival in the engine; None: whenever."""
+    journal_slot: int | None = None
+    """Where its tokens are counted in the journal; None: nobody is charged for it."""
 
 
 @dataclass(frozen=True, slots=True)

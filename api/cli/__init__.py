@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "adapters": "Push, list, alias and remove adapters.",
     "tenants": "Make, list, suspend and resume tenants.",
     "keys": "Issue, list and revoke a tenant's API keys.",
+    "audit": "Show, export and verify the log of who changed what.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",

@@ -51,12 +51,12 @@ class ApiClient:
     def get(self, path: str, **query: str | int) -> Any:
         return self._send("GET", path, params=query)
 
-    def pages(self, path: str) -> Iterator[Any]:
+    def pages(self, path: str, **query: str | int) -> Iterator[Any]:
         """Every entry of a list that is given page by page."""
-        page = self.get(path)
+        page = self.get(path, **query)
         yield from page["data"]
         while page["has_more"]:
-            page = self.get(path, after=page["next_after"])
+            page = self.get(path, **query, after=page["next_after"])
             yield from page["data"]
 
     def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
@@ -89,7 +89,7 @@ class ApiClient:
 
     def _send(self, method: str, path: str, **options: Any) -> Any:
         with self._reaching():
-            response = self._client.request(method, f"/v1{path}", **options)
+            response = self._client.request(method, _full_path(path), **options)
         if not response.is_success:
             raise _failure(response, self.url)
         try:
@@ -113,6 +113,10 @@ class ApiClient:
                 f"{self.url}: {reason}{ask if isinstance(exc, httpx.ConnectError) else ''}",
                 ExitCode.UNAVAILABLE,
             ) from exc
+
+
+def _full_path(path: str) -> str:
+    return path if path.startswith("/admin/") else f"/v1{path}"
 
 
 def api_path(*parts: str | int) -> str:

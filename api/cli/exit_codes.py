@@ -43,6 +43,7 @@ _EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
     (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),
     (ExitCode.CONFLICT, (errors.TenantExists,)),
     (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch, EngineError)),
+    (ExitCode.UNAVAILABLE, (errors.RowSecurityMissing,)),
 )
 """Of the errors that commands meet which work on the database or a model directly; the first that
 fits counts."""

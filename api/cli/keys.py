@@ -9,10 +9,11 @@ import typer
 
 from ...platform.base import utc_now
 from ...platform.database import Database
+from ...platform.keyring import Keyring
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import Scope
 from ...platform.keys.service import ApiKeyService
-from ...platform.secrets import API_KEY_PEPPER, derive_key
+from ...platform.secrets import API_KEY_PEPPER
 from ...platform.tenants import service as tenants
 from ..settings import Settings, load_settings
 from .admin import DatabaseUrl, DataDir, moment, open_current_database
@@ -100,7 +101,7 @@ def _tenant_id(database: Database, slug: str) -> str:
 
 
 def _key_service(settings: Settings) -> ApiKeyService:
-    return ApiKeyService(derive_key(settings.load_secret(), API_KEY_PEPPER))
+    return ApiKeyService(Keyring(settings.load_secrets(), API_KEY_PEPPER))
 
 
 def _key_row(key: ApiKey) -> dict[str, Any]:

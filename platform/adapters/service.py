@@ -9,7 +9,7 @@ The caller orders the effects outside the database around these steps: bytes are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,18 +105,28 @@ class VersionHistory(NamedTuple):
 
 
 def list_adapters(
-    session: TenantSession, *, after: str | None = None, limit: int | None = None
+    session: TenantSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    names: Collection[str] | None = None,
 ) -> Sequence[Adapter]:
     """The tenant's adapters by name, with their visible versions and aliases.
 
-    A page of them: those with names behind `after`, at most `limit`.
+    A page of them: those with names behind `after`, at most `limit`; where `names` are given, of
+    these.
     """
-    return repository.list_visible_adapters(session, after=after, limit=limit)
+    return repository.list_visible_adapters(session, after=after, limit=limit, names=names)
 
 
-def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
-    """The adapters that a request can name while this base is served, by name; rows only."""
-    return repository.list_callable_adapters(session, base_id)
+def list_callable_adapters(
+    session: TenantSession, base_id: str, *, names: Collection[str] | None = None
+) -> Sequence[Adapter]:
+    """The adapters that a request can name while this base is served, by name; rows only.
+
+    Where `names` are given, of these.
+    """
+    return repository.list_callable_adapters(session, base_id, names=names)
 
 
 def version_history(session: TenantSession, name: str, number: int) -> VersionHistory:
