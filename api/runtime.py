@@ -160,7 +160,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
         )
-        stack.callback(inference.close)
+        stack.push_async_callback(inference.aclose)
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
         attestations = Attestations(
             engine=engine,
