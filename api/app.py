@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from .auth import authenticate
 from .errors import install_error_handlers
+from .idempotency import IdempotentRequests
 from .request_context import RequestContext
 from .routes import (
     adapters,
@@ -47,6 +48,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(_closed_routes())
     install_error_handlers(app)
+    app.add_middleware(IdempotentRequests)
     app.add_middleware(RequestContext)
     return app
 

@@ -9,6 +9,8 @@ and so are the bytes of uploads, whose offset says the same.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -18,13 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..platform.errors import PlatformError
 from ..platform.idempotency.models import MAX_IDEMPOTENCY_KEY_LENGTH
-from ..platform.idempotency.service import KeyedRequest
+from ..platform.idempotency.service import IdempotentAnswers, KeyedRequest
+from ..platform.sessions import PlatformSession
 from .auth import authenticate
 from .bodies import CONTROL_BODY_BYTES, read_body
 from .errors import ApiError, as_api_error, error_response
 from .runtime import Runtime
 
 log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 HEADER = "idempotency-key"
 IDEMPOTENCY_ERRORS = (
@@ -66,7 +71,7 @@ class IdempotentRequests:
         request = Request(scope, receive)
         try:
             keyed, body = await _read(request)
-            kept = await _control_plane(request).begin_idempotent(keyed)
+            kept = await _change(request, lambda answers, session: answers.begin(session, keyed))
         except (ApiError, PlatformError) as exc:
             await error_response(request, as_api_error(exc))(scope, receive, send)
             return
@@ -79,17 +84,10 @@ class IdempotentRequests:
         self, request: Request, keyed: KeyedRequest, body: bytes, send: Send
     ) -> None:
         recorder = _Recorder(send)
-        is_kept = False
         try:
             await self.app(request.scope, _again(body, request.receive), recorder)
-            if recorder.is_success:
-                await _control_plane(request).finish_idempotent(
-                    keyed, recorder.status, msgspec.msgpack.encode(recorder.answer)
-                )
-                is_kept = True
         finally:
-            if not is_kept:
-                await _give_up(request, keyed)
+            await _settle(request, keyed, recorder)
             await recorder.release()
 
 
@@ -190,8 +188,25 @@ def _replay(status: int, answer: bytes) -> Response:
     return response
 
 
-async def _give_up(request: Request, keyed: KeyedRequest) -> None:
+async def _settle(request: Request, keyed: KeyedRequest, recorder: _Recorder) -> None:
+    """Keep an answer of success; after any other end the key may be used again."""
+
+    def settle(answers: IdempotentAnswers, session: PlatformSession) -> None:
+        if recorder.is_success:
+            answer = msgspec.msgpack.encode(recorder.answer)
+            answers.finish(session, keyed, recorder.status, answer)
+        else:
+            answers.give_up(session, keyed)
+
     try:
-        await _control_plane(request).give_up_idempotent(keyed)
+        await _change(request, settle)
     except PlatformError as exc:  # the key stays taken until this server starts again
-        log.warning("idempotency_key_not_given_up", error=str(exc), request_id=keyed.request_id)
+        log.warning("answer_not_kept", error=str(exc), request_id=keyed.request_id)
+
+
+async def _change(
+    request: Request, change: Callable[[IdempotentAnswers, PlatformSession], Result]
+) -> Result:
+    runtime: Runtime = request.app.state.runtime
+    answers = runtime.idempotent_answers
+    return await runtime.control_plane.write_all_tenants(lambda session: change(answers, session))

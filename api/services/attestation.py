@@ -246,7 +246,7 @@ def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Change
             message=verdict.message,
             attestation_report=report,
         )
-        details = {"reason": verdict.reason}
+        details: JsonObject = {"reason": verdict.reason}
         return Changed(None, _event(session, "version.reject", version, details))
     version = service.mark_ready(session, version_id, attestation_report=report or {})
     wanted = uploads.list_wanted_aliases(session, version_id)

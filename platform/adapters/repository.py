@@ -414,14 +414,10 @@ def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence
 def list_stale_uploads_of_all_tenants(
     session: PlatformSession, older_than: datetime
 ) -> Sequence[Upload]:
-    """The uploads that received nothing since this moment, locked; those in use now are left out.
-
-    The oldest first.
-    """
+    """The uploads that received nothing since this moment, the oldest first."""
     query = (
         select(Upload)
         .where(Upload.state == UploadState.RECEIVING, Upload.updated_at < older_than)
         .order_by(Upload.updated_at)
-        .with_for_update(skip_locked=True)
     )
     return session.scalars(query).all()

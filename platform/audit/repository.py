@@ -97,11 +97,12 @@ def read_chain(
 ) -> Iterator[Row[Any]]:
     """The columns of the entries with the numbers `first` to `last`, in order."""
     entry = PlatformAuditEntry if chain == PLATFORM_CHAIN else AuditEntry
-    query = select(*entry.__table__.columns).where(entry.number.between(first, last))
+    query = select(*entry.__table__.columns).order_by(entry.number)
     if chain != PLATFORM_CHAIN:
         query = query.where(AuditEntry.tenant_id == chain)
-    ordered = query.order_by(entry.number).execution_options(yield_per=ROWS_AT_ONCE)
-    yield from session.execute(ordered)
+    for begin in range(first, last + 1, ROWS_AT_ONCE):
+        end = min(begin + ROWS_AT_ONCE - 1, last)
+        yield from session.execute(query.where(entry.number.between(begin, end))).all()
 
 
 def _narrow(query: Select[Entry], entry: type[Entry], wanted: AuditFilter) -> Select[Entry]:

@@ -8,6 +8,8 @@ a request that changed something is never carried out again, any other may be.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -39,10 +41,11 @@ class KeyedRequest:
 
 
 class IdempotentAnswers:
-    """Keeps answers under a key of this secret."""
+    """Keeps answers, encrypted under a key of the server's secret."""
 
-    def __init__(self, secret: bytes, server_id: str) -> None:
-        self._cipher = AESGCM(derive_key(secret, IDEMPOTENCY_KEY))
+    def __init__(self, secrets: Sequence[bytes], server_id: str) -> None:
+        """`secrets`: the server's, the present one first; with the others answers are read."""
+        self._ciphers = [AESGCM(derive_key(secret, IDEMPOTENCY_KEY)) for secret in secrets]
         self._server_id = server_id
 
     def begin(self, session: PlatformSession, request: KeyedRequest) -> tuple[int, bytes] | None:
@@ -70,7 +73,7 @@ class IdempotentAnswers:
         row = session.get_one(IdempotentAnswer, (request.owner, request.key))
         row.status = status
         nonce = os.urandom(_NONCE_BYTES)
-        row.answer = nonce + self._cipher.encrypt(nonce, answer, _context(row))
+        row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
 
     def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
         """The request came to no answer worth keeping: it may be sent again."""
@@ -98,10 +101,10 @@ class IdempotentAnswers:
         if row.answer is None:
             raise IdempotentAnswerLost
         nonce, sealed = row.answer[:_NONCE_BYTES], row.answer[_NONCE_BYTES:]
-        try:
-            return self._cipher.decrypt(nonce, sealed, _context(row))
-        except InvalidTag as exc:  # the server's secret was changed since
-            raise IdempotentAnswerLost from exc
+        for cipher in self._ciphers:
+            with suppress(InvalidTag):
+                return cipher.decrypt(nonce, sealed, _context(row))
+        raise IdempotentAnswerLost  # the secret that it was kept under is gone
 
 
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:

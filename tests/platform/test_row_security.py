@@ -23,7 +23,7 @@ OWN, FOREIGN, NEW = 0, 1, 2
 
 OWNED = sorted(
     {
-        mapper.local_table.name
+        mapper.class_.__tablename__
         for mapper in Base.registry.mappers
         if issubclass(mapper.class_, TenantOwned)
     }
