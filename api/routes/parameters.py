@@ -17,6 +17,9 @@ from ...platform.sessions import TenantSession
 from ..auth import Caller, origin_of, require
 from ..runtime import Runtime
 
+_MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
+_MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+
 
 async def request_origin(request: Request, caller: Caller) -> Origin:
     """A dependency that yields where the request comes from, for the audit log."""
@@ -24,8 +27,6 @@ async def request_origin(request: Request, caller: Caller) -> Origin:
 
 
 RequestOrigin = Annotated[Origin, Depends(request_origin)]
-_MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
-_MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
 
 
 async def _reader(request: Request, principal: _MayRead) -> Principal:
