@@ -6,10 +6,12 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from .auth import authenticate
 from .errors import install_error_handlers
+from .idempotency import IdempotentRequests
 from .request_context import RequestContext
 from .routes import (
     adapters,
     aliases,
+    audit,
     chat,
     completions,
     files,
@@ -18,6 +20,7 @@ from .routes import (
     models,
     operations,
     operators,
+    quotas,
     residency,
     tenants,
     uploads,
@@ -30,22 +33,23 @@ from .runtime import Runtime
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and only
-    `operations` is outside of it.
+    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and
+    only `operations` is outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
     app.include_router(operations.router)
     app.include_router(_closed_routes())
     install_error_handlers(app)
+    app.add_middleware(IdempotentRequests)
     app.add_middleware(RequestContext)
     return app
 
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
+    for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
         root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators, usage):
+    for module in (me, keys, users, tenants, operators, quotas, usage):
         root.include_router(module.router)
     return root

@@ -8,7 +8,8 @@ from typing import TypeVar
 import structlog
 
 from ..platform.audit.event import Changed, Origin
-from ..platform.audit.service import AuditLog
+from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
+from ..platform.audit.verification import Verified
 from ..platform.database import Database
 from ..platform.errors import (
     DatabaseUnavailable,
@@ -23,6 +24,7 @@ from ..platform.keys.token import is_operators
 from ..platform.operators.service import OperatorService
 from ..platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
 from ..platform.sessions import PlatformSession, TenantSession
+from ..platform.tenants import service as tenants
 from ..platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
 from .database_watch import DatabaseWatch
@@ -124,6 +126,18 @@ class ControlPlane:
                 return change(session)
 
         return await self._run(run)
+
+    async def verify_audit(self, tenant: str | None, *, after: int, limit: int) -> Verified:
+        """Look at a part of a chain of the audit log; None is the platform's own.
+
+        Raises TenantNotFound.
+        """
+
+        def look(session: PlatformSession) -> Verified:
+            chain = PLATFORM_CHAIN if tenant is None else tenants.get_tenant(session, tenant).id
+            return self._audit_log.verify(session, chain, after=after, limit=limit)
+
+        return await self.read_all_tenants(look)
 
     async def authenticate(self, token: str, tenant_slug: str | None = None) -> AnyPrincipal:
         """Who calls with this key, on the tenant of this slug if one is given.

@@ -63,6 +63,17 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "etag_mismatch": ErrorCode(
         412, "The resource is not what `If-Match` names: it was changed since; read it again."
     ),
+    "idempotency_conflict": ErrorCode(
+        409, "The `Idempotency-Key` was used for another request: use a new one for each."
+    ),
+    "idempotency_in_progress": ErrorCode(
+        409, "The first request with this `Idempotency-Key` still runs.", True
+    ),
+    "idempotent_answer_lost": ErrorCode(
+        409,
+        "The first request with this `Idempotency-Key` was carried out, but the server stopped "
+        "before it kept the answer: look at what it changed.",
+    ),
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
     ),

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,9 @@ from ..platform.adapters.registry import AdapterRef
 from ..platform.base import utc_now
 from ..platform.database import Database
 from ..platform.errors import DatabaseUnavailable, InvalidValue
+from ..platform.idempotency import service as idempotency
+from ..platform.idempotency.service import IdempotentAnswers
+from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
 from .control_plane import ControlPlane
@@ -48,6 +52,8 @@ from .services.deletions import Deletions
 from .services.downloads import Downloads
 from .services.garbage import Garbage
 from .services.inference import Inference
+from .services.jobs import Job, Jobs
+from .services.leases import Leases
 from .services.metering import Metering
 from .services.presence import Presence
 from .services.probes import PROBE_TEXT, probe_prompts
@@ -77,6 +83,7 @@ class Runtime:
     deletions: Deletions
     downloads: Downloads
     reconciliation: Reconciliation
+    idempotent_answers: IdempotentAnswers
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -192,8 +199,13 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
 
+        idempotent_answers = IdempotentAnswers(settings.load_secrets(), server_id)
+        jobs = Jobs(Leases(control_plane, server_id), _upkeep(settings, control_plane, garbage))
+        stack.push_async_callback(jobs.close)
+
         started_at = int(time.time())
         await metering.recover()
+        await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
         attestations.start()
@@ -201,6 +213,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             await service.recover()
         reconciliation.start()
         garbage.start()
+        jobs.start()
         yield Runtime(
             settings=settings,
             engine=engine,
@@ -211,6 +224,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             deletions=deletions,
             downloads=downloads,
             reconciliation=reconciliation,
+            idempotent_answers=idempotent_answers,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,
@@ -241,6 +255,26 @@ class _BlockSource:
         return await asyncio.wrap_future(
             self._fetcher.fetch(key, sha256=version.object_sha256, size_bytes=version.size_bytes)
         )
+
+
+def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -> list[Job]:
+    """What one of the servers does from time to time."""
+
+    async def purge_request_log() -> None:
+        before = utc_now() - timedelta(days=settings.request_log_days)
+        while await control_plane.write_all_tenants(
+            lambda session: request_log.purge(session, before)
+        ):
+            pass
+
+    async def purge_answers() -> None:
+        await control_plane.write_all_tenants(idempotency.purge)
+
+    return [
+        Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
+        Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
+        Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
+    ]
 
 
 def _open_contract(

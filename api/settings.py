@@ -71,6 +71,8 @@ class Settings(BaseSettings):
     """For how long a server that cannot reach the database goes by what it saw there last."""
     reader_patience_seconds: float = Field(default=30.0, gt=0)
     """A stream's reader that takes nothing for so long counts as gone."""
+    request_log_days: int = Field(default=30, ge=1, le=3660)
+    """How long the request log remembers a request."""
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
 
@@ -112,7 +114,7 @@ class Settings(BaseSettings):
         return self.data_dir
 
     def load_secrets(self) -> list[bytes]:
-        """The server's secrets, from which every key is derived: the present one, then earlier ones.
+        """The server's secrets, from which every key is derived: the present one first.
 
         Raises InsecureSecretFile.
         """

@@ -15,7 +15,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from . import revisions
+from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
+from . import revisions, row_security
 from .errors import DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork
 
@@ -80,8 +81,13 @@ class Database:
             return revisions.current_revision(connection)
 
     def check_revision(self) -> None:
-        """Raise RevisionMismatch unless the schema is exactly the one this software knows."""
+        """Raise RevisionMismatch unless the schema is exactly the one this software knows.
+
+        Raises RowSecurityMissing if tenants cannot be confined to their rows (PostgreSQL).
+        """
         revisions.check_revision(self.current_revision())
+        with _unavailable_if_unanswered(), self._reading.connect() as connection:
+            row_security.check_role(connection)
 
     def ping(self) -> None:
         """Have it answer something simple. Raises DatabaseUnavailable."""

@@ -40,6 +40,18 @@ class RevisionMismatch(PlatformError):
         self.head = head
 
 
+class RowSecurityMissing(PlatformError):
+    """The database's user may not act as the role that confines tenants to their rows."""
+
+    code = "row_security_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{self.__doc__} Let a superuser run `CREATE ROLE loraplex_tenant NOLOGIN` and `GRANT "
+            "loraplex_tenant TO` that user, then run `loraplex db upgrade`."
+        )
+
+
 class InsecureSecretFile(PlatformError):
     """The file of a secret may be read by other users, or does not hold a secret."""
 
@@ -58,6 +70,24 @@ class InvalidValue(PlatformError):
         super().__init__(message)
         self.param = param
         """The field."""
+
+
+class IdempotencyConflict(PlatformError):
+    """The `Idempotency-Key` was used for another request: use a new one for each."""
+
+    code = "idempotency_conflict"
+
+
+class IdempotencyInProgress(PlatformError):
+    """The first request with this `Idempotency-Key` still runs."""
+
+    code = "idempotency_in_progress"
+
+
+class IdempotentAnswerLost(PlatformError):
+    """The request was carried out, but its answer is lost: look at what it changed."""
+
+    code = "idempotent_answer_lost"
 
 
 # --- tenants and keys ---------------------------------------------------------------------------

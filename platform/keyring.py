@@ -47,3 +47,7 @@ class Keyring:
         tried = list(self._keys) if under is None else [under]
         expected = [self.mac(message, candidate) or b"" for candidate in tried]
         return any(hmac.compare_digest(mac, candidate) for candidate in expected)
+
+    def age(self, under: str) -> int | None:
+        """0 for the present secret, more for earlier ones; None if the server does not have it."""
+        return list(self._keys).index(under) if under in self._keys else None

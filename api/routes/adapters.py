@@ -14,7 +14,7 @@ from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import AdapterView, DeletionsView, ListView, PageView
 from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
-from .parameters import Number, Reader, Writer, find_version
+from .parameters import Number, Reader, RequestOrigin, Writer, find_version
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 500
@@ -108,6 +108,7 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
 async def delete_adapter(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
@@ -116,7 +117,7 @@ async def delete_adapter(
     Running requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
     """
     removals = await runtime.deletions.delete_adapter(
-        principal.tenant_id, name, drain_seconds=drain_seconds
+        principal.tenant_id, name, origin, drain_seconds=drain_seconds
     )
     numbers = {removal.deletion.number for removal in removals}
     return json_response(await _receipts(runtime, principal, name, numbers))
@@ -126,12 +127,13 @@ async def delete_adapter(
 async def delete_version(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     number: Number,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
     await runtime.deletions.delete_version(
-        principal.tenant_id, name, number, drain_seconds=drain_seconds
+        principal.tenant_id, name, number, origin, drain_seconds=drain_seconds
     )
     return json_response(await _receipts(runtime, principal, name, {number}))
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters.uploads import NewUpload
+from ...platform.audit.event import Origin
 from ...platform.errors import UploadNotFound
 from ...platform.keys.principal import Principal
 from ..bodies import body_chunks, check_encoding, json_body
@@ -21,7 +22,7 @@ from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import UploadBody, VersionView
 from .adapter_views import AdapterViews, upload_view
-from .parameters import Writer, find_version
+from .parameters import RequestOrigin, Writer, find_version
 
 router = APIRouter(prefix="/v1")
 
@@ -42,6 +43,7 @@ UploadWriter = Annotated[Principal, Depends(_upload_writer)]
 async def open_upload(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     body: Annotated[UploadBody, Depends(json_body(UploadBody))],
 ) -> Response:
@@ -54,10 +56,10 @@ async def open_upload(
         aliases=tuple(body.aliases),
         created_by=principal.key_id,
     )
-    upload = await runtime.pushes.open(principal, declared, declared_base_id=body.base_id)
+    upload = await runtime.pushes.open(principal, declared, origin, declared_base_id=body.base_id)
     if upload.version_id is None:
         return json_response(upload_view(upload), status_code=201)
-    known = await _pushed_version(runtime, principal, upload.id)
+    known = await _pushed_version(runtime, principal, origin, upload.id)
     return json_response(upload_view(upload, known))
 
 
@@ -88,13 +90,15 @@ async def put_content(
 
 @router.post("/uploads/{upload_id}/commit")
 async def commit_upload(
-    runtime: CurrentRuntime, principal: UploadWriter, upload_id: str
+    runtime: CurrentRuntime, principal: UploadWriter, origin: RequestOrigin, upload_id: str
 ) -> Response:
     """Examine and store the adapter; the version it became, which is still to be attested."""
-    return json_response(await _pushed_version(runtime, principal, upload_id))
+    return json_response(await _pushed_version(runtime, principal, origin, upload_id))
 
 
-async def _pushed_version(runtime: Runtime, principal: Principal, upload_id: str) -> VersionView:
-    name, number = await runtime.pushes.commit(principal.tenant_id, upload_id)
+async def _pushed_version(
+    runtime: Runtime, principal: Principal, origin: Origin, upload_id: str
+) -> VersionView:
+    name, number = await runtime.pushes.commit(principal.tenant_id, upload_id, origin)
     found = await find_version(runtime, principal, name, number)
     return AdapterViews(principal.tenant_slug, runtime.engine.stats).version(*found)

@@ -62,7 +62,7 @@ def list_visible_adapters(
 ) -> Sequence[Adapter]:
     """The adapters of which something is visible, by name, with versions and aliases.
 
-    Only those with names behind `after`, at most `limit` of them; where `names` are given, of these.
+    Only those with names behind `after`, at most `limit`; where `names` are given, of these.
     """
     query = _visible_adapters().order_by(Adapter.name)
     if names is not None:
@@ -414,14 +414,10 @@ def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence
 def list_stale_uploads_of_all_tenants(
     session: PlatformSession, older_than: datetime
 ) -> Sequence[Upload]:
-    """The uploads that received nothing since this moment, locked; those in use now are left out.
-
-    The oldest first.
-    """
+    """The uploads that received nothing since this moment, the oldest first."""
     query = (
         select(Upload)
         .where(Upload.state == UploadState.RECEIVING, Upload.updated_at < older_than)
         .order_by(Upload.updated_at)
-        .with_for_update(skip_locked=True)
     )
     return session.scalars(query).all()

@@ -14,7 +14,7 @@ from ..base import utc_now
 from ..errors import InvalidValue, UploadConflict, UploadNotFound
 from ..names import check_adapter_name, check_alias_name
 from ..quotas import service as quotas
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import TenantSession
 from . import repository
 from .models import SHA256_HEX_LENGTH, Upload
 from .states import UploadState, check_upload_transition
@@ -148,16 +148,16 @@ def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
     return _advance(session, upload_id, UploadState.ABANDONED)
 
 
-def abandon_stale(session: PlatformSession, older_than: datetime) -> list[str]:
-    """Expect nothing more of the uploads that received nothing since this moment: their ids.
+def abandon_if_stale(session: TenantSession, upload_id: str, older_than: datetime) -> bool:
+    """Expect nothing more of the upload if it received nothing since this moment.
 
-    Those of all tenants; the caller removes their bytes.
+    False if it did. Raises UploadNotFound.
     """
-    stale = repository.list_stale_uploads_of_all_tenants(session, older_than)
-    for upload in stale:
-        _change_state(upload, UploadState.ABANDONED)
-    session.flush()
-    return [upload.id for upload in stale]
+    upload = get_upload(session, upload_id)
+    if upload.state is not UploadState.RECEIVING or upload.updated_at >= older_than:
+        return False
+    _change_state(upload, UploadState.ABANDONED)
+    return True
 
 
 def list_wanted_aliases(session: TenantSession, version_id: str) -> list[tuple[str, str]]:

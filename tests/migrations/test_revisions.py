@@ -31,6 +31,7 @@ from loraplex.platform.models import Base
 from loraplex.platform.usage import service as usage
 from support.catalog import make_tenant, make_version
 from support.databases import new_postgres_url, new_sqlite_url
+from support.filled_tables import fill_tables
 from support.uploads import bring_upload_to, make_upload
 
 
@@ -83,6 +84,8 @@ def fill(database: Database) -> None:
             finish_reason="stop",
         )
         usage.record(session, used)
+    with database.platform_transaction() as session:
+        fill_tables(session.connection(), 1)
 
 
 def count_rows(engine: Engine) -> dict[str, int]:
