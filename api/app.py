@@ -29,6 +29,13 @@ from .routes import (
 )
 from .runtime import Runtime
 
+_CLOSED = (
+    *(chat, completions, models),
+    *(adapters, aliases, residency, files, uploads),
+    *(me, keys, users, quotas, usage, audit),
+    *(tenants, operators),
+)
+
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
@@ -48,8 +55,6 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
-        root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators, quotas, usage):
+    for module in _CLOSED:
         root.include_router(module.router)
     return root

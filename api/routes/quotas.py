@@ -17,7 +17,8 @@ from ...platform.sessions import TenantSession
 from ...platform.tenants.service import get_tenant
 from ..auth import origin_of, require, require_operator
 from ..bodies import json_body
-from ..etags import IfMatch, tagged_response
+from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.quotas import LimitsBody, LimitsView, LimitUseView, QuotaUseView
@@ -31,6 +32,7 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 
 
 @router.get("/v1/quota")
+@answers(QuotaUseView)
 async def get_use(
     runtime: CurrentRuntime, principal: Annotated[Principal, Depends(require(Scope.USAGE_READ))]
 ) -> Response:
@@ -40,6 +42,7 @@ async def get_use(
 
 
 @router.get("/admin/tenants/{slug}/quota")
+@answers(LimitsView, errors=("tenant_not_found",), headers=TAGGED)
 async def get_limits(runtime: CurrentRuntime, operator: Reader, slug: str) -> Response:
     """The tenant's limits."""
     tenant_id = await _tenant_id(runtime, slug)
@@ -48,6 +51,7 @@ async def get_limits(runtime: CurrentRuntime, operator: Reader, slug: str) -> Re
 
 
 @router.put("/admin/tenants/{slug}/quota")
+@answers(LimitsView, errors=("tenant_not_found",), headers=TAGGED)
 async def set_limits(
     request: Request,
     runtime: CurrentRuntime,
@@ -56,7 +60,10 @@ async def set_limits(
     if_match: IfMatch,
     body: Annotated[LimitsBody, Depends(json_body(LimitsBody))],
 ) -> Response:
-    """Replace the tenant's limits; they hold from the next request on, on every server."""
+    """Replace the tenant's limits.
+
+    They hold from the next request on, on every server.
+    """
     limits = Limits(**body.model_dump())
 
     def change(session: TenantSession) -> Changed[LimitsView]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field
@@ -33,6 +34,15 @@ class LimitsBody(RequestModel):
     stored_bytes: Bytes = None
     keys: Count = None
     users: Count = None
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "requests_per_minute": 600,
+            "concurrent_requests": 16,
+            "tokens_per_period": 50_000_000,
+            "period": "month",
+        },
+    )
 
 
 class LimitsView(msgspec.Struct, frozen=True):
