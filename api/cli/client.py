@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +29,10 @@ _EXIT_CODES = {
     412: ExitCode.CONFLICT,
     422: ExitCode.INVALID_ADAPTER,
 }
+
+
+Filter = str | int | bool | Sequence[str] | None
+"""A value of a query; of a sequence each item is sent."""
 
 
 class ServerUnreachable(CommandFailed):
@@ -61,12 +65,12 @@ class ApiClient:
         """The same for what belongs to no tenant: paths below `/admin`."""
         return ApiClient(self._client, self.url, prefix="/admin")
 
-    def get(self, path: str, **query: str | int | bool | None) -> Any:
+    def get(self, path: str, **query: Filter) -> Any:
         """Filters that are None are left out."""
         sent = {name: value for name, value in query.items() if value is not None}
         return self._send("GET", path, params=sent)
 
-    def pages(self, path: str, **query: str | int | bool | None) -> Iterator[Any]:
+    def pages(self, path: str, **query: Filter) -> Iterator[Any]:
         """Every entry of a list that is given page by page."""
         page = self.get(path, **query)
         yield from page["data"]
