@@ -67,6 +67,7 @@ Selected = Annotated[Selection, Depends(select_usage)]
 
 @router.get("/v1/usage")
 @answers(PageView[UsageView], also=(CSV,))
+@answers(PageView[UsageView], also=(CSV,))
 async def get_usage(
     request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
 ) -> Response:
@@ -86,6 +87,7 @@ async def get_usage(
 
 
 @router.get("/admin/usage")
+@answers(PageView[UsageView], also=(CSV,))
 @answers(PageView[UsageView], also=(CSV,))
 async def get_usage_of_all_tenants(
     request: Request,
@@ -107,6 +109,7 @@ async def get_usage_of_all_tenants(
 
 
 @router.get("/v1/usage/requests/{request_id}")
+@answers(UsageRecordView, errors=("request_not_found",))
 @answers(UsageRecordView, errors=("request_not_found",))
 async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
     """The ledger's row of one request."""
