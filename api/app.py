@@ -20,6 +20,7 @@ from .routes import (
     models,
     operations,
     operators,
+    quotas,
     residency,
     tenants,
     uploads,
@@ -28,12 +29,19 @@ from .routes import (
 )
 from .runtime import Runtime
 
+_CLOSED = (
+    *(chat, completions, models),
+    *(adapters, aliases, residency, files, uploads),
+    *(me, keys, users, quotas, usage, audit),
+    *(tenants, operators),
+)
+
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and only
-    `operations` is outside of it.
+    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and
+    only `operations` is outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
@@ -47,8 +55,6 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads, audit):
-        root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators, usage):
+    for module in _CLOSED:
         root.include_router(module.router)
     return root

@@ -21,6 +21,7 @@ from ..platform.keys.principal import (
     Scope,
 )
 from ..platform.networks import Network, is_within
+from .contract import terms
 from .errors import ApiError
 from .peer_address import peer_address
 from .runtime import Runtime, current_runtime
@@ -29,6 +30,16 @@ TENANT_HEADER = "x-loraplex-tenant"
 """By which an operator says on which tenant it acts."""
 
 
+@terms(
+    errors=(
+        "missing_api_key",
+        "invalid_api_key",
+        "tenant_suspended",
+        "tenant_not_found",
+        "database_unavailable",
+        "shutting_down",
+    )
+)
 async def authenticate(
     request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
 ) -> AnyPrincipal:
@@ -54,6 +65,7 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
     """A dependency that yields the caller within a tenant if it may do this there."""
 
+    @terms(errors=("tenant_required", "insufficient_scope"), scope=scope.value)
     async def check_scope(caller: Caller) -> Principal:
         if isinstance(caller, OperatorPrincipal):
             raise ApiError("tenant_required")
@@ -69,6 +81,7 @@ def require_operator(
 ) -> Callable[[Caller], Awaitable[OperatorPrincipal]]:
     """A dependency that yields the operator who calls, if it has one of these roles."""
 
+    @terms(errors=("insufficient_scope",), roles=tuple(role.value for role in roles))
     async def check_role(caller: Caller) -> OperatorPrincipal:
         if not isinstance(caller, OperatorPrincipal):
             raise ApiError("insufficient_scope", "This is for operators, acting on no tenant.")
@@ -110,7 +123,7 @@ def bearer_token(request: Request) -> str:
         raise ApiError("missing_api_key", "Send the key as `Authorization: Bearer <key>`.")
     if len(sent) > 1 or scheme.lower() != "bearer" or not token:
         raise ApiError("invalid_api_key")
-    return token.strip()
+    return token.strip(" \t")
 
 
 def _is_local(request: Request, trusted_proxies: Sequence[Network]) -> bool:

@@ -77,6 +77,12 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
     ),
+    "request_timeout": ErrorCode(408, "The request did not arrive in time.", True),
+    "malformed_request": ErrorCode(400, "The request is not valid HTTP/1.1."),
+    "headers_too_large": ErrorCode(431, "The request's line and headers exceed 64 KiB."),
+    "host_not_allowed": ErrorCode(
+        421, "The server does not answer for this `Host`; its operator says for which it does."
+    ),
     "rate_limited": ErrorCode(
         429,
         "The tenant's requests or tokens per minute are used up; the message says which limit, and "

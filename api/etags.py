@@ -20,10 +20,13 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .contract import terms
 from .errors import ApiError
 from .json_response import json_response
 
 ANY = "*"
+TAGGED = {"etag": "What `If-Match` of a change names."}
+"""The header of an answer by `tagged_response`."""
 _DIGEST_BYTES = 12
 
 
@@ -34,9 +37,9 @@ def etag_of(view: msgspec.Struct) -> str:
     when a key was last used) leaves it as it is.
     """
     volatile: Iterable[str] = getattr(view, "volatile", ())
-    fields = msgspec.structs.asdict(view)
+    fields = msgspec.to_builtins(view)
     for name in volatile:
-        del fields[name]
+        fields.pop(name, None)
     digest = hashlib.blake2b(msgspec.json.encode(fields, order="sorted"), digest_size=_DIGEST_BYTES)
     return f'"{digest.hexdigest()}"'
 
@@ -60,6 +63,10 @@ class Condition:
             raise ApiError("etag_mismatch")
 
 
+@terms(
+    errors=("etag_mismatch",),
+    request_headers={"If-Match": "Change it only if its `ETag` is one of these."},
+)
 async def read_condition(request: Request) -> Condition:
     """The condition in `If-Match`: tags separated by commas, or `*`. A weak tag never matches."""
     sent = request.headers.getlist("if-match")

@@ -32,6 +32,12 @@ log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 HEADER = "idempotency-key"
+IDEMPOTENCY_ERRORS = (
+    "invalid_parameter",
+    "idempotency_conflict",
+    "idempotency_in_progress",
+    "idempotent_answer_lost",
+)
 _METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _PREFIXES = ("/v1/", "/admin/")
 _GENERATION = (
@@ -113,15 +119,18 @@ class _Recorder:
             await self._send(message)
 
 
+def is_repeatable(method: str, path: str) -> bool:
+    """Whether requests like this take an `Idempotency-Key`."""
+    return method in _METHODS and path.startswith(_PREFIXES) and not path.startswith(_GENERATION)
+
+
 def _is_concerned(scope: Scope) -> bool:
-    if scope["type"] != "http" or scope["method"] not in _METHODS:
+    if scope["type"] != "http":
         return False
-    path: str = scope["path"]
     headers = dict(scope["headers"])
     return (
         HEADER.encode() in headers
-        and path.startswith(_PREFIXES)
-        and not path.startswith(_GENERATION)
+        and is_repeatable(scope["method"], scope["path"])
         and not headers.get(b"content-type", b"").startswith(b"application/octet-stream")
     )
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
+from .hosts import is_allowed, parse_hosts
 from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
@@ -31,7 +32,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-_API_PREFIX = "/v1/"
+_API_PREFIXES = ("/v1/", "/admin/")
 _NO_STORE = (b"cache-control", b"no-store")
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
@@ -71,6 +72,7 @@ class _ObservedRequest:
         self.metrics: Metrics = runtime.metrics
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
+        self.hosts = parse_hosts(runtime.settings.allowed_hosts)
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -80,8 +82,8 @@ class _ObservedRequest:
         self.measures = self.state["measures"] = RequestMeasures()
 
     async def run(self) -> None:
-        is_api = self.scope["path"].startswith(_API_PREFIX)
-        refusal = self.readiness.refusal if is_api else None
+        is_api = self.scope["path"].startswith(_API_PREFIXES)
+        refusal = self.refusal() if is_api else None
         is_counted = is_api and refusal is None
         self.readiness.num_requests += is_counted
         try:
@@ -99,6 +101,12 @@ class _ObservedRequest:
         finally:
             self.readiness.num_requests -= is_counted
             self.observe()
+
+    def refusal(self) -> ApiError | None:
+        """Why no route is to see the request."""
+        if not is_allowed(Headers(scope=self.scope), self.hosts):
+            return ApiError("host_not_allowed")
+        return self.readiness.refusal
 
     async def answer(self, error: ApiError, **headers: str) -> None:
         response = error_response(Request(self.scope, self.receive), error)
@@ -136,7 +144,7 @@ class _ObservedRequest:
             seconds=round(seconds, 6),
             **_rounded(self.measures.figures()),
         )
-        if self.tracing and route.startswith(_API_PREFIX):
+        if self.tracing and route.startswith(_API_PREFIXES):
             self.tracing.record(
                 EndedRequest(
                     request_id=self.state["request_id"],

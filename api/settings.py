@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     """Earlier secrets, which still verify; None is the file `secret.previous`, if it is there."""
     served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
     """What callers name the base model; None is its folder's name or its hub id."""
+    allowed_hosts: str | None = None
+    """Hosts that the API answers for, separated by commas (`*.example.com`); None: for any."""
     metrics_token: SecretStr | None = None
     """What opens `/metrics`; None opens it to this machine only."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
@@ -114,7 +116,7 @@ class Settings(BaseSettings):
         return self.data_dir
 
     def load_secrets(self) -> list[bytes]:
-        """The server's secrets, from which every key is derived: the present one, then earlier ones.
+        """The server's secrets, from which every key is derived: the present one first.
 
         Raises InsecureSecretFile.
         """

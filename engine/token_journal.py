@@ -83,6 +83,11 @@ class TokenCounters:
         """The sequence has so many tokens of output, all in all."""
         _WORD.pack_into(self._map, slot * SLOT_BYTES + _GENERATED, num_tokens)
 
+    def close(self) -> None:
+        """Count no more."""
+        self._map.close()
+        os.close(self._descriptor)
+
 
 class TokenJournal:
     """The parent's side: it gives slots out, reads them and frees them."""

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
 from . import revisions, row_security
 from .errors import DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork

@@ -17,21 +17,25 @@ from ...platform.audit.event import Changed, Event
 from ...platform.base import JsonObject
 from ...platform.sessions import TenantSession
 from ..bodies import json_body
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView
-from ..schemas.aliases import AliasBody
+from ..schemas.aliases import AliasBody, AliasChangeView, AliasView
 from .adapter_views import alias_change_view, alias_view
-from .parameters import Reader, RequestOrigin, Writer
+from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
 
 DEFAULT_CHANGES = 50
 MAX_CHANGES = 500
+NO_ALIAS = ("adapter_not_found", "alias_not_found")
 
 router = APIRouter(prefix="/v1/adapters/{name}/aliases")
 
 
 @router.get("")
+@answers(ListView[AliasView], errors=("adapter_not_found",))
 async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
+    """What the adapter's aliases mean now."""
     adapter = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_adapter(session, name)
     )
@@ -39,6 +43,7 @@ async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) ->
 
 
 @router.put("/{alias}")
+@answers(AliasView, errors=("adapter_not_ready", "base_mismatch", *NO_VERSION))
 async def set_alias(
     runtime: CurrentRuntime,
     principal: Writer,
@@ -61,9 +66,12 @@ async def set_alias(
 
 
 @router.delete("/{alias}")
+@answers(errors=NO_ALIAS)
 async def remove_alias(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, alias: str
 ) -> Response:
+    """Forget the alias; running requests that came by it go on."""
+
     def change(session: TenantSession) -> Changed[None]:
         service.remove_alias(session, name, alias, changed_by=principal.key_id)
         return Changed(None, Event("alias.remove", f"{name}@{alias}"))
@@ -73,6 +81,7 @@ async def remove_alias(
 
 
 @router.post("/{alias}/rollback")
+@answers(AliasView, errors=("nothing_to_roll_back", *NO_ALIAS))
 async def roll_back_alias(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, alias: str
 ) -> Response:
@@ -87,6 +96,7 @@ async def roll_back_alias(
 
 
 @router.get("/{alias}/history")
+@answers(ListView[AliasChangeView], errors=NO_ALIAS)
 async def list_alias_changes(
     runtime: CurrentRuntime,
     principal: Reader,

@@ -16,6 +16,7 @@ from ...platform.audit.verification import Verified
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ...platform.names import MAX_SLUG_LENGTH
 from ..auth import require, require_operator
+from ..contract import answers
 from ..errors import ApiError
 from ..json_response import json_response
 from ..pages import Page, PageRequest
@@ -57,6 +58,7 @@ OldestFirst = Annotated[bool, Query(description="The default is the newest first
 
 
 @router.get("/v1/audit")
+@answers(PageView[AuditEntryView])
 async def list_entries(
     runtime: CurrentRuntime,
     principal: Auditor,
@@ -76,6 +78,7 @@ async def list_entries(
 
 
 @router.get("/admin/audit")
+@answers(PageView[AuditEntryView])
 async def list_platform_entries(
     runtime: CurrentRuntime,
     operator: Operator,
@@ -94,6 +97,7 @@ async def list_platform_entries(
 
 
 @router.get("/admin/audit/verification")
+@answers(VerificationView, errors=("tenant_not_found",))
 async def verify(
     runtime: CurrentRuntime,
     operator: Operator,

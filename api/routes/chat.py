@@ -14,9 +14,10 @@ from starlette.responses import Response
 from ...engine.messages import TokenLogprob, TokenLogprobs
 from ...engine.tokenizer import Tokenizer
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_stream, answer_whole
+from ..answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..request_context import split_key
 from ..runtime import CurrentRuntime
@@ -35,18 +36,26 @@ from ..schemas.answers import (
 from ..schemas.chat import ChatBody
 from ..services.inference import Order
 from ..services.sequence_text import Delta
+from .generation_errors import GENERATION_ERRORS
 from .logprobs import reported
 
 router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions")
+@answers(
+    ChatCompletion,
+    stream=ChatChunk,
+    errors=(*GENERATION_ERRORS, "chat_template_missing"),
+    headers=SERVED_HEADERS,
+)
 async def create_chat_completion(
     request: Request,
     runtime: CurrentRuntime,
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[ChatBody, Depends(json_body(ChatBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
     prompt = await inference.encode_chat([message.for_template() for message in body.messages])

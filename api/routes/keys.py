@@ -16,11 +16,13 @@ from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
 from ..auth import origin_of, require
 from ..bodies import json_body
-from ..etags import IfMatch, tagged_response
+from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
-from ..schemas.identity import KeyBody, KeyView, RotateBody
+from ..schemas.adapters import PageView
+from ..schemas.identity import IssuedKeyView, KeyBody, KeyView, RotateBody
 from .identity_views import issued_key_view, key_view
 
 router = APIRouter(prefix="/v1/keys")
@@ -29,6 +31,7 @@ Manager = Annotated[Principal, Depends(require(Scope.KEYS_MANAGE))]
 
 
 @router.get("")
+@answers(PageView[KeyView])
 async def list_keys(
     runtime: CurrentRuntime,
     principal: Manager,
@@ -36,7 +39,10 @@ async def list_keys(
     user: Annotated[str | None, Query(max_length=64)] = None,
     active: Annotated[bool, Query()] = False,
 ) -> Response:
-    """The tenant's keys, the oldest first; `active=true` leaves out revoked and expired ones."""
+    """The tenant's keys, the oldest first.
+
+    `active=true` leaves out revoked and expired ones, `user` all that are not this user's.
+    """
     keys = runtime.control_plane.keys
     rows = await runtime.control_plane.read(
         principal.tenant_id,
@@ -53,17 +59,21 @@ async def list_keys(
 
 
 @router.post("")
+@answers(IssuedKeyView, 201, errors=("user_not_found", "grant_too_wide", "quota_exceeded"))
 async def create_key(
     request: Request,
     runtime: CurrentRuntime,
     principal: Manager,
     body: Annotated[KeyBody, Depends(json_body(KeyBody))],
 ) -> Response:
-    """Make a key. It is in this answer, and never shown again."""
+    """Make a key.
+
+    It is in this answer, and never shown again.
+    """
     keys = runtime.control_plane.keys
     days = body.expires_in_days
 
-    def issue(session: TenantSession) -> Changed[KeyView]:
+    def issue(session: TenantSession) -> Changed[IssuedKeyView]:
         issued = keys.issue(
             session,
             name=body.name,
@@ -84,7 +94,9 @@ async def create_key(
 
 
 @router.get("/{key_id}")
+@answers(KeyView, errors=("key_not_found",), headers=TAGGED)
 async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> Response:
+    """One key: what it may do, and when it was last used."""
     keys = runtime.control_plane.keys
     key = await runtime.control_plane.read(
         principal.tenant_id, lambda session: keys.get(session, key_id, viewer=principal)
@@ -93,6 +105,7 @@ async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> R
 
 
 @router.post("/{key_id}/rotate")
+@answers(IssuedKeyView, 201, errors=("key_not_found", "grant_too_wide", "state_conflict"))
 async def rotate_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -101,13 +114,14 @@ async def rotate_key(
     if_match: IfMatch,
     body: Annotated[RotateBody, Depends(json_body(RotateBody))],
 ) -> Response:
-    """Make the key's successor, which may do the same for as long; the old one ends after a while.
+    """Make the key's successor.
 
-    The new key is in this answer, and never shown again.
+    It may do the same for as long; the old one ends after a while. The new key is in this answer,
+    and never shown again.
     """
     keys = runtime.control_plane.keys
 
-    def rotate(session: TenantSession) -> Changed[KeyView]:
+    def rotate(session: TenantSession) -> Changed[IssuedKeyView]:
         if_match.check(key_view(keys.get_to_change(session, key_id, viewer=principal)))
         overlap = timedelta(seconds=body.overlap_seconds)
         issued = keys.rotate(session, key_id, overlap=overlap, issuer=principal)
@@ -121,6 +135,7 @@ async def rotate_key(
 
 
 @router.delete("/{key_id}")
+@answers(KeyView, errors=("key_not_found",), headers=TAGGED)
 async def revoke_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -128,9 +143,10 @@ async def revoke_key(
     key_id: str,
     if_match: IfMatch,
 ) -> Response:
-    """Refuse the key from now on, on every server within five seconds.
+    """Revoke the key.
 
-    Answers with the key, as often as it is asked.
+    It is refused on every server within five seconds. Answers with the key, as often as it is
+    asked.
     """
     keys = runtime.control_plane.keys
 

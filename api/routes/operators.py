@@ -16,12 +16,14 @@ from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
 from ..auth import origin_of, require_operator
 from ..bodies import json_body
-from ..etags import IfMatch, tagged_response
+from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
-from ..schemas.adapters import ListView
+from ..schemas.adapters import ListView, PageView
 from ..schemas.identity import (
+    IssuedOperatorKeyView,
     OperatorBody,
     OperatorChange,
     OperatorKeyBody,
@@ -39,6 +41,7 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 
 
 @router.get("")
+@answers(PageView[OperatorView])
 async def list_operators(runtime: CurrentRuntime, operator: Reader, page: Page) -> Response:
     """The operators by name."""
     service = runtime.control_plane.operators
@@ -49,13 +52,17 @@ async def list_operators(runtime: CurrentRuntime, operator: Reader, page: Page) 
 
 
 @router.post("")
+@answers(OperatorView, 201, errors=("operator_exists",), headers=TAGGED)
 async def create_operator(
     request: Request,
     runtime: CurrentRuntime,
     operator: Writer,
     body: Annotated[OperatorBody, Depends(json_body(OperatorBody))],
 ) -> Response:
-    """Make an operator; it has no key yet."""
+    """Make an operator.
+
+    It has no key yet.
+    """
     service = runtime.control_plane.operators
 
     def create(session: PlatformSession) -> Changed[OperatorView]:
@@ -68,13 +75,20 @@ async def create_operator(
 
 
 @router.get("/{name}")
+@answers(OperatorView, errors=("operator_not_found",), headers=TAGGED)
 async def get_operator(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
+    """One operator."""
     service = runtime.control_plane.operators
     found = await runtime.control_plane.read_all_tenants(lambda session: service.get(session, name))
     return tagged_response(operator_view(found))
 
 
 @router.patch("/{name}")
+@answers(
+    OperatorView,
+    errors=("operator_not_found", "own_account", "last_administrator"),
+    headers=TAGGED,
+)
 async def change_operator(
     request: Request,
     runtime: CurrentRuntime,
@@ -83,7 +97,7 @@ async def change_operator(
     if_match: IfMatch,
     body: Annotated[OperatorChange, Depends(json_body(OperatorChange))],
 ) -> Response:
-    """Give another role, disable, or enable again.
+    """Change an operator: give another role, disable, or enable again.
 
     A disabled operator's keys are revoked for good. Nobody changes themselves, and the last active
     administrator stays.
@@ -101,6 +115,7 @@ async def change_operator(
 
 
 @router.get("/{name}/keys")
+@answers(ListView[OperatorKeyView], errors=("operator_not_found",))
 async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
     """The operator's keys, the oldest first, revoked ones included."""
     service = runtime.control_plane.operators
@@ -111,6 +126,7 @@ async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: st
 
 
 @router.post("/{name}/keys")
+@answers(IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
 async def create_operator_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -118,12 +134,15 @@ async def create_operator_key(
     name: str,
     body: Annotated[OperatorKeyBody, Depends(json_body(OperatorKeyBody))],
 ) -> Response:
-    """Make a key for the operator. It is in this answer, and never shown again."""
+    """Make a key for the operator.
+
+    It is in this answer, and never shown again.
+    """
     service = runtime.control_plane.operators
     days = body.expires_in_days
     lifetime = None if days is None else timedelta(days=days)
 
-    def issue(session: PlatformSession) -> Changed[OperatorKeyView]:
+    def issue(session: PlatformSession) -> Changed[IssuedOperatorKeyView]:
         holder = service.get(session, name)
         issued = service.issue_key(session, holder, name=body.name, lifetime=lifetime)
         details = {"key": issued.key.id, "name": issued.key.name, "expires_in_days": days}
@@ -135,10 +154,14 @@ async def create_operator_key(
 
 
 @router.delete("/{name}/keys/{key_id}")
+@answers(OperatorKeyView, errors=("operator_not_found", "key_not_found"))
 async def revoke_operator_key(
     request: Request, runtime: CurrentRuntime, operator: Writer, name: str, key_id: str
 ) -> Response:
-    """Refuse the key from now on; answers with it, as often as it is asked."""
+    """Revoke a key of the operator.
+
+    Answers with it, as often as it is asked.
+    """
     service = runtime.control_plane.operators
 
     def revoke(session: PlatformSession) -> Changed[OperatorKeyView]:

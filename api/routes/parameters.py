@@ -15,6 +15,7 @@ from ...platform.audit.event import Origin
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
 from ..auth import Caller, origin_of, require
+from ..contract import terms
 from ..runtime import Runtime
 
 
@@ -24,14 +25,18 @@ async def request_origin(request: Request, caller: Caller) -> Origin:
 
 
 RequestOrigin = Annotated[Origin, Depends(request_origin)]
+
+
 _MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 _MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
 
 
+@terms(errors=("adapter_not_found",))
 async def _reader(request: Request, principal: _MayRead) -> Principal:
     return _with_adapter(request, principal)
 
 
+@terms(errors=("adapter_not_found",))
 async def _writer(request: Request, principal: _MayWrite) -> Principal:
     return _with_adapter(request, principal)
 
@@ -49,6 +54,7 @@ def _with_adapter(request: Request, principal: Principal) -> Principal:
 
 Reader = Annotated[Principal, Depends(_reader)]
 Writer = Annotated[Principal, Depends(_writer)]
+NO_VERSION = ("adapter_not_found", "version_not_found")
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 
 

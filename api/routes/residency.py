@@ -19,12 +19,21 @@ from ...platform.audit.event import Changed, Event, Origin
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..bodies import json_body
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.residency import ReadinessView, WishBody
 from ..services.version_readiness import judge
 from .adapter_views import readiness_view
-from .parameters import FoundVersion, Number, Reader, RequestOrigin, Writer, find_version
+from .parameters import (
+    NO_VERSION,
+    FoundVersion,
+    Number,
+    Reader,
+    RequestOrigin,
+    Writer,
+    find_version,
+)
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}")
 
@@ -32,6 +41,7 @@ Wished = Annotated[WishBody, Depends(json_body(WishBody))]
 
 
 @router.get("/readiness")
+@answers(ReadinessView, errors=NO_VERSION)
 async def get_readiness(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
@@ -40,6 +50,7 @@ async def get_readiness(
 
 
 @router.put("/pin")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", "too_many_pins", *NO_VERSION))
 async def pin(
     runtime: CurrentRuntime,
     principal: Writer,
@@ -54,6 +65,7 @@ async def pin(
 
 
 @router.delete("/pin")
+@answers(ReadinessView, 202, errors=NO_VERSION)
 async def unpin(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, number: Number
 ) -> Response:
@@ -69,6 +81,7 @@ async def unpin(
 
 
 @router.post("/prefetch")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", *NO_VERSION))
 async def prefetch(
     runtime: CurrentRuntime,
     principal: Writer,

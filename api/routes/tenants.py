@@ -15,10 +15,12 @@ from ...platform.tenants import service
 from ...platform.tenants.models import Tenant
 from ..auth import origin_of, require_operator
 from ..bodies import json_body
-from ..etags import IfMatch, tagged_response
+from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
+from ..schemas.adapters import PageView
 from ..schemas.identity import TenantBody, TenantChange, TenantView
 from .identity_views import tenant_view
 
@@ -31,6 +33,7 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 
 
 @router.get("")
+@answers(PageView[TenantView])
 async def list_tenants(
     runtime: CurrentRuntime,
     operator: Reader,
@@ -47,13 +50,17 @@ async def list_tenants(
 
 
 @router.post("")
+@answers(TenantView, 201, errors=("tenant_exists",), headers=TAGGED)
 async def create_tenant(
     request: Request,
     runtime: CurrentRuntime,
     operator: Writer,
     body: Annotated[TenantBody, Depends(json_body(TenantBody))],
 ) -> Response:
-    """Make a tenant; it has no key yet."""
+    """Make a tenant.
+
+    It has no key yet.
+    """
 
     def create(session: PlatformSession) -> Changed[TenantView]:
         tenant = service.create_tenant(session, body.slug, name=body.name, weight=body.weight)
@@ -65,7 +72,9 @@ async def create_tenant(
 
 
 @router.get("/{slug}")
+@answers(TenantView, errors=("tenant_not_found",), headers=TAGGED)
 async def get_tenant(runtime: CurrentRuntime, operator: Reader, slug: str) -> Response:
+    """One tenant."""
     tenant = await runtime.control_plane.read_all_tenants(
         lambda session: service.get_tenant(session, slug)
     )
@@ -73,6 +82,7 @@ async def get_tenant(runtime: CurrentRuntime, operator: Reader, slug: str) -> Re
 
 
 @router.patch("/{slug}")
+@answers(TenantView, errors=("tenant_not_found",), headers=TAGGED)
 async def change_tenant(
     request: Request,
     runtime: CurrentRuntime,

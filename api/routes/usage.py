@@ -19,9 +19,11 @@ from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
 from ...platform.usage.repository import Group, GroupKey, UsageQuery, UsageSum
 from ..auth import require, require_operator
+from ..contract import answers
 from ..json_response import json_response
 from ..pages import MAX_PAGE, Page, PageRequest
 from ..runtime import CurrentRuntime
+from ..schemas.adapters import PageView
 from ..schemas.usage import UsageRecordView, UsageView
 
 router = APIRouter()
@@ -64,6 +66,8 @@ Selected = Annotated[Selection, Depends(select_usage)]
 
 
 @router.get("/v1/usage")
+@answers(PageView[UsageView], also=(CSV,))
+@answers(PageView[UsageView], also=(CSV,))
 async def get_usage(
     request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
 ) -> Response:
@@ -83,6 +87,8 @@ async def get_usage(
 
 
 @router.get("/admin/usage")
+@answers(PageView[UsageView], also=(CSV,))
+@answers(PageView[UsageView], also=(CSV,))
 async def get_usage_of_all_tenants(
     request: Request,
     runtime: CurrentRuntime,
@@ -103,6 +109,8 @@ async def get_usage_of_all_tenants(
 
 
 @router.get("/v1/usage/requests/{request_id}")
+@answers(UsageRecordView, errors=("request_not_found",))
+@answers(UsageRecordView, errors=("request_not_found",))
 async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
     """The ledger's row of one request."""
     row = await runtime.control_plane.read(

@@ -15,10 +15,12 @@ from ...platform.sessions import TenantSession
 from ...platform.users import service
 from ..auth import origin_of, require
 from ..bodies import json_body
-from ..etags import IfMatch, tagged_response
+from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
+from ..schemas.adapters import PageView
 from ..schemas.identity import UserBody, UserChange, UserView
 from .identity_views import user_view
 
@@ -28,6 +30,7 @@ Manager = Annotated[Principal, Depends(require(Scope.USERS_MANAGE))]
 
 
 @router.get("")
+@answers(PageView[UserView])
 async def list_users(
     runtime: CurrentRuntime,
     principal: Manager,
@@ -52,13 +55,17 @@ async def list_users(
 
 
 @router.post("")
+@answers(UserView, 201, errors=("user_exists", "grant_too_wide", "quota_exceeded"), headers=TAGGED)
 async def create_user(
     request: Request,
     runtime: CurrentRuntime,
     principal: Manager,
     body: Annotated[UserBody, Depends(json_body(UserBody))],
 ) -> Response:
-    """Let somebody in, who has no key yet."""
+    """Let somebody in.
+
+    The user has no key yet.
+    """
 
     def add(session: TenantSession) -> Changed[UserView]:
         user = service.add_user(session, body.email, body.role, by=principal)
@@ -72,7 +79,9 @@ async def create_user(
 
 
 @router.get("/{user_id}")
+@answers(UserView, errors=("user_not_found",), headers=TAGGED)
 async def get_user(runtime: CurrentRuntime, principal: Manager, user_id: str) -> Response:
+    """One user: its address, role and state."""
     user = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_user(session, user_id)
     )
@@ -80,6 +89,11 @@ async def get_user(runtime: CurrentRuntime, principal: Manager, user_id: str) ->
 
 
 @router.patch("/{user_id}")
+@answers(
+    UserView,
+    errors=("user_not_found", "grant_too_wide", "own_account", "last_administrator"),
+    headers=TAGGED,
+)
 async def change_user(
     request: Request,
     runtime: CurrentRuntime,
@@ -88,7 +102,7 @@ async def change_user(
     if_match: IfMatch,
     body: Annotated[UserChange, Depends(json_body(UserChange))],
 ) -> Response:
-    """Give another role, disable, or enable again.
+    """Change a user: give another role, disable, or enable again.
 
     A disabled user's keys are revoked for good. Nobody changes themselves, and the last active
     owner stays.

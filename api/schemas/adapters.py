@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from pydantic import Field, StringConstraints
@@ -27,6 +27,15 @@ class UploadBody(RequestModel):
     aliases: Annotated[list[Name], Field(max_length=MAX_ALIASES, default_factory=list)]
     base_id: Annotated[str, StringConstraints(max_length=128)] | None = None
     """The base that the adapter was trained on, if the sender knows."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "config": {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]},
+            "size_bytes": 1_048_576,
+            "sha256": "0123456789abcdef" * 4,
+            "aliases": ["prod"],
+        },
+    )
 
 
 class Reason(msgspec.Struct, frozen=True):

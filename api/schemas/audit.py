@@ -8,14 +8,7 @@ from typing import Any
 
 import msgspec
 
-
-class ActorView(msgspec.Struct, frozen=True):
-    """Who made a change."""
-
-    kind: str
-    """`operator`, `user`, `key`, or `system` for the server itself."""
-    id: str
-    name: str
+from .identity import ActorView
 
 
 class AuditEntryView(msgspec.Struct, frozen=True):

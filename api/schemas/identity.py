@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field, StringConstraints
@@ -40,6 +40,10 @@ class TenantBody(RequestModel):
     name: DisplayName | None = None
     weight: Weight = 1.0
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"slug": "acme", "name": "Acme Ltd.", "weight": 2.0},
+    )
+
 
 class TenantChange(RequestModel):
     """What is not there stays as it is."""
@@ -47,6 +51,8 @@ class TenantChange(RequestModel):
     name: DisplayName | None = None
     weight: Weight = 1.0
     suspended: bool = False
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"suspended": True},)
 
 
 class TenantView(msgspec.Struct, frozen=True):
@@ -70,12 +76,16 @@ class OperatorBody(RequestModel):
     name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH)]
     role: OperatorRole = OperatorRole.VIEWER
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"name": "anna", "role": "admin"},)
+
 
 class OperatorChange(RequestModel):
     """What is not there stays as it is."""
 
     role: OperatorRole = OperatorRole.VIEWER
     disabled: bool = False
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"role": "viewer"},)
 
 
 class OperatorView(msgspec.Struct, frozen=True):
@@ -94,6 +104,8 @@ class OperatorKeyBody(RequestModel):
     expires_in_days: LifetimeDays | None = DEFAULT_OPERATOR_KEY_DAYS
     """Null: never."""
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"name": "laptop", "expires_in_days": 30},)
+
 
 class OperatorKeyView(msgspec.Struct, frozen=True):
     id: str
@@ -103,9 +115,14 @@ class OperatorKeyView(msgspec.Struct, frozen=True):
     revoked_at: datetime | None
     last_used_at: datetime | None
     """To the hour."""
-    key: str | msgspec.UnsetType = msgspec.UNSET
-    """The key itself: in the answer that makes it, and never again."""
     object: Literal["operator.key"] = "operator.key"
+
+
+class IssuedOperatorKeyView(OperatorKeyView, frozen=True, kw_only=True):
+    """A key that was just made."""
+
+    key: str
+    """Its text: in this answer, and never again."""
 
 
 # --- users --------------------------------------------------------------------------------------
@@ -117,12 +134,18 @@ class UserBody(RequestModel):
     email: Annotated[str, StringConstraints(min_length=3, max_length=MAX_EMAIL_LENGTH)]
     role: TenantRole = TenantRole.VIEWER
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"email": "ben@acme.example", "role": "developer"},
+    )
+
 
 class UserChange(RequestModel):
     """What is not there stays as it is."""
 
     role: TenantRole = TenantRole.VIEWER
     disabled: bool = False
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"disabled": True},)
 
 
 class UserView(msgspec.Struct, frozen=True):
@@ -155,12 +178,23 @@ class KeyBody(RequestModel):
     user: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The id of the user whose key it is: it can never do more than its user."""
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "name": "ci",
+            "scopes": ["infer", "adapters:read"],
+            "adapters": ["support-bot"],
+            "expires_in_days": 90,
+        },
+    )
+
 
 class RotateBody(RequestModel):
     """How the old key ends."""
 
     overlap_seconds: Annotated[int, Field(ge=0, le=MAX_OVERLAP_SECONDS)] = DEFAULT_OVERLAP_SECONDS
     """How long it goes on beside its successor."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"overlap_seconds": 3600},)
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -183,17 +217,24 @@ class KeyView(msgspec.Struct, frozen=True):
     """To the hour."""
     successor: str | None
     """The id of the key that replaces it."""
-    key: str | msgspec.UnsetType = msgspec.UNSET
-    """The key itself: in the answer that makes it, and never again."""
     object: Literal["key"] = "key"
+
+
+class IssuedKeyView(KeyView, frozen=True, kw_only=True):
+    """A key that was just made."""
+
+    key: str
+    """Its text: in this answer, and never again."""
 
 
 # --- whoever asks -------------------------------------------------------------------------------
 
 
 class ActorView(msgspec.Struct, frozen=True):
+    """Who calls, or who made a change."""
+
     kind: str
-    """`key`, `user` or `operator`."""
+    """`operator`, `user`, `key`, or `system` for the server itself."""
     id: str
     name: str
 

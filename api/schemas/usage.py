@@ -15,9 +15,9 @@ class UsageView(msgspec.Struct, frozen=True):
     """Its slug."""
     day: date | UnsetType = UNSET
     """In UTC."""
-    adapter: str | None | UnsetType = UNSET
+    adapter: str | UnsetType | None = UNSET
     """None is the base model."""
-    version: int | None | UnsetType = UNSET
+    version: int | UnsetType | None = UNSET
     """None is the base model."""
     requests: int = 0
     prompt_tokens: int = 0

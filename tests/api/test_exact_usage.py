@@ -19,7 +19,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from loraplex.platform.database import Database
 from loraplex.platform.models import Reservation, UsageDay, UsageRecord
+from support.databases import RestartablePostgres
 from support.mortal_server import Counted, MortalServer, mortal_server
 from support.server import Caller
 from support.waiting import wait_for
@@ -155,7 +157,7 @@ def mortal(tiny_base: Path, tmp_path: Path) -> Iterator[MortalServer]:
 
 async def kill_at_random(server: MortalServer, callers: Callers, draw: random.Random) -> str:
     """Kill the server or its engine; a server is started again, an engine by its server."""
-    await callers.until_told(5)
+    await callers.until_told(3)
     await asyncio.sleep(draw.uniform(0, 0.1))
     if draw.random() < 0.4:
         await asyncio.to_thread(server.kill)
@@ -175,7 +177,7 @@ def test_the_ledger_is_exact_after_twenty_kills(mortal: MortalServer, tiny_base:
     async def scenario() -> Counter[str]:
         asking = [asyncio.create_task(callers.ask_on(number)) for number in range(NUM_WORKERS)]
         killed = Counter([await kill_at_random(mortal, callers, draw) for _ in range(NUM_KILLS)])
-        await callers.until_told(5)
+        await callers.until_told(3)
         callers.is_over = True
         await asyncio.gather(*asking)
         return killed
@@ -185,7 +187,56 @@ def test_the_ledger_is_exact_after_twenty_kills(mortal: MortalServer, tiny_base:
     mortal.stop()
     rows = check_exact(mortal, callers)
     finish_reasons = Counter(row.finish_reason for row in rows.values())
-    print(finish_reasons, len(callers.usages), callers.codes, killed, len(mortal.counted))
     assert finish_reasons["aborted"] >= NUM_KILLS, "the kills met requests that ran"
     assert len(callers.usages) > NUM_KILLS, "and others came to their end"
     assert callers.codes["engine_restarted"]
+
+
+@pytest.fixture
+def postgres() -> RestartablePostgres:
+    server = RestartablePostgres()
+    database = Database(server.url)
+    database.upgrade()
+    database.close()
+    return server
+
+
+def test_a_database_that_is_away_stops_no_answer_and_costs_no_row(
+    postgres: RestartablePostgres, tiny_base: Path, tmp_path: Path
+) -> None:
+    with mortal_server(tiny_base, tmp_path / "data", database=postgres.url) as mortal:
+        mortal.start()
+        callers = Callers(mortal, mortal.as_server().make_caller("acme"), tiny_base.name)
+
+        async def scenario() -> None:
+            asking = [asyncio.create_task(callers.ask_on(number)) for number in range(NUM_WORKERS)]
+            await callers.until_told(10)
+            for server_dies_too in (False, True):
+                await asyncio.to_thread(postgres.crash)
+                await callers.until_told(40)
+                check_management_is_refused(callers.caller)
+                if server_dies_too:
+                    await asyncio.to_thread(mortal.kill)
+                await asyncio.to_thread(postgres.start)
+                if server_dies_too:
+                    await asyncio.to_thread(mortal.start)
+                await callers.until_told(10)
+            callers.is_over = True
+            await asyncio.gather(*asking)
+
+        asyncio.run(scenario())
+        wait_for(lambda: num_unsettled(mortal) == 0)
+        mortal.stop()
+        check_exact(mortal, callers)
+    assert not callers.codes, "no caller has met the outage"
+
+
+def check_management_is_refused(caller: Caller) -> None:
+    answer = caller.http.get("/v1/usage")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "database_unavailable"
+
+
+def num_unsettled(server: MortalServer) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return next(float(x.split()[1]) for x in lines if x.startswith("loraplex_usage_unsettled "))

@@ -78,11 +78,9 @@ def fill(database: Database) -> None:
         bring_upload_to(session, make_upload(session), UploadState.ACCEPTED)
         used = usage.Usage(
             request_id="request-1",
-            adapter=None,
             prompt_tokens=1,
             cached_tokens=0,
             completion_tokens=1,
-            tier=None,
             finish_reason="stop",
         )
         usage.record(session, used)

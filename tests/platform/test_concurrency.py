@@ -85,11 +85,9 @@ def test_makes_one_tenant_of_a_slug(database: Database) -> None:
 def test_counts_a_request_once(database: Database, acme: Tenant) -> None:
     used = Usage(
         request_id="request-1",
-        adapter=None,
         prompt_tokens=1,
         cached_tokens=0,
         completion_tokens=1,
-        tier=None,
         finish_reason="stop",
     )
 

@@ -331,11 +331,9 @@ def test_a_budget_counts_what_was_used_and_what_may_yet_be(tills: Tills) -> None
 def test_a_budget_begins_with_what_the_ledger_has_of_its_period(tills: Tills) -> None:
     usage = Usage(
         request_id="before",
-        adapter=None,
         prompt_tokens=30,
         cached_tokens=0,
         completion_tokens=12,
-        tier=None,
         finish_reason="stop",
     )
     with tills.database.transaction(tills.tenant.id) as session:

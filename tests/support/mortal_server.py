@@ -163,9 +163,7 @@ def mortal_server(
     finally:
         if server.pid and is_alive(server.pid):
             os.kill(server.pid, signal.SIGKILL)
-        assert nursery.stdin is not None
-        nursery.stdin.close()
-        nursery.wait(60)
+        nursery.communicate(timeout=60)
 
 
 def main(base: str, data_dir: str, port: str, database: str | None = None) -> None:
