@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
-from ..base import utc_now
+from ..jobs.service import shared_now
 from ..sessions import PlatformSession
 from .models import Server
 
@@ -34,7 +34,24 @@ def note_seen(session: PlatformSession, info: ServerInfo) -> None:
         row = Server(id=info.id)
         session.add(row)
     row.name, row.version, row.base_id = info.name, info.version, info.base_id
-    row.started_at, row.seen_at = info.started_at, utc_now()
+    row.started_at, row.seen_at = info.started_at, shared_now(session)
+
+
+def note_evicted(session: PlatformSession, server_id: str, moment: datetime) -> None:
+    """The server holds nothing any more of what was being deleted at this moment."""
+    row = session.get(Server, server_id)
+    if row is not None:
+        row.evicted_at = moment
+
+
+def list_holders(session: PlatformSession, since: datetime) -> Sequence[str]:
+    """The ids of live servers that may still hold what is being deleted since this moment."""
+    now = shared_now(session)
+    return [
+        server.id
+        for server in list_servers(session)
+        if is_live(server, now) and (server.evicted_at is None or server.evicted_at < since)
+    ]
 
 
 def list_servers(session: PlatformSession) -> Sequence[Server]:
