@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
 from ..platform.errors import InvalidValue
 from ..platform.secrets import load_or_create_secret, parse_secret
+from .tools.tool_format import ToolFormatName
 
 
 def default_data_dir() -> Path:
@@ -43,6 +44,8 @@ class Settings(BaseSettings):
     """What callers name the base model; None is its folder's name or its hub id."""
     metrics_token: SecretStr | None = None
     """What opens `/metrics`; None opens it to this machine only."""
+    tool_format: ToolFormatName | None = None
+    """How the base writes calls of tools; None: as its chat template does."""
     otel: bool | None = None
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)

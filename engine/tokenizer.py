@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,23 +51,38 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
+    def special_token_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of these texts that are special tokens."""
+        ids = {text: self.backend.token_to_id(text) for text in texts}
+        return {text: i for text, i in ids.items() if i in self.special_token_ids}
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the base model begins with."""
         return self.backend.encode(text).ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of a conversation in the base model's own chat template.
 
         Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
-        messages.
+        messages. A template that does not know tools leaves them out.
         """
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text that `encode_chat` tokenizes."""
         if not self.has_chat_template:
@@ -77,6 +92,7 @@ class Tokenizer:
         try:
             text: str = self._chat.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )

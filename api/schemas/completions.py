@@ -43,7 +43,6 @@ class CompletionBody(GenerationBody):
         "add_special_tokens": (True,),
         "best_of": (1,),
         "echo": (False,),
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
     }
 

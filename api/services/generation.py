@@ -7,7 +7,7 @@ starts it must `aclose` it, which ends what still runs and meters what was gener
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,6 +35,8 @@ class SequenceSpec:
     stop: tuple[str, ...]
     continues_prompt: bool
     """A plain completion, whose text goes on where the prompt's ends."""
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that are part of the text."""
 
 
 @dataclass(slots=True)
@@ -176,6 +178,7 @@ class Generation:
             tokenizer=self._tokenizer,
             stop=spec.stop,
             continues_prompt=spec.continues_prompt,
+            visible_token_ids=spec.visible_token_ids,
         )
         async for event in events:
             if isinstance(event, RequestStarted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...adapters.residency import Tier
@@ -23,6 +23,10 @@ from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
+from ..tools.chat_prompt import ChatPrompts
+from ..tools.conversation import ChatMessage
+from ..tools.tool import Tool
+from ..tools.tool_format import ToolFormatName
 from .generation import Generation, Outcome, SequenceSpec
 
 NUM_TOKENIZERS = 2
@@ -59,6 +63,8 @@ class Order:
     stop: tuple[str, ...]
     continues_prompt: bool
     """Plain completions: the text goes on where the prompt's ends."""
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that are part of the text: the markers of calls."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
     """Where its figures are noted for the request's log line and span."""
 
@@ -84,9 +90,11 @@ class Inference:
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
+        tool_format: ToolFormatName | None = None,
     ) -> None:
         self.served_model_name = served_model_name
         self.tokenizer = tokenizer
+        self.chat_prompts = ChatPrompts(tokenizer, tool_format)
         self._engine = engine
         self._control_plane = control_plane
         self._metrics = metrics
@@ -119,9 +127,11 @@ class Inference:
         )
         return ServedModel(adapter.pinned, adapter)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """The prompt of a conversation. Raises an EngineError that says what does not fit."""
-        return await self._threads.run(self.tokenizer.encode_chat, messages)
+        return await self._threads.run(self.chat_prompts.encode, messages, tools)
 
     async def encode(self, prompt: str | list[int]) -> list[int]:
         """The prompt's token ids; those of the caller's are checked and taken as they are."""
@@ -163,6 +173,7 @@ class Inference:
                 is_first_choice=choice == 0,
                 stop=order.stop,
                 continues_prompt=order.continues_prompt,
+                visible_token_ids=order.visible_token_ids,
             )
             for position in range(len(order.prompts))
             for choice in range(order.num_choices)

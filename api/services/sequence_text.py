@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,10 +40,16 @@ class SequenceText:
         tokenizer: Tokenizer,
         stop: tuple[str, ...],
         continues_prompt: bool,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
         self._index = index
         prompt = request.prompt_token_ids if continues_prompt else ()
-        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids=prompt, stop=stop)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt_token_ids=prompt,
+            stop=stop,
+            visible_token_ids=visible_token_ids,
+        )
         self._end_ids = frozenset(request.sampling.stop_token_ids)
 
     def push(self, event: TokensGenerated) -> tuple[Delta, int]:
