@@ -72,9 +72,7 @@ class Tokenizer:
         Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
         messages. A template that does not know tools leaves them out.
         """
-        text = self.render_chat(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt
-        )
+        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def render_chat(

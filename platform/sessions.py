@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
 
 from .base import TenantOwned
-from .tenants.models import Tenant
+from .models import Tenant  # from there, so that whoever has a session knows every table
 
 
 class ScopeViolation(AssertionError):

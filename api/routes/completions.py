@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ...engine.tokenizer import Tokenizer
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_stream, answer_whole
+from ..answering import PlainEvents, answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
 from ..disconnects import unless_disconnected
@@ -50,18 +50,20 @@ async def create_completion(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
-        sampling=body.sampling(max_tokens=body.output_limit, num_logprobs=body.logprobs),
+        sampling=body.sampling(
+            max_tokens=body.output_limit, num_logprobs=body.logprobs, grammar=body.form_grammar
+        ),
         stop=tuple(body.stop or ()),
         continues_prompt=True,
     )
     running = await unless_disconnected(request.receive, inference.start(order))
     form = CompletionFormat(order, inference.tokenizer, streams_usage=body.includes_usage)
     if body.stream:
-        return answer_stream(request, running, form, includes_usage=body.includes_usage)
+        return answer_stream(request, running, form)
     return await answer_whole(request, running, form)
 
 
-class CompletionFormat:
+class CompletionFormat(PlainEvents):
     """Plain completions; a chunk has the form of a whole answer."""
 
     def __init__(self, order: Order, tokenizer: Tokenizer, *, streams_usage: bool) -> None:
@@ -70,20 +72,21 @@ class CompletionFormat:
         self._model = order.model.name
         self._has_logprobs = order.sampling.num_logprobs is not None
         self._tokenizer = tokenizer
-        self._no_usage: UnsetType | None = None if streams_usage else UNSET
+        self._streams_usage = streams_usage
         self._offsets = [0] * (len(order.prompts) * order.num_choices)
         """Per choice, where its next token begins in its text."""
 
     def opening(self) -> Iterator[Completion]:
         return iter(())
 
-    def chunk(self, delta: Delta) -> Completion | None:
-        if not (delta.text or delta.logprobs or delta.finish_reason):
-            return None
-        return self._answer([self._choice(delta.index, [delta])], self._no_usage)
+    def chunks(self, delta: Delta) -> Iterator[Completion]:
+        if delta.text or delta.logprobs or delta.finish_reason:
+            no_usage = None if self._streams_usage else UNSET
+            yield self._answer([self._choice(delta.index, [delta])], no_usage)
 
-    def usage_chunk(self, usage: Usage) -> Completion:
-        return self._answer([], usage)
+    def closing(self, usage: Usage) -> Iterator[Completion]:
+        if self._streams_usage:
+            yield self._answer([], usage)
 
     def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
         return self._answer(

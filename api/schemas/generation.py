@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
@@ -189,6 +189,11 @@ class GenerationBody(SamplingBody):
         if self.structured_outputs is not None:
             return self.structured_outputs.spec
         return self.response_format.grammar if self.response_format else None
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The schema that the text follows, if it is JSON."""
+        return self.response_format.answer_schema if self.response_format else None
 
 
 def _or(value: float | None, default: float) -> float:

@@ -136,4 +136,3 @@ def tool_use(
         is_required=choice.is_required,
         is_parallel=is_parallel,
     )
-

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
 from ...engine.errors import ProposerNotServed
+from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import GenerationRequest, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
@@ -23,9 +25,10 @@ from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
+from ..tools.answer_plan import AnswerPlan, plan_answer
 from ..tools.chat_prompt import ChatPrompts
 from ..tools.conversation import ChatMessage
-from ..tools.tool import Tool
+from ..tools.tool import Tool, ToolUse
 from ..tools.tool_format import ToolFormatName
 from .generation import Generation, Outcome, SequenceSpec
 
@@ -132,6 +135,22 @@ class Inference:
     ) -> list[int]:
         """The prompt of a conversation. Raises an EngineError that says what does not fit."""
         return await self._threads.run(self.chat_prompts.encode, messages, tools)
+
+    def plan_answer(
+        self,
+        use: ToolUse | None,
+        *,
+        form_grammar: GrammarSpec | None,
+        answer_schema: Mapping[str, Any] | None = None,
+    ) -> AnswerPlan:
+        """How an answer is kept to its request's tools and form; see `plan_answer`."""
+        return plan_answer(
+            use,
+            lambda: self.chat_prompts.tool_format,
+            self.tokenizer,
+            form_grammar=form_grammar,
+            answer_schema=answer_schema,
+        )
 
     async def encode(self, prompt: str | list[int]) -> list[int]:
         """The prompt's token ids; those of the caller's are checked and taken as they are."""

@@ -111,4 +111,3 @@ def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
 
 def _json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _SPELLING})
-

@@ -66,7 +66,7 @@ class ObjectCallScanner:
                 self._expects = _Expects.KEY
             case _Expects.COLON, ":":
                 self._expects = _Expects.VALUE
-            case (_Expects.KEY | _Expects.COMMA), "}":
+            case ((_Expects.KEY | _Expects.COMMA), "}"):
                 return self._finish()
             case _Expects.KEY, '"':
                 return self._begin_value(char)
@@ -175,4 +175,3 @@ class NamedCallScanner:
             self.name = name
         self.is_done = self._value.push(char) is Place.LAST
         return char
-

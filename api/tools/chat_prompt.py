@@ -51,7 +51,7 @@ class ChatPrompts:
         return self._format
 
     def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
-        """The prompt's token ids. Raises an EngineError that says what does not fit, or ApiError."""
+        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit."""
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return self._tokenizer.encode_chat(
@@ -107,9 +107,7 @@ def _find_format(
     return next((TOOL_FORMATS[name] for name in found), None)
 
 
-def _rendered(
-    tokenizer: Tokenizer, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-) -> str:
+def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
     """Empty if the template refuses them."""
     try:
         return tokenizer.render_chat(

@@ -42,4 +42,3 @@ class ToolUse:
     @property
     def callable_tools(self) -> list[Tool]:
         return [tool for tool in self.tools if tool.name in self.callable_names]
-

@@ -124,4 +124,3 @@ MISTRAL_ARGS = ToolFormat(
 TOOL_FORMATS: Mapping[ToolFormatName, ToolFormat] = {
     written.name: written for written in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)
 }
-
