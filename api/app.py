@@ -16,6 +16,7 @@ from .routes import (
     models,
     operations,
     residency,
+    responses,
     uploads,
 )
 from .runtime import Runtime
@@ -38,6 +39,16 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
+    for module in (
+        chat,
+        completions,
+        responses,
+        models,
+        adapters,
+        aliases,
+        residency,
+        files,
+        uploads,
+    ):
         root.include_router(module.router)
     return root
