@@ -96,19 +96,22 @@ class OtherItem(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, item: object) -> object:
-        raise unsupported("type")
+        if isinstance(item, dict):
+            raise unsupported("type")
+        raise ValueError("is no object")
 
 
 def _kind_of_item(item: object) -> str:
+    """In brackets: it is no part of where a field is."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    return kind if kind in ("message", "function_call", "function_call_output") else "other"
+    return f"[{kind if kind in ('message', 'function_call', 'function_call_output') else 'other'}]"
 
 
 InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[OtherItem, Tag("other")],
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[OtherItem, Tag("[other]")],
     Discriminator(_kind_of_item),
 ]
 
@@ -180,11 +183,10 @@ class ResponsesBody(SamplingBody):
 
     @model_validator(mode="after")
     def check_forms(self) -> Self:
-        if self.structured_outputs is not None:
-            if self.tool_use is not None:
-                raise invalid("structured_outputs", "cannot be had together with `tools`")
-            if self.text is not None and self.text.format is not None:
-                raise invalid("structured_outputs", "cannot be had together with `text.format`")
+        others = {"tools": self.tool_use, "text.format": self.text and self.text.format}
+        for name, other in others.items():
+            if self.structured_outputs is not None and other is not None:
+                raise invalid("structured_outputs", f"cannot be had together with `{name}`")
         return self
 
     @property

@@ -17,8 +17,9 @@ from .tool import Tool, ToolUse
 from .tool_format import ToolFormat
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes, and so as templates do."""
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON in one line, as programs write it: where blanks are free, a model in doubt goes on with
+blanks."""
 
 
 def needs_grammar(use: ToolUse) -> bool:
@@ -98,7 +99,7 @@ def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
     """Text as it likes, up to the first opening: from there on, calls."""
     written = spelled.format
     if written.is_bare:
-        return {"start": "FREE | calls", "FREE": "/([^{](.|\\n)*)?/"}
+        return {"start": "FREE | calls", "FREE": "/([^{\\s](.|\\n)*)?/"}
     if spelled.is_opening_special:
         return {"start": f"FREE | FREE {spelled.opening} calls", "FREE": "/(.|\\n)*/"}
     opening = re.escape(written.opening).replace("/", "\\/")
