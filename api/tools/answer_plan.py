@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError
 from .answer_part import AnswerPart, Text
 from .answer_reader import AnswerReader
 from .call_grammar import call_grammar, needs_grammar
@@ -59,12 +60,19 @@ def plan_answer(
     """`written` is asked only if there are tools. The text of an answer follows `form_grammar`,
     which is that of `answer_schema` if there is one.
 
-    Raises ApiError if the base's form of calls is not known, InvalidGrammar if schemas are too
-    long.
+    Raises ApiError if the base's form of calls is not known or does not go with the form of the
+    answer, InvalidGrammar if schemas are too long.
     """
     if use is None:
         return AnswerPlan(form_grammar)
     tool_format = written()
+    if answer_schema is not None and tool_format.is_bare and not use.is_required:
+        raise ApiError(
+            "unsupported_parameter",
+            "tools: this base writes calls as plain JSON, so an answer that is JSON itself cannot "
+            "be told from them; require a call, or leave the form of the answer free",
+            param="tools",
+        )
     grammar = None
     if needs_grammar(use) or answer_schema is not None:
         grammar = call_grammar(use, tool_format, tokenizer, answer_schema=answer_schema)

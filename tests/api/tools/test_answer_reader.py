@@ -127,9 +127,7 @@ JSON_OBJECTS = st.dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(
     written=st.sampled_from(list(TOOL_FORMATS.values())),
-    calls=st.lists(
-        st.tuples(st.sampled_from(sorted(NAMES)), JSON_OBJECTS), min_size=1, max_size=3
-    ),
+    calls=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), JSON_OBJECTS), min_size=1, max_size=3),
     data=st.data(),
 )
 def test_what_a_format_writes_is_read_whatever_the_pieces(
@@ -143,13 +141,17 @@ def test_what_a_format_writes_is_read_whatever_the_pieces(
     assert [(name, json.loads(arguments)) for name, arguments in made] == calls
 
 
+PIECES = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "f[ARGS]", "<|python_tag|>"),
+    *('{"name": "f", ', '"arguments": ', "{}", "}", "{", '"', "[", "]", ",", ";"),
+    *(" ", "\n", "<", "x"),
+]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     tokens=st.lists(
-        st.sampled_from(
-            ["<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": ', "{}", "}", "{", '"']
-            + [" ", "\n", "<", "x", "[TOOL_CALLS]", "[", "]", ",", "f[ARGS]", "<|python_tag|>", ";"]
-        ),
+        st.sampled_from(PIECES),
         max_size=14,
     ),
     written=st.sampled_from(list(TOOL_FORMATS.values())),
