@@ -131,7 +131,7 @@ def test_a_form_that_is_none_is_refused(
         {"structured_outputs": {"regex": "("}},
         {"structured_outputs": {"grammar": "begin: 'x'"}},
         {"structured_outputs": {"json": "{"}},
-        {"structured_outputs": {"regex": "a" * (64 << 10)}},
+        {"structured_outputs": {"regex": "a" * ((64 << 10) + 1)}},
         {
             "response_format": {
                 "type": "json_schema",
