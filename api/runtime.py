@@ -117,7 +117,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             adapter_wait_seconds=settings.adapter_wait_seconds,
             tool_format=settings.tool_format,
         )
-        stack.callback(inference.close)
+        stack.push_async_callback(inference.aclose)
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
         attestations = Attestations(
             engine=engine,

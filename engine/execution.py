@@ -248,8 +248,10 @@ class Execution(Generic[OutputT]):
             return
         try:
             request.matcher.accept(token_ids)
-        except GrammarFailed as exc:
-            self._finish(request, FinishReason.ERROR, exc)
+        except Exception as exc:
+            if not isinstance(exc, GrammarFailed):
+                logger.exception("the grammar of request %s failed", request.request_id)
+            self._finish(request, FinishReason.ERROR, GrammarFailed())
 
     def _fail(self, request: Request) -> None:
         logger.exception("request %s cannot be computed", request.request_id)

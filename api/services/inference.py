@@ -10,7 +10,7 @@ from typing import Any
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.errors import ProposerNotServed
+from ...engine.errors import GrammarNotServed, ProposerNotServed
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import GenerationRequest, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ from ..tools.conversation import ChatMessage
 from ..tools.tool import Tool, ToolUse
 from ..tools.tool_format import ToolFormatName
 from .generation import Generation, Outcome, SequenceSpec
+from .grammar_checks import GrammarChecks
 
 NUM_TOKENIZERS = 2
 
@@ -95,6 +96,7 @@ class Inference:
         adapter_wait_seconds: float,
         tool_format: ToolFormatName | None = None,
     ) -> None:
+        self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self.served_model_name = served_model_name
         self.tokenizer = tokenizer
         self.chat_prompts = ChatPrompts(tokenizer, tool_format)
@@ -104,8 +106,9 @@ class Inference:
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self._threads.close()
+        await self._grammars.aclose()
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -173,6 +176,7 @@ class Inference:
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
+        await self._check_grammar(order)
         generation = self._prepare(order)
         try:
             started = await generation.start(
@@ -245,6 +249,14 @@ class Inference:
         served = self._engine.info.proposers
         if asked is not None and asked.proposer is not None and asked.proposer not in served:
             raise ProposerNotServed(asked.proposer, served)
+
+    async def _check_grammar(self, order: Order) -> None:
+        grammar = order.sampling.grammar
+        if grammar is None:
+            return
+        if not self._engine.info.serves_grammars:
+            raise GrammarNotServed
+        await self._grammars.check(order.principal.tenant_id, grammar)
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter

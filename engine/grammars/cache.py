@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from .matcher import Automaton
 from .spec import GrammarSpec
+
+EntryT = TypeVar("EntryT")
 
 BASE_BYTES = 1 << 20
 BYTES_PER_CHARACTER = 256
@@ -24,25 +24,25 @@ class GrammarKey(NamedTuple):
         return BASE_BYTES + BYTES_PER_CHARACTER * len(self.spec.text)
 
 
-class GrammarCache:
-    """The least recently used go first. Those that are being compiled are there already, so that
-    requests for the same grammar share it."""
+class GrammarCache(Generic[EntryT]):
+    """The least recently used go first. An entry is a promise of the compiled, so that those who
+    come while it is being compiled share it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._entries: OrderedDict[GrammarKey, Future[Automaton]] = OrderedDict()
+        self._entries: OrderedDict[GrammarKey, EntryT] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: GrammarKey) -> Future[Automaton] | None:
+    def get(self, key: GrammarKey) -> EntryT | None:
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
-    def put(self, key: GrammarKey, entry: Future[Automaton]) -> None:
+    def put(self, key: GrammarKey, entry: EntryT) -> None:
         """Who still waits for what goes, or uses it, keeps it."""
         self.drop(key)
         self._entries[key] = entry

@@ -46,7 +46,7 @@ class Grammars:
     def __init__(self, backend: Backend | None, *, cache_bytes: int = CACHE_BYTES) -> None:
         """`backend`: None where grammars are not served."""
         self._backend = backend
-        self._cache = GrammarCache(cache_bytes)
+        self._cache: GrammarCache[Future[Automaton]] = GrammarCache(cache_bytes)
         self._pending: dict[str, _Pending] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
