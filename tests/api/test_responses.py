@@ -235,7 +235,8 @@ def _without_identity(response: Response) -> dict[str, Any]:
         del item["id"]
     del dumped["usage"]["input_tokens_details"]
     del dumped["usage"]["output_tokens_details"]
-    return _parsed_left_out(dumped)
+    left: dict[str, Any] = _parsed_left_out(dumped)
+    return left
 
 
 def _parsed_left_out(value: Any) -> Any:

@@ -58,7 +58,7 @@ def accepting(
         matcher = llguidance.LLMatcher(vocabulary, grammar)
         assert not matcher.is_error(), matcher.get_error()
         ids = tokenizer.backend.encode(answer, add_special_tokens=False).ids
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
     return accepts
 

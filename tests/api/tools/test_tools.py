@@ -73,7 +73,7 @@ def test_a_stream_names_the_call_first_and_then_tells_its_arguments(tool_caller:
     assert all(call.id is None and call.function and not call.function.name for call in rest)
     assert len(rest) > 3, "the arguments come as they are written"
     arguments = "".join(call.function.arguments or "" for call in rest if call.function)
-    assert arguments == (whole.choices[0].message.tool_calls or [])[0].function.arguments  # type: ignore[union-attr]
+    assert arguments == (whole.choices[0].message.tool_calls or [])[0].function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     assert all(not delta.content for delta in deltas)
 
@@ -111,7 +111,7 @@ def test_a_strict_tool_is_parsed_into_its_model(tool_caller: Caller) -> None:
 
 
 def test_a_strict_tool_that_may_be_called_leaves_text_free(tool_caller: Caller) -> None:
-    tool = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    tool: Any = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     answer = tool_caller.openai.chat.completions.create(
         **{**ASK, "max_tokens": 12}, tools=[tool], seed=2
     )
@@ -133,7 +133,7 @@ def test_calls_and_their_results_go_back_and_forth(tool_caller: Caller) -> None:
         model="tooled", messages=talk, max_tokens=4, tools=[WEATHER], tool_choice="none", seed=3
     )
     assert second.choices[0].message.tool_calls is None
-    parts = {**result, "content": [{"type": "text", "text": "It rains."}]}
+    parts: Any = {**result, "content": [{"type": "text", "text": "It rains."}]}
     again = client.chat.completions.create(
         model="tooled", messages=[*HELLO, message, parts], max_tokens=4, seed=3
     )
