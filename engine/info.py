@@ -38,4 +38,5 @@ def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> 
         proposers=config.proposers,
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
+        embedding_size=base.embedding_size,
     )

@@ -49,7 +49,9 @@ async def create_chat_completion(
 ) -> Response:
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
-    prompt = await inference.encode_chat([message.for_template() for message in body.messages])
+    prompt = await inference.encode_chat(
+        principal, [message.for_template() for message in body.messages]
+    )
     max_tokens = body.output_limit or inference.room_for_output(prompt)
     order = Order(
         request_id=request.state.request_id,
