@@ -64,7 +64,7 @@ async def answer_whole(request: Request, running: Running, form: AnswerFormat) -
     """Wait for everything. Raises ApiError or ClientDisconnected; either way nothing runs on."""
     generation = running.generation
     try:
-        choices = await unless_disconnected(request.receive, _collect(running))
+        choices = await unless_disconnected(request.receive, collect(running))
         body = encode_json(form.whole(choices, usage_of(generation.counts)))
     finally:
         await generation.aclose()
@@ -115,7 +115,8 @@ def answer_headers(running: Running) -> dict[str, str]:
     return headers
 
 
-async def _collect(running: Running) -> list[list[Delta]]:
+async def collect(running: Running) -> list[list[Delta]]:
+    """All deltas of each choice. Raises ApiError."""
     order = running.order
     choices: list[list[Delta]] = [[] for _ in range(len(order.prompts) * order.num_choices)]
     async for delta in running.generation.deltas():

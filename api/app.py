@@ -12,11 +12,13 @@ from .routes import (
     aliases,
     chat,
     completions,
+    embeddings,
     files,
     models,
     operations,
     residency,
     responses,
+    tokens,
     uploads,
 )
 from .runtime import Runtime
@@ -25,8 +27,8 @@ from .runtime import Runtime
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` needs a key: the dependency stands on the root router, and only
-    `operations` is outside of it.
+    Every route needs a key: the dependency stands on the root router, and only `operations` is
+    outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
@@ -39,16 +41,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in (
-        chat,
-        completions,
-        responses,
-        models,
-        adapters,
-        aliases,
-        residency,
-        files,
-        uploads,
-    ):
+    inference = (chat, completions, responses, embeddings, tokens, models)
+    for module in (*inference, adapters, aliases, residency, files, uploads):
         root.include_router(module.router)
     return root

@@ -30,7 +30,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-_API_PREFIX = "/v1/"
+_API_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
@@ -79,7 +79,7 @@ class _ObservedRequest:
         self.measures = self.state["measures"] = RequestMeasures()
 
     async def run(self) -> None:
-        is_api = self.scope["path"].startswith(_API_PREFIX)
+        is_api = self.scope["path"].startswith(_API_PREFIXES)
         refusal = self.readiness.refusal if is_api else None
         is_counted = is_api and refusal is None
         self.readiness.num_requests += is_counted
@@ -133,7 +133,7 @@ class _ObservedRequest:
             seconds=round(seconds, 6),
             **_known(self.measures),
         )
-        if self.tracing and route.startswith(_API_PREFIX):
+        if self.tracing and route.startswith(_API_PREFIXES):
             self.tracing.record(
                 EndedRequest(
                     request_id=self.state["request_id"],

@@ -56,9 +56,9 @@ class Tokenizer:
         ids = {text: self.backend.token_to_id(text) for text in texts}
         return {text: i for text, i in ids.items() if i in self.special_token_ids}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the base model begins with."""
-        return self.backend.encode(text).ids
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
         self,
@@ -98,10 +98,14 @@ class Tokenizer:
             raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
         return text
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones left out."""
-        text: str = self.backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these tokens."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """How the vocabulary writes this token; empty for an id that it does not have."""
+        return self.backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token stands for; a character may take the bytes of several."""

@@ -36,7 +36,9 @@ async def create_chat_completion(
     plan = inference.plan_answer(
         use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
     )
-    prompt = await inference.encode_chat(as_conversation(body.messages), use.tools if use else ())
+    prompt = await inference.encode_chat(
+        principal, as_conversation(body.messages), use.tools if use else ()
+    )
     max_tokens = body.output_limit or inference.room_for_output(prompt)
     order = Order(
         request_id=request.state.request_id,

@@ -35,7 +35,7 @@ async def create_response(
     plan = inference.plan_answer(
         use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
     )
-    prompt = await inference.encode_chat(body.conversation(), use.tools if use else ())
+    prompt = await inference.encode_chat(principal, body.conversation(), use.tools if use else ())
     max_tokens = body.max_output_tokens or inference.room_for_output(prompt)
     order = Order(
         request_id=request.state.request_id,

@@ -128,9 +128,22 @@ class ChatChunk(msgspec.Struct, frozen=True):
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of a prompt's first token, before which there is nothing."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int
+    """1 if none is likelier, and so on."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""As vLLM gives them: for each token of the prompt its own entry and the likeliest ones', by token
+id; None for the first."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -138,6 +151,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):

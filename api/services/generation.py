@@ -7,20 +7,25 @@ starts it must `aclose` it, which ends what still runs and meters what was gener
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.messages import GenerationRequest, RequestFinished, RequestStarted, TokensGenerated
+from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
+from ...engine.request_stream import RequestEvent
 from ...engine.tokenizer import Tokenizer
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
+
+MAX_OPEN_SEQUENCES = 64
+"""Of one HTTP request, in the engine at once: embeddings may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,9 @@ class Generation:
         arrived_at: float,
         measures: RequestMeasures,
         meter: Callable[[Outcome], Awaitable[None]],
+        deadline_at: float | None = None,
     ) -> None:
+        """`arrived_at` and `deadline_at` on the monotonic clock."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -90,6 +97,8 @@ class Generation:
         self._arrived_at = arrived_at
         self._measures = measures
         self._meter = meter
+        self._deadline_at = deadline_at
+        self._places = asyncio.Semaphore(MAX_OPEN_SEQUENCES)
         self._is_metered = False
         self._tier: Tier | None = None
         self._events: asyncio.Queue[RequestStarted | Delta | Exception] = asyncio.Queue()
@@ -156,7 +165,10 @@ class Generation:
     async def _run(self, spec: SequenceSpec) -> None:
         times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)
         try:
-            async with aclosing(self._engine.submit(spec.request)) as events:
+            async with (
+                self._places,
+                aclosing(self._engine.submit(self._due(spec.request))) as events,
+            ):
                 times.ended(await self._follow(spec, events, times))
         except asyncio.CancelledError:
             times.ended(ABORTED)
@@ -165,10 +177,16 @@ class Generation:
             self._events.put_nowait(exc)
             times.ended(FAILED)
 
+    def _due(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with what is left of the deadline."""
+        if self._deadline_at is None:
+            return request
+        return replace(request, deadline_seconds=max(0.0, self._deadline_at - time.monotonic()))
+
     async def _follow(
         self,
         spec: SequenceSpec,
-        events: AsyncIterator[RequestStarted | TokensGenerated | RequestFinished],
+        events: AsyncIterator[RequestEvent],
         times: SequenceTimes,
     ) -> str:
         """Hand on what the engine says until the sequence ends; why it ended."""
@@ -189,6 +207,8 @@ class Generation:
                 delta, num_tokens = text.push(event)
                 self._take_time(times, num_tokens)
                 self.counts.add_output(num_tokens, event.num_draft_tokens)
+            elif isinstance(event, PromptRead):
+                delta = text.read(event)
             else:
                 delta = text.finish(event)
             self._events.put_nowait(delta)

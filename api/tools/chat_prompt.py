@@ -50,13 +50,20 @@ class ChatPrompts:
             )
         return self._format
 
-    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit."""
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return self._tokenizer.encode_chat(
             [message.for_template() for message in messages],
             tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
+            add_generation_prompt=add_generation_prompt,
         )
 
     def _described(
