@@ -88,7 +88,6 @@ UNSUPPORTED = [
         "messages.0.content.0.type",
     ),
     (PLAIN, {"suffix": "x"}, "suffix"),
-    (PLAIN, {"echo": True}, "echo"),
     (PLAIN, {"best_of": 2}, "best_of"),
     (PLAIN, {"prompt_embeds": "AA=="}, "prompt_embeds"),
 ]
