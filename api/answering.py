@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,28 @@ from .services.generation import TokenCounts
 from .services.inference import Running
 from .services.sequence_text import Delta
 from .sse import DONE, EventStream, sse_data
+
+SERVED_HEADERS: Mapping[str, str] = {
+    "openai-processing-ms": "From arrival to the first schedule.",
+    "x-loraplex-adapter": "The pinned name of the adapter that answered.",
+    "x-loraplex-adapter-version": "Its number.",
+    "x-loraplex-digest": "Its content.",
+    "x-loraplex-alias": "The alias by which it was asked for.",
+    "x-loraplex-canary": "`true` if the request fell to the alias's canary.",
+    "x-loraplex-tier": "Where the weights were when the request came.",
+    "x-loraplex-load-ms": "How long the load took that the request waited for.",
+    "x-loraplex-wait-ms": "How long only the adapter was missing.",
+    **{
+        f"x-ratelimit-{what}-{of}": f"{meaning} of {of} per minute, where they are limited."
+        for what, meaning in (
+            ("limit", "The limit"),
+            ("remaining", "What is left"),
+            ("reset", "When all is left again,"),
+        )
+        for of in ("requests", "tokens")
+    },
+}
+"""Of an answer by the model; those of the adapter only if one answered."""
 
 log = structlog.get_logger(__name__)
 

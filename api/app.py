@@ -6,22 +6,38 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from .auth import authenticate
 from .errors import install_error_handlers
+from .idempotency import IdempotentRequests
 from .request_context import RequestContext
 from .routes import (
     adapters,
     aliases,
+    audit,
     chat,
     completions,
     embeddings,
     files,
+    keys,
+    me,
     models,
     operations,
+    operators,
+    quotas,
     residency,
     responses,
+    tenants,
     tokens,
     uploads,
+    usage,
+    users,
 )
 from .runtime import Runtime
+
+_CLOSED = (
+    *(chat, completions, responses, embeddings, tokens, models),
+    *(adapters, aliases, residency, files, uploads),
+    *(me, keys, users, quotas, usage, audit),
+    *(tenants, operators),
+)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
@@ -35,13 +51,13 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(_closed_routes())
     install_error_handlers(app)
+    app.add_middleware(IdempotentRequests)
     app.add_middleware(RequestContext)
     return app
 
 
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
-    inference = (chat, completions, responses, embeddings, tokens, models)
-    for module in (*inference, adapters, aliases, residency, files, uploads):
+    for module in _CLOSED:
         root.include_router(module.router)
     return root

@@ -6,25 +6,40 @@ It reads headers only: FastAPI runs it before the dependencies that read a body.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import Request
 
 from ..platform.audit.event import Origin
-from ..platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
-from ..platform.keys.token import OPERATOR_PREFIX
+from ..platform.keys.principal import (
+    AnyPrincipal,
+    OperatorPrincipal,
+    OperatorRole,
+    Principal,
+    Scope,
+)
+from ..platform.networks import Network, is_within
+from .contract import terms
 from .errors import ApiError
+from .peer_address import peer_address
 from .runtime import Runtime, current_runtime
 
 TENANT_HEADER = "x-loraplex-tenant"
 """By which an operator says on which tenant it acts."""
 
-AnyPrincipal = Principal | OperatorPrincipal
 
-
+@terms(
+    errors=(
+        "missing_api_key",
+        "invalid_api_key",
+        "tenant_suspended",
+        "tenant_not_found",
+        "database_unavailable",
+        "shutting_down",
+    )
+)
 async def authenticate(
     request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
 ) -> AnyPrincipal:
@@ -32,19 +47,16 @@ async def authenticate(
 
     Raises ApiError or a PlatformError.
     """
-    token = bearer_token(request)
-    control_plane = runtime.control_plane
-    if not token.startswith(OPERATOR_PREFIX):
-        principal = await control_plane.authenticate(token)
-        request.state.tenant_id = principal.tenant_id
-        return principal
-    operator = await control_plane.authenticate_operator(token)
-    slug = request.headers.get(TENANT_HEADER)
-    if slug is None:
-        return operator
-    principal = await control_plane.act_on_tenant(operator, slug)
-    request.state.tenant_id = principal.tenant_id
-    return principal
+    caller = await runtime.control_plane.authenticate(
+        bearer_token(request), request.headers.get(TENANT_HEADER)
+    )
+    address = peer_address(request, runtime.settings.trusted_proxies)
+    request.state.address = address
+    if isinstance(caller, Principal):
+        if caller.networks is not None and not is_within(address, caller.networks):
+            raise ApiError("address_not_allowed")
+        request.state.tenant_id = caller.tenant_id
+    return caller
 
 
 Caller = Annotated[AnyPrincipal, Depends(authenticate)]
@@ -53,6 +65,7 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
     """A dependency that yields the caller within a tenant if it may do this there."""
 
+    @terms(errors=("tenant_required", "insufficient_scope"), scope=scope.value)
     async def check_scope(caller: Caller) -> Principal:
         if isinstance(caller, OperatorPrincipal):
             raise ApiError("tenant_required")
@@ -68,6 +81,7 @@ def require_operator(
 ) -> Callable[[Caller], Awaitable[OperatorPrincipal]]:
     """A dependency that yields the operator who calls, if it has one of these roles."""
 
+    @terms(errors=("insufficient_scope",), roles=tuple(role.value for role in roles))
     async def check_role(caller: Caller) -> OperatorPrincipal:
         if not isinstance(caller, OperatorPrincipal):
             raise ApiError("insufficient_scope", "This is for operators, acting on no tenant.")
@@ -80,17 +94,19 @@ def require_operator(
 
 def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
     """Where the request comes from, for the audit log."""
-    address = None if request.client is None else request.client.host
-    return Origin(caller.actor, request.state.request_id, address)
+    address = request.state.address
+    return Origin(caller.actor, request.state.request_id, None if address is None else str(address))
 
 
-def check_metrics_access(request: Request, token: str | None) -> None:
+def check_metrics_access(
+    request: Request, token: str | None, trusted_proxies: Sequence[Network]
+) -> None:
     """Metrics show all tenants: the operator's token opens them, or, without one, this machine.
 
     Raises ApiError.
     """
     if token is None:
-        if not _is_local(request):
+        if not _is_local(request, trusted_proxies):
             raise ApiError("missing_api_key", "Set a metrics token to read them from elsewhere.")
         return
     if not hmac.compare_digest(bearer_token(request).encode(), token.encode()):
@@ -107,11 +123,11 @@ def bearer_token(request: Request) -> str:
         raise ApiError("missing_api_key", "Send the key as `Authorization: Bearer <key>`.")
     if len(sent) > 1 or scheme.lower() != "bearer" or not token:
         raise ApiError("invalid_api_key")
-    return token.strip()
+    return token.strip(" \t")
 
 
-def _is_local(request: Request) -> bool:
-    try:
-        return request.client is not None and ip_address(request.client.host).is_loopback
-    except ValueError:  # a Unix socket has no address: whoever reaches it is here
+def _is_local(request: Request, trusted_proxies: Sequence[Network]) -> bool:
+    if request.client is None:  # a Unix socket has no address: whoever reaches it is here
         return True
+    address = peer_address(request, trusted_proxies)
+    return address is not None and address.is_loopback

@@ -6,16 +6,37 @@ router's authentication comes first and an anonymous body is never read.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from .contract import terms
 from .errors import ApiError
 from .schemas.request_model import RequestModel
 
 CONTROL_BODY_BYTES = 1 << 20
 INFERENCE_BODY_BYTES = 4 << 20
+
+JSON_ERRORS = (
+    "invalid_json",
+    "invalid_parameter",
+    "unsupported_parameter",
+    "body_too_large",
+    "unsupported_media_type",
+    "request_timeout",
+)
+"""What reading a JSON body may end with."""
+SILENCE_SECONDS = 30.0
+"""A sender of a body that sends nothing for so long is given up."""
+WHOLE_BODY_SECONDS = 60.0
+"""A JSON body has to be here by then."""
+
+MAX_CONTAINERS = 100_000
+"""Arrays and objects of a body: millions of them fit in 4 MiB, and take seconds to parse."""
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 Model = TypeVar("Model", bound=RequestModel)
 
@@ -28,32 +49,51 @@ def json_body(
     It raises ApiError or pydantic's ValidationError.
     """
 
+    @terms(errors=JSON_ERRORS, body=model)
     async def read_model(request: Request) -> Model:
         check_encoding(request, "application/json")
-        return model.model_validate_json(await read_body(request, max_bytes))
+        body = await read_body(request, max_bytes)
+        check_containers(body)
+        return model.model_validate_json(body)
 
     return read_model
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises ApiError as soon as it is known to exceed `max_bytes`."""
+    """The whole body; raises ApiError as soon as it is known to exceed `max_bytes`, or is late."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     chunks = bytearray()
-    async for chunk in body_chunks(request, max_bytes):
-        chunks += chunk
+    try:
+        async with asyncio.timeout(WHOLE_BODY_SECONDS):
+            async for chunk in body_chunks(request, max_bytes):
+                chunks += chunk
+    except TimeoutError:
+        raise ApiError("request_timeout") from None
     return bytes(chunks)
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it arrives; raises ApiError once more than `max_bytes` came."""
+    """The body as it arrives.
+
+    Raises ApiError once more than `max_bytes` came, or nothing for SILENCE_SECONDS.
+    """
     num_bytes = 0
-    async for chunk in request.stream():
+    arriving = aiter(request.stream())
+    while (chunk := await _next_chunk(arriving)) is not None:
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
         yield chunk
+
+
+async def _next_chunk(arriving: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            return await anext(arriving, None)
+    except TimeoutError:
+        raise ApiError("request_timeout") from None
 
 
 def check_encoding(request: Request, media_type: str) -> None:
@@ -63,6 +103,18 @@ def check_encoding(request: Request, media_type: str) -> None:
         raise ApiError("unsupported_media_type", f"The content type must be {media_type}.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError("unsupported_media_type", "Compressed bodies are not read.")
+
+
+def check_containers(body: bytes) -> None:
+    """Raises ApiError if the JSON text holds more arrays and objects than MAX_CONTAINERS."""
+    if _num_brackets(body) > MAX_CONTAINERS < _num_brackets(_STRINGS.sub(b"", body)):
+        raise ApiError(
+            "body_too_large", f"The body holds more than {MAX_CONTAINERS} arrays and objects."
+        )
+
+
+def _num_brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def _too_large(max_bytes: int) -> ApiError:

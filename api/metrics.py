@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
@@ -74,6 +74,19 @@ class Metrics:
         self._completion_tokens = self._histogram(
             "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
         )
+
+    def show_ledger(
+        self, *, is_database_away: Callable[[], bool], num_unsettled: Callable[[], int]
+    ) -> None:
+        """Ask these whenever somebody looks."""
+        up = Gauge("loraplex_database_up", "The database answers.", registry=self._registry)
+        up.set_function(lambda: float(not is_database_away()))
+        unsettled = Gauge(
+            "loraplex_usage_unsettled",
+            "Requests that ended and wait for the database, to be in the ledger.",
+            registry=self._registry,
+        )
+        unsettled.set_function(lambda: float(num_unsettled()))
 
     def observe_request(
         self, *, method: str, route: str, status: int, code: str, seconds: float

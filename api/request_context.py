@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers
@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
+from .hosts import is_allowed, parse_hosts
+from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
@@ -30,7 +32,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-_API_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
+_API_PREFIXES = ("/v1/", "/admin/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
@@ -70,6 +72,7 @@ class _ObservedRequest:
         self.metrics: Metrics = runtime.metrics
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
+        self.hosts = parse_hosts(runtime.settings.allowed_hosts)
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -80,7 +83,7 @@ class _ObservedRequest:
 
     async def run(self) -> None:
         is_api = self.scope["path"].startswith(_API_PREFIXES)
-        refusal = self.readiness.refusal if is_api else None
+        refusal = self.refusal() if is_api else None
         is_counted = is_api and refusal is None
         self.readiness.num_requests += is_counted
         try:
@@ -99,6 +102,12 @@ class _ObservedRequest:
             self.readiness.num_requests -= is_counted
             self.observe()
 
+    def refusal(self) -> ApiError | None:
+        """Why no route is to see the request."""
+        if not is_allowed(Headers(scope=self.scope), self.hosts):
+            return ApiError("host_not_allowed")
+        return self.readiness.refusal
+
     async def answer(self, error: ApiError, **headers: str) -> None:
         response = error_response(Request(self.scope, self.receive), error)
         response.headers.update(headers)
@@ -109,6 +118,8 @@ class _ObservedRequest:
             self.status = message["status"]
             headers = list(message.get("headers", []))
             headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
+            if standing := self.measures.standing:
+                headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
             if not any(name == b"cache-control" for name, _ in headers):
                 headers.append(_NO_STORE)
             message = {**message, "headers": headers}
@@ -131,7 +142,7 @@ class _ObservedRequest:
             status=self.status,
             code=code or None,
             seconds=round(seconds, 6),
-            **_known(self.measures),
+            **_rounded(self.measures.figures()),
         )
         if self.tracing and route.startswith(_API_PREFIXES):
             self.tracing.record(
@@ -149,9 +160,8 @@ class _ObservedRequest:
             )
 
 
-def _known(measures: RequestMeasures) -> dict[str, object]:
+def _rounded(figures: Mapping[str, str | int | float]) -> dict[str, object]:
     return {
         name: round(value, 6) if isinstance(value, float) else value
-        for name, value in asdict(measures).items()
-        if value is not None
+        for name, value in figures.items()
     }

@@ -15,6 +15,7 @@ import uvloop
 
 from ..engine.config import EngineConfig
 from .app import create_app
+from .http_protocol import BoundedHttpProtocol
 from .runtime import Runtime, open_runtime
 from .settings import Settings
 
@@ -46,6 +47,10 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=BoundedHttpProtocol,
+                ws="none",
+                # It would believe every caller on this machine; see `peer_address`.
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )

@@ -101,6 +101,8 @@ class GenerationRequest:
     """The tenant's share of the device, in proportion to the others'."""
     deadline_seconds: float | None = None
     """The request must have ended so long after its arrival in the engine; None: whenever."""
+    journal_slot: int | None = None
+    """Where its tokens are counted in the journal; None: nobody is charged for it."""
     pooling: Pooling | None = None
     """Send the prompt's embedding; `max_tokens` must be 0."""
     num_prompt_logprobs: int | None = None

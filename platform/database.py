@@ -15,13 +15,21 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from . import revisions
+from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
+from . import revisions, row_security
 from .errors import DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for the one before it."""
-CONNECT_TIMEOUT_SECONDS = 5
+POSTGRES_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""A host that is gone without a word holds nobody up for ever (libpq's connection parameters)."""
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
 
 AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
@@ -73,8 +81,18 @@ class Database:
             return revisions.current_revision(connection)
 
     def check_revision(self) -> None:
-        """Raise RevisionMismatch unless the schema is exactly the one this software knows."""
+        """Raise RevisionMismatch unless the schema is exactly the one this software knows.
+
+        Raises RowSecurityMissing if tenants cannot be confined to their rows (PostgreSQL).
+        """
         revisions.check_revision(self.current_revision())
+        with _unavailable_if_unanswered(), self._reading.connect() as connection:
+            row_security.check_role(connection)
+
+    def ping(self) -> None:
+        """Have it answer something simple. Raises DatabaseUnavailable."""
+        with _unavailable_if_unanswered(), self._reading.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -92,9 +110,7 @@ def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
     if _parse_url(url).get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
     try:
-        return create_engine(
-            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-        )
+        return create_engine(url, pool_pre_ping=True, connect_args=POSTGRES_OPTIONS)
     except ModuleNotFoundError as exc:
         raise InvalidValue(f"PostgreSQL needs the package {exc.name}.", param="database") from exc
 

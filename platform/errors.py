@@ -5,7 +5,10 @@ Things of another tenant raise the same error, with the same message, as things 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .quotas.standing import Standing
 
 
 class PlatformError(Exception):
@@ -37,6 +40,18 @@ class RevisionMismatch(PlatformError):
         self.head = head
 
 
+class RowSecurityMissing(PlatformError):
+    """The database's user may not act as the role that confines tenants to their rows."""
+
+    code = "row_security_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{self.__doc__} Let a superuser run `CREATE ROLE loraplex_tenant NOLOGIN` and `GRANT "
+            "loraplex_tenant TO` that user, then run `loraplex db upgrade`."
+        )
+
+
 class InsecureSecretFile(PlatformError):
     """The file of a secret may be read by other users, or does not hold a secret."""
 
@@ -55,6 +70,24 @@ class InvalidValue(PlatformError):
         super().__init__(message)
         self.param = param
         """The field."""
+
+
+class IdempotencyConflict(PlatformError):
+    """The `Idempotency-Key` was used for another request: use a new one for each."""
+
+    code = "idempotency_conflict"
+
+
+class IdempotencyInProgress(PlatformError):
+    """The first request with this `Idempotency-Key` still runs."""
+
+    code = "idempotency_in_progress"
+
+
+class IdempotentAnswerLost(PlatformError):
+    """The request was carried out, but its answer is lost: look at what it changed."""
+
+    code = "idempotent_answer_lost"
 
 
 # --- tenants and keys ---------------------------------------------------------------------------
@@ -78,6 +111,53 @@ class TenantSuspended(PlatformError):
     code = "tenant_suspended"
 
 
+class UserNotFound(PlatformError):
+    """No such user."""
+
+    code = "user_not_found"
+
+
+class UserExists(PlatformError):
+    """The tenant has a user with this address already."""
+
+    code = "user_exists"
+
+
+class OperatorNotFound(PlatformError):
+    """No such operator."""
+
+    code = "operator_not_found"
+
+
+class OperatorExists(PlatformError):
+    """An operator with this name exists already."""
+
+    code = "operator_exists"
+
+
+class OwnAccount(PlatformError):
+    """Nobody changes their own role, or disables themselves."""
+
+    code = "own_account"
+
+
+class LastAdministrator(PlatformError):
+    """It is the last active one of its kind: somebody must be left who can let others in."""
+
+    code = "last_administrator"
+
+
+class GrantTooWide(PlatformError):
+    """Nobody gives away more than they have."""
+
+    code = "grant_too_wide"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(f"{self.__doc__} {message}")
+        self.param = param
+        """In what it is too wide."""
+
+
 class KeyNotFound(PlatformError):
     """No such API key."""
 
@@ -96,6 +176,59 @@ class ApiKeyExpired(InvalidApiKey):
 
 class ApiKeyRevoked(InvalidApiKey):
     """The API key was revoked."""
+
+
+class RequestNotFound(PlatformError):
+    """No such request in the ledger."""
+
+    code = "request_not_found"
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+class QuotaExceeded(PlatformError):
+    """The tenant has as much of something as its quota allows."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, what: str, *, limit: int, used: int, wanted: int = 1) -> None:
+        super().__init__(
+            f"The quota is {limit} {what}: {used} are used, and this takes {wanted} more."
+        )
+        self.limit = limit
+        self.used = used
+
+
+class LimitReached(PlatformError):
+    """A limit on requests does not let this one pass now; the message says which."""
+
+    def __init__(
+        self, message: str, *, standing: Standing, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.standing = standing
+        """What is left of the tenant's rates."""
+        self.retry_after_seconds = retry_after_seconds
+        """When the same request would pass if no other came first, where that is known."""
+
+
+class RateLimited(LimitReached):
+    """The tenant's requests or tokens per minute are used up."""
+
+    code = "rate_limited"
+
+
+class TooManyRequestsAtOnce(LimitReached):
+    """The tenant has as many requests running as it may have at once."""
+
+    code = "too_many_requests_at_once"
+
+
+class InsufficientQuota(LimitReached):
+    """The tenant's tokens of this day or month are used up."""
+
+    code = "insufficient_quota"
 
 
 # --- models by name -----------------------------------------------------------------------------

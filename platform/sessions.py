@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, event
-from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import (
+    ORMExecuteState,
+    Session,
+    SessionTransaction,
+    UOWTransaction,
+    with_loader_criteria,
+)
 
 from .base import TenantOwned
 from .models import Tenant  # from there, so that whoever has a session knows every table
+from .row_security import confine
 
 
 class ScopeViolation(AssertionError):
@@ -36,11 +43,20 @@ class TenantSession(UnitOfWork):
 
     Every select is narrowed to the tenant, relationships and subqueries included. New rows get its
     id. Whatever cannot be narrowed (SQL text, Core statements, bulk writes) raises ScopeViolation.
+    PostgreSQL keeps to the tenant's rows by itself, too: see `row_security`.
     """
 
     def __init__(self, engine: Engine, *, tenant_id: str, read_only: bool) -> None:
         super().__init__(engine, read_only=read_only)
         self.tenant_id = tenant_id
+
+
+@event.listens_for(TenantSession, "after_begin")
+def _confine_to_tenant(
+    session: TenantSession, transaction: SessionTransaction, connection: Connection
+) -> None:
+    if not transaction.nested:
+        confine(connection, session.tenant_id)
 
 
 @event.listens_for(TenantSession, "do_orm_execute")

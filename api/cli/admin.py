@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ...platform.database import Database, database_name, failure_reason
-from ...platform.errors import DatabaseUnavailable, RevisionMismatch
+from ...platform.errors import DatabaseUnavailable, RevisionMismatch, RowSecurityMissing
 from ..settings import Settings
 from .exit_codes import CommandFailed, ExitCode
 
@@ -54,7 +54,7 @@ def naming_the_database(settings: Settings) -> Iterator[None]:
     """Failures of the database become CommandFailed, which says which one it is and why."""
     try:
         yield
-    except (DatabaseUnavailable, RevisionMismatch) as exc:
+    except (DatabaseUnavailable, RevisionMismatch, RowSecurityMissing) as exc:
         reason = failure_reason(exc) if isinstance(exc, DatabaseUnavailable) else str(exc)
         name = database_name(settings.database_url)
         raise CommandFailed(f"{name}: {reason}", ExitCode.UNAVAILABLE) from exc

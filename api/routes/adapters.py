@@ -10,16 +10,33 @@ from starlette.responses import Response
 from ...adapters.layout import layout_to_json
 from ...platform.adapters import service
 from ...platform.keys.principal import Principal
+from ..contract import Raw, answers
 from ..json_response import json_response
+from ..pages import Page
 from ..runtime import CurrentRuntime, Runtime
-from ..schemas.adapters import AdapterView, DeletionsView, ListView, PageView
+from ..schemas.adapters import (
+    AdapterView,
+    BaseView,
+    DeletionsView,
+    DeletionView,
+    ListView,
+    PageView,
+    TransitionView,
+    VersionView,
+)
 from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
-from .parameters import Number, Reader, Writer, find_version
+from .parameters import NO_VERSION, Number, Reader, RequestOrigin, Writer, find_version
 
-DEFAULT_PAGE = 100
-MAX_PAGE = 500
 DEFAULT_DRAIN_SECONDS = 30.0
 MAX_DRAIN_SECONDS = 600.0
+
+DELETION_ERRORS = (
+    "state_conflict",
+    "engine_unavailable",
+    "engine_restarted",
+    "store_unavailable",
+    "store_denied",
+)
 
 router = APIRouter(prefix="/v1")
 
@@ -27,6 +44,7 @@ DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 
 
 @router.get("/base")
+@answers(BaseView)
 async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     """What an adapter must fit."""
     view = base_view(
@@ -38,6 +56,7 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
 
 
 @router.get("/base/layout")
+@answers(Raw("application/json"))
 async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Response:
     """The base's layers by name and shape: what `loraplex adapters validate` binds to."""
     layout = layout_to_json(runtime.engine.info.layout)
@@ -45,44 +64,52 @@ async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Respons
 
 
 @router.get("/adapters")
+@answers(PageView[AdapterView])
 async def list_adapters(
     runtime: CurrentRuntime,
     principal: Reader,
-    after: Annotated[str | None, Query(max_length=64)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+    page: Page,
 ) -> Response:
-    """The adapters behind the name `after`, by name."""
+    """The adapters by name, in pages. The cursor is a name."""
     adapters = await runtime.control_plane.read(
         principal.tenant_id,
-        lambda session: service.list_adapters(session, after=after, limit=limit + 1),
+        lambda session: service.list_adapters(
+            session, after=page.after, limit=page.num_rows, names=principal.adapters
+        ),
     )
     views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
-    page = [views.adapter(adapter) for adapter in adapters[:limit]]
-    has_more = len(adapters) > limit
-    return json_response(PageView(page, has_more, page[-1].name if has_more else None))
+    answer = page.answer(adapters, view=views.adapter, cursor=lambda adapter: adapter.name)
+    return json_response(answer)
 
 
 @router.get("/adapters/{name}")
+@answers(AdapterView, errors=("adapter_not_found",))
 async def get_adapter(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
+    """One adapter with its versions and aliases."""
     return json_response(await _adapter(runtime, principal, name))
 
 
 @router.get("/adapters/{name}/versions")
+@answers(ListView[VersionView], errors=("adapter_not_found",))
 async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
+    """The adapter's versions, the first first."""
     adapter = await _adapter(runtime, principal, name)
     return json_response(ListView(list(adapter.versions)))
 
 
 @router.get("/adapters/{name}/versions/{number}")
+@answers(VersionView, errors=NO_VERSION)
 async def get_version(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
+    """One version: its state, what intake found, what attestation measured."""
     found = await find_version(runtime, principal, name, number)
     views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
     return json_response(views.version(*found))
 
 
 @router.get("/adapters/{name}/versions/{number}/history")
+@answers(ListView[TransitionView], errors=NO_VERSION)
 async def get_version_history(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
@@ -94,6 +121,7 @@ async def get_version_history(
 
 
 @router.get("/adapters/{name}/deletions")
+@answers(ListView[DeletionView], errors=("adapter_not_found",))
 async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """The receipts of what was deleted, also of an adapter of which nothing is left."""
     receipts = await runtime.control_plane.read(
@@ -103,33 +131,42 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
 
 
 @router.delete("/adapters/{name}")
+@answers(DeletionsView, errors=("adapter_not_found", *DELETION_ERRORS))
 async def delete_adapter(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
-    """Answered once nothing is left on the device, in memory, on disk and in the store.
+    """Delete the adapter with all its versions.
 
-    Running requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
+    Answered once nothing is left on the device, in memory, on disk and in the store. Running
+    requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
     """
     removals = await runtime.deletions.delete_adapter(
-        principal.tenant_id, name, drain_seconds=drain_seconds
+        principal.tenant_id, name, origin, drain_seconds=drain_seconds
     )
     numbers = {removal.deletion.number for removal in removals}
     return json_response(await _receipts(runtime, principal, name, numbers))
 
 
 @router.delete("/adapters/{name}/versions/{number}")
+@answers(DeletionsView, errors=("version_aliased", *NO_VERSION, *DELETION_ERRORS))
 async def delete_version(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     number: Number,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
 ) -> Response:
+    """Delete one version.
+
+    Answered once nothing is left of it, like the deletion of an adapter.
+    """
     await runtime.deletions.delete_version(
-        principal.tenant_id, name, number, drain_seconds=drain_seconds
+        principal.tenant_id, name, number, origin, drain_seconds=drain_seconds
     )
     return json_response(await _receipts(runtime, principal, name, {number}))
 

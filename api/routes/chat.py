@@ -9,27 +9,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_stream, answer_whole
+from ..answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..formats.chat import ChatFormat
 from ..request_context import split_key
 from ..runtime import CurrentRuntime
+from ..schemas.answers import ChatChunk, ChatCompletion
 from ..schemas.chat import ChatBody
 from ..schemas.messages import as_conversation
 from ..services.inference import Order
+from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 
 router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions")
+@answers(
+    ChatCompletion,
+    stream=ChatChunk,
+    errors=(*GENERATION_ERRORS, *GRAMMAR_ERRORS, "chat_template_missing"),
+    headers=SERVED_HEADERS,
+)
 async def create_chat_completion(
     request: Request,
     runtime: CurrentRuntime,
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[ChatBody, Depends(json_body(ChatBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
     use = body.tool_use

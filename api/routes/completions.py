@@ -10,27 +10,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_stream, answer_whole
+from ..answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..request_context import split_key
 from ..runtime import CurrentRuntime
+from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
 from ..services.echo import Echo
 from ..services.inference import Order
 from .completion_format import CompletionFormat
+from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 
 router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions")
+@answers(
+    Completion,
+    stream=Completion,
+    errors=(*GENERATION_ERRORS, *GRAMMAR_ERRORS),
+    headers=SERVED_HEADERS,
+)
 async def create_completion(
     request: Request,
     runtime: CurrentRuntime,
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[CompletionBody, Depends(json_body(CompletionBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """Continue a text, or several, whole or as a stream of events."""
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
     prompts = await inference.encode(

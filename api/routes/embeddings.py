@@ -16,9 +16,10 @@ from starlette.responses import Response
 from ...engine.messages import Pooling
 from ...engine.sampling_params import SamplingParams
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_headers, collect
+from ..answering import SERVED_HEADERS, answer_headers, collect
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..errors import ApiError
 from ..json_response import encode_json
@@ -26,6 +27,7 @@ from ..request_context import split_key
 from ..runtime import CurrentRuntime
 from ..schemas.embeddings import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
 from ..services.inference import Order, Running
+from .generation_errors import GENERATION_ERRORS
 
 router = APIRouter(prefix="/v1")
 
@@ -35,12 +37,14 @@ _NO_OUTPUT = SamplingParams(max_tokens=0)
 
 
 @router.post("/embeddings")
+@answers(EmbeddingList, errors=GENERATION_ERRORS, headers=SERVED_HEADERS)
 async def create_embeddings(
     request: Request,
     runtime: CurrentRuntime,
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[EmbeddingBody, Depends(json_body(EmbeddingBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """Embed texts: the model's last hidden states, pooled, under the adapter."""
     inference = runtime.inference
     size = runtime.engine.info.embedding_size
     if body.dimensions is not None and body.dimensions > size:

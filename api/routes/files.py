@@ -7,8 +7,9 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
+from ..contract import Raw, answers
 from ..runtime import CurrentRuntime
-from .parameters import Number, Reader, find_version
+from .parameters import NO_VERSION, Number, Reader, find_version
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}/files")
 
@@ -19,6 +20,15 @@ _MEDIA_TYPES = {
 
 
 @router.get("/{file}")
+@answers(
+    Raw("application/json", "application/octet-stream"),
+    errors=(*NO_VERSION, "adapter_load_failed", "store_unavailable", "store_denied"),
+    headers={
+        "repr-digest": "SHA-256 of the whole file (RFC 9530).",
+        "content-disposition": "The file's name.",
+        "x-loraplex-digest": "The version's content.",
+    },
+)
 async def download(
     runtime: CurrentRuntime,
     principal: Reader,

@@ -12,10 +12,12 @@ from ...platform.adapters import service
 from ...platform.adapters.models import Adapter
 from ...platform.keys.principal import Principal, Scope
 from ..auth import require
+from ..contract import answers
 from ..json_response import json_response
 from ..request_context import split_key
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.answers import ModelCard, ModelList
+from .generation_errors import MODEL_ERRORS
 
 router = APIRouter(prefix="/v1")
 
@@ -23,17 +25,21 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 
 
 @router.get("/models")
+@answers(ModelList)
 async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
+    """The base model, and the adapters that the key may call."""
     base_id = runtime.engine.info.base_id
     adapters = await runtime.control_plane.read(
-        principal.tenant_id, lambda session: service.list_callable_adapters(session, base_id)
+        principal.tenant_id,
+        lambda session: service.list_callable_adapters(session, base_id, names=principal.adapters),
     )
     base = _base_card(runtime)
     cards = [_adapter_card(adapter, principal, parent=base.id) for adapter in adapters]
-    return json_response(ModelList([base, *cards]))
+    return json_response(ModelList([base, *cards] if principal.may_use(None) else cards))
 
 
 @router.get("/models/{model:path}")
+@answers(ModelCard, errors=MODEL_ERRORS)
 async def get_model(
     request: Request, model: str, runtime: CurrentRuntime, principal: Caller
 ) -> Response:

@@ -15,15 +15,25 @@ from ...engine.errors import EngineError
 from ...engine.messages import AdapterExplanation
 from ...platform.adapters import wishes
 from ...platform.adapters.states import WishKind
+from ...platform.audit.event import Changed, Event, Origin
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..bodies import json_body
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.residency import ReadinessView, WishBody
 from ..services.version_readiness import judge
 from .adapter_views import readiness_view
-from .parameters import FoundVersion, Number, Reader, Writer, find_version
+from .parameters import (
+    NO_VERSION,
+    FoundVersion,
+    Number,
+    Reader,
+    RequestOrigin,
+    Writer,
+    find_version,
+)
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}")
 
@@ -31,6 +41,7 @@ Wished = Annotated[WishBody, Depends(json_body(WishBody))]
 
 
 @router.get("/readiness")
+@answers(ReadinessView, errors=NO_VERSION)
 async def get_readiness(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
@@ -39,44 +50,61 @@ async def get_readiness(
 
 
 @router.put("/pin")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", "too_many_pins", *NO_VERSION))
 async def pin(
-    runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
+    runtime: CurrentRuntime,
+    principal: Writer,
+    origin: RequestOrigin,
+    name: str,
+    number: Number,
+    body: Wished,
 ) -> Response:
     """Keep the version on the device until it is unpinned, or for `ttl_seconds`."""
-    await _wish(runtime, principal, name, number, WishKind.PIN, body.ttl_seconds)
+    await _wish(runtime, principal, origin, name, number, WishKind.PIN, body.ttl_seconds)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
 @router.delete("/pin")
-async def unpin(runtime: CurrentRuntime, principal: Writer, name: str, number: Number) -> Response:
+@answers(ReadinessView, 202, errors=NO_VERSION)
+async def unpin(
+    runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, number: Number
+) -> Response:
     """The version may leave the device again, when others need its room."""
 
-    def remove(session: TenantSession) -> None:
-        wishes.remove_wish(session, name, number, WishKind.PIN)
+    def remove(session: TenantSession) -> Changed[None]:
+        was_pinned = wishes.remove_wish(session, name, number, WishKind.PIN)
+        return Changed(None, Event("version.unpin", f"{name}@{number}") if was_pinned else None)
 
-    await runtime.control_plane.write(principal.tenant_id, remove)
+    await runtime.control_plane.change(principal.tenant_id, origin, remove)
     runtime.reconciliation.hasten()
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
 @router.post("/prefetch")
+@answers(ReadinessView, 202, errors=("adapter_not_ready", *NO_VERSION))
 async def prefetch(
-    runtime: CurrentRuntime, principal: Writer, name: str, number: Number, body: Wished
+    runtime: CurrentRuntime,
+    principal: Writer,
+    origin: RequestOrigin,
+    name: str,
+    number: Number,
+    body: Wished,
 ) -> Response:
     """Bring the version to the device before anybody asks for it."""
-    await _wish(runtime, principal, name, number, WishKind.PREFETCH, body.ttl_seconds)
+    await _wish(runtime, principal, origin, name, number, WishKind.PREFETCH, body.ttl_seconds)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
 async def _wish(
     runtime: Runtime,
     principal: Principal,
+    origin: Origin,
     name: str,
     number: int,
     kind: WishKind,
     ttl_seconds: float | None,
 ) -> None:
-    def write(session: TenantSession) -> None:
+    def write(session: TenantSession) -> Changed[None]:
         wishes.set_wish(
             session,
             name,
@@ -86,8 +114,10 @@ async def _wish(
             created_by=principal.key_id,
             max_pins=runtime.settings.max_pins,
         )
+        event = Event(f"version.{kind}", f"{name}@{number}", {"ttl_seconds": ttl_seconds})
+        return Changed(None, event)
 
-    await runtime.control_plane.write(principal.tenant_id, write)
+    await runtime.control_plane.change(principal.tenant_id, origin, write)
     runtime.reconciliation.hasten()
     found = await find_version(runtime, principal, name, number)
     if found.version.base_id == runtime.engine.info.base_id:

@@ -9,26 +9,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import answer_stream, answer_whole
+from ..answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..formats.responses import ResponsesFormat
 from ..request_context import split_key
 from ..runtime import CurrentRuntime
+from ..schemas.response_objects import Response as ResponseObject
+from ..schemas.response_objects import ResponseEvent
 from ..schemas.responses import ResponsesBody
 from ..services.inference import Order
+from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 
 router = APIRouter(prefix="/v1")
 
 
 @router.post("/responses")
+@answers(
+    ResponseObject,
+    stream=ResponseEvent,
+    errors=(*GENERATION_ERRORS, *GRAMMAR_ERRORS, "chat_template_missing"),
+    headers=SERVED_HEADERS,
+)
 async def create_response(
     request: Request,
     runtime: CurrentRuntime,
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[ResponsesBody, Depends(json_body(ResponsesBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """Answer in the form of OpenAI's Responses API, whole or as a stream of events.
+
+    Responses are not kept: whoever goes on sends the items before.
+    """
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
     use = body.tool_use

@@ -11,12 +11,14 @@ from starlette.responses import Response
 from ...platform.keys.principal import Principal, Scope
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
 from ..errors import ApiError
 from ..json_response import json_response
 from ..request_context import split_key
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.messages import as_conversation
 from ..schemas.tokens import DetokenizeBody, Text, TokenizeBody, Tokens
+from .generation_errors import MODEL_ERRORS
 
 router = APIRouter()
 
@@ -24,12 +26,14 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 
 
 @router.post("/tokenize")
+@answers(Tokens, errors=(*MODEL_ERRORS, "chat_template_missing", "invalid_grammar"))
 async def tokenize(
     request: Request,
     runtime: CurrentRuntime,
     principal: Caller,
     body: Annotated[TokenizeBody, Depends(json_body(TokenizeBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """The tokens of a text or of a conversation, as this server reads them."""
     inference = runtime.inference
     await _check_model(request, runtime, principal, body.model)
     if body.messages is not None:
@@ -56,12 +60,14 @@ async def tokenize(
 
 
 @router.post("/detokenize")
+@answers(Text, errors=MODEL_ERRORS)
 async def detokenize(
     request: Request,
     runtime: CurrentRuntime,
     principal: Caller,
     body: Annotated[DetokenizeBody, Depends(json_body(DetokenizeBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
+    """The text of tokens."""
     await _check_model(request, runtime, principal, body.model)
     vocab_size = runtime.engine.info.vocab_size
     if max(body.tokens, default=0) >= vocab_size:

@@ -14,25 +14,47 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters.uploads import NewUpload
+from ...platform.audit.event import Origin
+from ...platform.errors import UploadNotFound
 from ...platform.keys.principal import Principal
 from ..bodies import body_chunks, check_encoding, json_body
+from ..contract import Raw, answers, terms
+from ..error_codes import REJECTION_CODES
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
-from ..schemas.adapters import UploadBody, VersionView
+from ..schemas.adapters import UploadBody, UploadView, VersionView
 from .adapter_views import AdapterViews, upload_view
-from .parameters import Writer, find_version
+from .parameters import RequestOrigin, Writer, find_version
 
 router = APIRouter(prefix="/v1")
 
 
+async def _upload_writer(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Principal:
+    """The caller, if the upload is not of an adapter that its key is not for."""
+    if principal.adapters is not None:
+        upload = await runtime.pushes.get(principal.tenant_id, upload_id)
+        if not principal.may_use(upload.adapter_name):
+            raise UploadNotFound
+    return principal
+
+
+UploadWriter = Annotated[Principal, Depends(_upload_writer)]
+
+
 @router.post("/adapters/{name}/uploads")
+@answers(UploadView, 200, 201, errors=("adapter_being_deleted", "quota_exceeded", *REJECTION_CODES))
 async def open_upload(
     runtime: CurrentRuntime,
     principal: Writer,
+    origin: RequestOrigin,
     name: str,
     body: Annotated[UploadBody, Depends(json_body(UploadBody))],
 ) -> Response:
-    """Expect an adapter; one whose bytes the tenant has under this name is there `already`."""
+    """Declare an adapter that is about to be sent.
+
+    One whose bytes the tenant has under this name is there `already`: the answer is 200, and there
+    is nothing to send.
+    """
     declared = NewUpload(
         adapter_name=name,
         config_json=json.dumps(body.config),
@@ -41,28 +63,47 @@ async def open_upload(
         aliases=tuple(body.aliases),
         created_by=principal.key_id,
     )
-    upload = await runtime.pushes.open(principal, declared, declared_base_id=body.base_id)
+    upload = await runtime.pushes.open(principal, declared, origin, declared_base_id=body.base_id)
     if upload.version_id is None:
         return json_response(upload_view(upload), status_code=201)
-    known = await _pushed_version(runtime, principal, upload.id)
+    known = await _pushed_version(runtime, principal, origin, upload.id)
     return json_response(upload_view(upload, known))
 
 
 @router.get("/uploads/{upload_id}")
-async def get_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
-    """`received_bytes` is where to go on."""
+@answers(UploadView, errors=("upload_not_found",))
+async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id: str) -> Response:
+    """Where the upload stands.
+
+    `received_bytes` is the offset to go on from.
+    """
     return json_response(upload_view(await runtime.pushes.get(principal.tenant_id, upload_id)))
 
 
 @router.put("/uploads/{upload_id}/content")
+@terms(body=Raw("application/octet-stream"))
+@answers(
+    UploadView,
+    errors=(
+        "upload_not_found",
+        "upload_conflict",
+        "state_conflict",
+        "body_too_large",
+        "unsupported_media_type",
+        "request_timeout",
+    ),
+)
 async def put_content(
     request: Request,
     runtime: CurrentRuntime,
-    principal: Writer,
+    principal: UploadWriter,
     upload_id: str,
     offset: Annotated[int, Query(ge=0)],
 ) -> Response:
-    """Append the body, which begins at `offset` of the weights file."""
+    """Send the next bytes of the weights.
+
+    The body begins at `offset` of the file. What is acknowledged is on the disk.
+    """
     check_encoding(request, "application/octet-stream")
     upload = await runtime.pushes.receive(
         principal.tenant_id,
@@ -74,12 +115,33 @@ async def put_content(
 
 
 @router.post("/uploads/{upload_id}/commit")
-async def commit_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
-    """Examine and store the adapter; the version it became, which is still to be attested."""
-    return json_response(await _pushed_version(runtime, principal, upload_id))
+@answers(
+    VersionView,
+    errors=(
+        "upload_not_found",
+        "upload_conflict",
+        "state_conflict",
+        "digest_mismatch",
+        "quota_exceeded",
+        "adapter_being_deleted",
+        "store_unavailable",
+        "store_denied",
+        *REJECTION_CODES,
+    ),
+)
+async def commit_upload(
+    runtime: CurrentRuntime, principal: UploadWriter, origin: RequestOrigin, upload_id: str
+) -> Response:
+    """Examine and store what was sent.
+
+    The answer is the version that it became, which is still to be attested. It may be sent again.
+    """
+    return json_response(await _pushed_version(runtime, principal, origin, upload_id))
 
 
-async def _pushed_version(runtime: Runtime, principal: Principal, upload_id: str) -> VersionView:
-    name, number = await runtime.pushes.commit(principal.tenant_id, upload_id)
+async def _pushed_version(
+    runtime: Runtime, principal: Principal, origin: Origin, upload_id: str
+) -> VersionView:
+    name, number = await runtime.pushes.commit(principal.tenant_id, upload_id, origin)
     found = await find_version(runtime, principal, name, number)
     return AdapterViews(principal.tenant_slug, runtime.engine.stats).version(*found)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field
@@ -26,6 +27,11 @@ class AliasBody(RequestModel):
 
     version: VersionNumber
     canary: CanaryBody | None = None
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"version": 3},
+        {"version": 3, "canary": {"version": 4, "percent": 10.0}},
+    )
 
 
 class AliasView(msgspec.Struct, frozen=True):

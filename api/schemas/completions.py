@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from .generation import MAX_OUTPUT_TOKENS, GenerationBody, NumLogprobs
-from .prompts import Prompt, PromptOptions, as_prompts
+from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 from .request_model import invalid
 
 MAX_SEQUENCES = 64
@@ -18,7 +18,9 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionBody(GenerationBody, PromptOptions):
     prompt: Annotated[
-        list[Prompt], Field(min_length=1, max_length=MAX_SEQUENCES), BeforeValidator(as_prompts)
+        list[Prompt],
+        Field(min_length=1, max_length=MAX_SEQUENCES),
+        BeforeValidator(as_prompts, json_schema_input_type=SentPrompts),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
     """0: only the prompt is computed, for what is asked of it."""

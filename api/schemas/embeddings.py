@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BeforeValidator, Field
 
 from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName
-from .prompts import Prompt, PromptOptions, as_prompts
+from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 
 MAX_INPUTS = 2048
 MAX_DIMENSIONS = 1 << 20
@@ -18,7 +18,9 @@ MAX_DIMENSIONS = 1 << 20
 class EmbeddingBody(PromptOptions):
     model: ModelName
     input: Annotated[
-        list[Prompt], Field(min_length=1, max_length=MAX_INPUTS), BeforeValidator(as_prompts)
+        list[Prompt],
+        Field(min_length=1, max_length=MAX_INPUTS),
+        BeforeValidator(as_prompts, json_schema_input_type=SentPrompts),
     ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None

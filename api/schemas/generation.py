@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
@@ -48,7 +48,14 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 StopString = Annotated[str, StringConstraints(min_length=1), AfterValidator(_is_short)]
 StopStrings = Annotated[
-    list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
+    list[StopString],
+    Field(max_length=MAX_STOP_STRINGS),
+    BeforeValidator(
+        _as_list,
+        json_schema_input_type=(
+            StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+        ),
+    ),
 ]
 
 
@@ -82,6 +89,17 @@ class Speculation(RequestModel):
     """A step, whether that pays or not; None: as many as pay."""
 
 
+OptionalSpeculation = (
+    Annotated[
+        Speculation,
+        BeforeValidator(
+            _as_speculation, json_schema_input_type=Literal["auto", "off"] | Speculation
+        ),
+    ]
+    | None
+)
+
+
 class SamplingBody(RequestModel):
     """How the model is to write, whatever the route."""
 
@@ -104,7 +122,7 @@ class SamplingBody(RequestModel):
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
-    speculation: Annotated[Speculation, BeforeValidator(_as_speculation)] | None = None
+    speculation: OptionalSpeculation = None
     structured_outputs: StructuredOutputs | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(

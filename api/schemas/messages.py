@@ -37,6 +37,9 @@ def _as_parts(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+ContentParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS)]
+
+
 class CalledFunction(RequestModel):
     name: FunctionName
     arguments: str
@@ -65,7 +68,11 @@ class Call(ToolType):
 class Message(RequestModel):
     role: str
     content: (
-        Annotated[list[ContentPart], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)] | None
+        Annotated[
+            ContentParts,
+            BeforeValidator(_as_parts, json_schema_input_type=str | ContentParts),
+        ]
+        | None
     ) = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS)] | None = None
     """Of the assistant."""

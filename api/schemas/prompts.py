@@ -25,6 +25,8 @@ Prompt = Annotated[
     Annotated[str, Tag("str")] | Annotated[TokenIds, Tag("token_ids")],
     Discriminator(_kind_of_prompt),
 ]
+SentPrompts = str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)]
+"""As callers send them; see `as_prompts`."""
 
 
 class PromptOptions(RequestModel):

@@ -5,23 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 
 class RequestModel(BaseModel):
     """A body whose unknown fields are refused by name.
 
     `tolerated` are fields that do not touch the answer; `neutral` maps fields that are not served
-    to the values that ask for nothing, such as `tools: []`.
+    to the values that ask for nothing, such as `tools: []`. `examples` are whole bodies.
     """
 
     model_config = ConfigDict(
-        strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True, frozen=True
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
     tolerated: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The published schema: it names what is tolerated or neutral; all else is refused."""
+        schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
+        properties = schema.setdefault("properties", {})
+        for name in sorted(cls.tolerated - set(properties)):
+            properties[name] = {"description": "Taken, without effect on the answer."}
+        for name in sorted(set(cls.neutral) - set(properties)):
+            properties[name] = {
+                "enum": [*cls.neutral[name], None],
+                "description": "Only what asks for nothing.",
+            }
+        schema["additionalProperties"] = False
+        if cls.examples:
+            schema["examples"] = list(cls.examples)
+        return schema
 
     @model_validator(mode="after")
     def refuse_unsupported_fields(self) -> Self:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field
@@ -18,6 +18,8 @@ MAX_TTL_SECONDS = 365 * 24 * 3600
 class WishBody(RequestModel):
     ttl_seconds: Annotated[float, Field(gt=0, le=MAX_TTL_SECONDS)] | None = None
     """How long the wish stands; None: until it is taken back."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"ttl_seconds": 3600.0}, {})
 
 
 class WishView(msgspec.Struct, frozen=True):

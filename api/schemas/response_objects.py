@@ -21,21 +21,19 @@ class OutputText(msgspec.Struct, frozen=True):
     type: Literal["output_text"] = "output_text"
 
 
-class MessageItem(msgspec.Struct, frozen=True):
+class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     id: str
     content: list[OutputText]
     status: Status
     role: Literal["assistant"] = "assistant"
-    type: Literal["message"] = "message"
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True):
+class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
     id: str
     call_id: str
     name: str
     arguments: str
     status: Status
-    type: Literal["function_call"] = "function_call"
 
 
 OutputItem = MessageItem | FunctionCallItem

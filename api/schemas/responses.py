@@ -42,7 +42,8 @@ def _as_parts(content: object) -> object:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Content = Annotated[list[TextPart], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)]
+_Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+Content = Annotated[_Parts, BeforeValidator(_as_parts, json_schema_input_type=str | _Parts)]
 
 
 def _text(parts: Sequence[TextPart]) -> str:
@@ -120,6 +121,9 @@ def _as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class TextFormat(OutputFormat):
     """As `/v1/responses` takes it: flat."""
 
@@ -148,9 +152,7 @@ class TextOptions(RequestModel):
 
 
 class ResponsesBody(SamplingBody):
-    input: Annotated[
-        list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_as_items)
-    ]
+    input: Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: OutputTokens | None = None

@@ -111,7 +111,15 @@ class ToolChoice(RequestModel):
                 return Choice(kind == "required", None)
 
 
-OptionalToolChoice = Annotated[ToolChoice, BeforeValidator(_as_choice)] | None
+OptionalToolChoice = (
+    Annotated[
+        ToolChoice,
+        BeforeValidator(
+            _as_choice, json_schema_input_type=Literal["none", "auto", "required"] | ToolChoice
+        ),
+    ]
+    | None
+)
 
 
 def tool_use(

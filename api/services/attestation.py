@@ -23,7 +23,8 @@ from ...engine.sampling_params import SamplingParams
 from ...platform.adapters import repository, service, uploads
 from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.states import VersionState
-from ...platform.base import new_id
+from ...platform.audit.event import BY_SYSTEM, Changed, Event
+from ...platform.base import JsonObject, new_id
 from ...platform.errors import InvalidTransition
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
@@ -135,8 +136,8 @@ class Attestations:
         failpoint("attestation.begun")
         verdict = await self._measure(AdapterKey(version.tenant_id, version.digest))
         failpoint("attestation.measured")
-        await self._control_plane.write(
-            version.tenant_id, lambda session: _settle(session, version.id, verdict)
+        await self._control_plane.change(
+            version.tenant_id, BY_SYSTEM, lambda session: _settle(session, version.id, verdict)
         )
         failpoint("attestation.settled")
         log.info(
@@ -234,18 +235,29 @@ def _judge(effect: Effect) -> Verdict:
     )
 
 
-def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> None:
+def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Changed[None]:
     """Write the verdict down; a version that is ready gets the aliases its pushes asked for."""
     report = verdict.report
     if verdict.reason is not None:
-        service.mark_rejected(
+        version = service.mark_rejected(
             session,
             version_id,
             reason=verdict.reason,
             message=verdict.message,
             attestation_report=report,
         )
-        return
+        details: JsonObject = {"reason": verdict.reason}
+        return Changed(None, _event(session, "version.reject", version, details))
     version = service.mark_ready(session, version_id, attestation_report=report or {})
-    for name, alias in uploads.list_wanted_aliases(session, version_id):
+    wanted = uploads.list_wanted_aliases(session, version_id)
+    for name, alias in wanted:
         service.set_alias(session, name, alias, version.number)
+    details = {"aliases": [alias for _, alias in wanted]}
+    return Changed(None, _event(session, "version.ready", version, details))
+
+
+def _event(
+    session: TenantSession, action: str, version: AdapterVersion, details: JsonObject
+) -> Event:
+    name = repository.find_adapter_of(session, version).name
+    return Event(action, f"{name}@{version.number}", details)

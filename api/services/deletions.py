@@ -23,8 +23,10 @@ from ...engine.errors import EngineError
 from ...platform.adapters import repository, service
 from ...platform.adapters.service import Deletion
 from ...platform.adapters.states import VersionState
+from ...platform.audit.event import Changed, Event, Origin
 from ...platform.base import JsonObject
 from ...platform.errors import PlatformError
+from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
 from ..threads import WorkerThreads
 
@@ -64,27 +66,40 @@ class Deletions:
         self._running: set[asyncio.Task[Removal]] = set()
 
     async def delete_adapter(
-        self, tenant_id: str, name: str, *, drain_seconds: float = DRAIN_SECONDS
+        self, tenant_id: str, name: str, origin: Origin, *, drain_seconds: float = DRAIN_SECONDS
     ) -> list[Removal]:
         """Remove all versions; returns when nothing is left. Raises AdapterNotFound.
 
         Running requests have `drain_seconds` to end; then they end with `adapter_deleted`.
         """
-        deletions = await self._control_plane.write(
-            tenant_id, lambda session: service.begin_adapter_deletion(session, name)
-        )
+
+        def begin(session: TenantSession) -> Changed[list[Deletion]]:
+            begun = service.begin_adapter_deletion(session, name)
+            numbers = [deletion.number for deletion in begun]
+            return Changed(begun, Event("adapter.delete", name, {"versions": numbers}))
+
+        deletions = await self._control_plane.change(tenant_id, origin, begin)
         return await self._finish_all(deletions, drain_seconds)
 
     async def delete_version(
-        self, tenant_id: str, name: str, number: int, *, drain_seconds: float = DRAIN_SECONDS
+        self,
+        tenant_id: str,
+        name: str,
+        number: int,
+        origin: Origin,
+        *,
+        drain_seconds: float = DRAIN_SECONDS,
     ) -> Removal:
         """Remove one version; returns when nothing is left.
 
         Raises AdapterNotFound, VersionNotFound or VersionAliased.
         """
-        deletion = await self._control_plane.write(
-            tenant_id, lambda session: service.begin_version_deletion(session, name, number)
-        )
+
+        def begin(session: TenantSession) -> Changed[Deletion]:
+            begun = service.begin_version_deletion(session, name, number)
+            return Changed(begun, Event("version.delete", f"{name}@{number}"))
+
+        deletion = await self._control_plane.change(tenant_id, origin, begin)
         (removal,) = await self._finish_all([deletion], drain_seconds)
         return removal
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
-from ...adapters.errors import AdapterError
 from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, StoredObject, adapter_key, object_key
 from ...adapters.store.base import OBJECT_PREFIX
 from ...platform.adapters import repository, service, uploads, wishes
+from ...platform.adapters.models import Upload
+from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
+from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
 from ..threads import WorkerThreads
 from .staging import Staging
@@ -52,7 +54,10 @@ class Collected:
 
 
 class Garbage:
-    """Collects once a day; one for the server, and one for the operator's command."""
+    """Collects; one for the server, which sweeps its own files daily, and one for the command.
+
+    What the servers share is collected by the one of them that has the lease.
+    """
 
     def __init__(
         self,
@@ -83,32 +88,58 @@ class Garbage:
     async def collect(self, *, dry_run: bool = False) -> Collected:
         """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
         collected = Collected(dry_run)
-        await self._abandon_uploads(collected)
+        await self._collect_shared(collected)
         await self._remove_files(collected)
+        return collected
+
+    async def collect_shared(self) -> None:
+        """What lies in the database and the store, for all servers. Raises as `collect`."""
+        collected = Collected(dry_run=False)
+        await self._collect_shared(collected)
+        log.info(
+            "garbage_collected",
+            objects=len(collected.removed_objects),
+            bytes=collected.removed_bytes,
+            uploads=len(collected.abandoned_uploads),
+        )
+
+    async def sweep(self) -> None:
+        """The files of this server's own uploads. Raises a PlatformError."""
+        collected = Collected(dry_run=False)
+        await self._remove_files(collected)
+        log.info("uploads_swept", files=len(collected.removed_files))
+
+    async def _collect_shared(self, collected: Collected) -> None:
+        await self._abandon_uploads(collected)
         await self._remove_objects(collected)
-        if not dry_run:
+        if not collected.dry_run:
             collected.abandoned_transfers = await self._threads.run(
                 self._store.remove_abandoned, older_than_seconds=self._grace.total_seconds()
             )
-        return collected
 
     async def _abandon_uploads(self, collected: Collected) -> None:
         older_than = utc_now() - self._upload_patience
-        if collected.dry_run:
-            collected.abandoned_uploads = await self._control_plane.read_all_tenants(
-                lambda session: [
-                    upload.id
-                    for upload in repository.list_stale_uploads_of_all_tenants(session, older_than)
-                ]
-            )
-            return
-        collected.abandoned_uploads = await self._control_plane.write_all_tenants(
-            lambda session: uploads.abandon_stale(session, older_than)
+        stale = await self._control_plane.read_all_tenants(
+            lambda session: repository.list_stale_uploads_of_all_tenants(session, older_than)
         )
+        if collected.dry_run:
+            collected.abandoned_uploads = [upload.id for upload in stale]
+            return
+        for upload in stale:
+            if await self._abandon(upload, older_than):
+                collected.abandoned_uploads.append(upload.id)
         await self._control_plane.write_all_tenants(
             lambda session: wishes.remove_expired(session, utc_now())
         )
         failpoint("garbage.abandoned")
+
+    async def _abandon(self, upload: Upload, older_than: datetime) -> bool:
+        def abandon(session: TenantSession) -> Changed[bool]:
+            is_stale = uploads.abandon_if_stale(session, upload.id, older_than)
+            event = Event("upload.abandon", upload.id, {"adapter": upload.adapter_name})
+            return Changed(is_stale, event if is_stale else None)
+
+        return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
     async def _remove_files(self, collected: Collected) -> None:
         """Files of uploads that neither receive nor are examined."""
@@ -160,16 +191,9 @@ class Garbage:
             await asyncio.sleep(pause)
             pause = INTERVAL_SECONDS
             try:
-                collected = await self.collect()
-                log.info(
-                    "garbage_collected",
-                    objects=len(collected.removed_objects),
-                    bytes=collected.removed_bytes,
-                    uploads=len(collected.abandoned_uploads),
-                    files=len(collected.removed_files),
-                )
-            except (AdapterError, PlatformError) as exc:
+                await self.sweep()
+            except PlatformError as exc:
                 pause = FIRST_SECONDS
-                log.warning("garbage_collection_delayed", error=str(exc))
+                log.warning("uploads_not_swept", error=str(exc))
             except Exception:
-                log.exception("garbage_collection_failed")
+                log.exception("uploads_not_swept")

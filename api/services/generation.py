@@ -1,7 +1,7 @@
 """One caller's generation: several sequences of the engine as one stream of text.
 
 A sequence is one choice for one prompt. `Generation` owns the engine requests behind them: whoever
-starts it must `aclose` it, which ends what still runs and meters what was generated.
+starts it, or not, must `aclose` it, which ends what still runs and has it charged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,10 +67,13 @@ class Outcome(NamedTuple):
     """What is metered at the end of a generation."""
 
     counts: TokenCounts
+    """Of an answer that is not whole: what has come of it here, which may be less than was done."""
     tier: Tier | None
     """Where the adapter was when the request came."""
     finish_reason: str
     """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    load_ms: float | None = None
+    """How long the load took that the request waited for."""
 
 
 class Generation:
@@ -88,7 +91,10 @@ class Generation:
         meter: Callable[[Outcome], Awaitable[None]],
         deadline_at: float | None = None,
     ) -> None:
-        """`arrived_at` and `deadline_at` on the monotonic clock."""
+        """`meter` is told of the end exactly once, and before the last delta is given.
+
+        `arrived_at` and `deadline_at` on the monotonic clock.
+        """
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -101,6 +107,7 @@ class Generation:
         self._places = asyncio.Semaphore(MAX_OPEN_SEQUENCES)
         self._is_metered = False
         self._tier: Tier | None = None
+        self._load_ms: float | None = None
         self._events: asyncio.Queue[RequestStarted | Delta | Exception] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -128,6 +135,7 @@ class Generation:
             self._measures.queue_seconds = event.queue_seconds
             self._measures.adapter_wait_seconds = event.adapter_wait_seconds
             self._tier = event.adapter_tier
+            self._load_ms = event.adapter_load_ms
             return event
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -149,9 +157,7 @@ class Generation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.counts.num_prompt_tokens:
-            with suppress(ApiError):
-                await asyncio.shield(self._meter_once(ABORTED))
+        await self._meter_once(ABORTED)
 
     async def _meter_once(self, finish_reason: str) -> None:
         if not self._is_metered:
@@ -160,7 +166,7 @@ class Generation:
             self._measures.prompt_tokens = self.counts.num_prompt_tokens
             self._measures.cached_tokens = self.counts.num_cached_tokens
             self._measures.completion_tokens = self.counts.num_completion_tokens
-            await self._meter(Outcome(self.counts, self._tier, finish_reason))
+            await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
 
     async def _run(self, spec: SequenceSpec) -> None:
         times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)

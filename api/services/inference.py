@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import structlog
+
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
 from ...engine.errors import GrammarNotServed, ProposerNotServed
@@ -16,9 +18,10 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
+from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
-from ...platform.usage import service as ledger
-from ...platform.usage.service import Usage
+from ...platform.quotas.limits import MAX_COUNT
+from ...platform.quotas.service import Demand
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
@@ -30,9 +33,14 @@ from ..tools.chat_prompt import ChatPrompts
 from ..tools.conversation import ChatMessage
 from ..tools.tool import Tool, ToolUse
 from ..tools.tool_format import ToolFormatName
+from .admission import Admission
 from .echo import Echo, echo_of
 from .generation import Generation, Outcome, SequenceSpec
 from .grammar_checks import GrammarChecks
+from .metering import Account, Metering
+from .seen_adapters import SeenAdapters
+
+log = structlog.get_logger(__name__)
 
 NUM_TOKENIZERS = 2
 
@@ -98,6 +106,9 @@ class Inference:
         engine: EngineClient,
         tokenizer: Tokenizer,
         control_plane: ControlPlane,
+        metering: Metering,
+        seen_adapters: SeenAdapters,
+        admission: Admission,
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
@@ -109,6 +120,9 @@ class Inference:
         self.chat_prompts = ChatPrompts(tokenizer, tool_format)
         self._engine = engine
         self._control_plane = control_plane
+        self._metering = metering
+        self._seen_adapters = seen_adapters
+        self._admission = admission
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._turns = TenantTurns(self._threads)
@@ -123,22 +137,36 @@ class Inference:
     ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Which version of a split alias answers depends on `request_id` alone. Raises a
-        PlatformError: unknown, foreign, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. While the database is
+        away a name means what it meant last. Raises a PlatformError: unknown, foreign, beyond the
+        key's restriction, not ready or of another base.
         """
         if model == self.served_model_name:
+            if not principal.may_use(None):
+                raise ModelNotFound(model)
             return ServedModel(model, None)
         name = registry.parse_model_name(model)
-        adapter = await self._control_plane.read(
-            principal.tenant_id,
-            lambda session: registry.resolve(
-                session,
-                name,
-                tenant_slug=principal.tenant_slug,
-                base_id=self._engine.info.base_id,
-                request_id=request_id,
-            ),
-        )
+        if not principal.may_use(name.adapter):
+            raise ModelNotFound(model)
+        tenant_id = principal.tenant_id
+        try:
+            adapter = await self._control_plane.read(
+                tenant_id,
+                lambda session: registry.resolve(
+                    session,
+                    name,
+                    tenant_slug=principal.tenant_slug,
+                    base_id=self._engine.info.base_id,
+                    request_id=request_id,
+                ),
+            )
+        except DatabaseUnavailable:
+            adapter = self._seen_adapters.recall(tenant_id, model)
+        except PlatformError:
+            self._seen_adapters.forget(tenant_id, model)
+            raise
+        else:
+            self._seen_adapters.note(tenant_id, model, adapter)
         return ServedModel(adapter.pinned, adapter)
 
     async def encode_chat(
@@ -243,12 +271,15 @@ class Inference:
         return capacity - len(prompt)
 
     async def start(self, order: Order) -> Running:
-        """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        """Submit the order if the tenant's limits let it pass; return once it is scheduled.
+
+        Raises ApiError, an EngineError or a LimitReached.
+        """
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
         await self._check_grammar(order)
-        generation = self._prepare(order)
+        generation = await self._admit(order)
         try:
             started = await generation.start(
                 is_loading=lambda: self._is_loading(order.model),
@@ -259,8 +290,24 @@ class Inference:
             raise
         return Running(order, generation, started)
 
-    def _prepare(self, order: Order) -> Generation:
-        specs = [
+    async def _admit(self, order: Order) -> Generation:
+        """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
+
+        While the database is away there is nothing to ask: limits rest, what is used counts later.
+        """
+        specs = self._sequences(order)
+        account = self._open_account(order, specs)
+        try:
+            await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
+        except DatabaseUnavailable:
+            log.warning("admitted_without_limits", request_id=order.request_id)
+        except BaseException:
+            self._metering.discard(account)
+            raise
+        return self._prepare(order, specs, account)
+
+    def _sequences(self, order: Order) -> list[SequenceSpec]:
+        return [
             SequenceSpec(
                 index=position * order.num_choices + choice,
                 request=self._sequence_request(order, position, choice),
@@ -273,11 +320,17 @@ class Inference:
             for choice in range(order.num_choices)
         ]
 
+    def _prepare(self, order: Order, specs: Sequence[SequenceSpec], account: Account) -> Generation:
+        counted = [
+            replace(spec, request=replace(spec.request, journal_slot=slot))
+            for spec, slot in zip(specs, account.slots, strict=True)
+        ]
+
         async def meter(outcome: Outcome) -> None:
-            await self._meter(order, outcome)
+            await self._metering.settle(account, outcome)
 
         return Generation(
-            specs,
+            counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
             metrics=self._metrics,
@@ -289,24 +342,13 @@ class Inference:
             ),
         )
 
-    async def _meter(self, order: Order, outcome: Outcome) -> None:
-        counts = outcome.counts
-        usage = Usage(
-            request_id=order.request_id,
-            adapter=order.model.adapter,
-            prompt_tokens=counts.num_prompt_tokens,
-            cached_tokens=counts.num_cached_tokens,
-            completion_tokens=counts.num_completion_tokens,
-            tier=outcome.tier,
-            finish_reason=outcome.finish_reason,
-        )
-        await self._control_plane.write(
-            order.principal.tenant_id, lambda session: ledger.record(session, usage)
-        )
-        self._metrics.observe_usage(
-            order.principal.tenant_slug,
-            prompt_tokens=counts.num_prompt_tokens,
-            completion_tokens=counts.num_completion_tokens,
+    def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
+        return self._metering.open(
+            order.request_id,
+            order.principal,
+            order.model.adapter,
+            sequence_ids=[spec.request.request_id for spec in specs],
+            counts_prompt=[spec.is_first_choice for spec in specs],
         )
 
     def _check_token_ids(self, order: Order) -> None:
@@ -345,6 +387,7 @@ class Inference:
             group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
             speculation=order.speculation,
             priority=order.priority,
+            tenant_weight=order.principal.tenant_weight,
             pooling=order.pooling,
             num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,
         )
@@ -355,6 +398,17 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _demand(order: Order) -> Demand:
+    num_sequences = len(order.prompts) * order.num_choices
+    return Demand(
+        request_id=order.request_id,
+        key_id=order.principal.key_id,
+        adapter=order.model.adapter,
+        input_tokens=sum(map(len, order.prompts)),
+        output_tokens=min(order.sampling.max_tokens * num_sequences, MAX_COUNT),
+    )
 
 
 def _choice_sampling(

@@ -26,7 +26,8 @@ from ...platform.adapters.models import AdapterVersion, Upload
 from ...platform.adapters.service import NewVersion
 from ...platform.adapters.states import UploadState, VersionState
 from ...platform.adapters.uploads import NewUpload
-from ...platform.errors import UploadConflict
+from ...platform.audit.event import BY_SYSTEM, Changed, Event, Origin
+from ...platform.errors import QuotaExceeded, UploadConflict
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
@@ -79,7 +80,12 @@ class Pushes:
         self._examinations: dict[str, asyncio.Task[Pushed]] = {}
 
     async def open(
-        self, principal: Principal, new: NewUpload, *, declared_base_id: str | None
+        self,
+        principal: Principal,
+        new: NewUpload,
+        origin: Origin,
+        *,
+        declared_base_id: str | None,
     ) -> Upload:
         """Expect an adapter; the same declaration again finds its unfinished upload.
 
@@ -91,8 +97,8 @@ class Pushes:
         full_name = f"{principal.tenant_slug}/{new.adapter_name}"
         if self._served_model_name in (new.adapter_name, full_name):
             raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
-        upload = await self._control_plane.write(
-            principal.tenant_id, lambda session: self._open(session, new)
+        upload = await self._control_plane.change(
+            principal.tenant_id, origin, lambda session: self._open(session, new)
         )
         failpoint("uploads.opened")
         return upload
@@ -136,7 +142,7 @@ class Pushes:
         failpoint("uploads.acknowledged")
         return upload
 
-    async def commit(self, tenant_id: str, upload_id: str) -> Pushed:
+    async def commit(self, tenant_id: str, upload_id: str, origin: Origin) -> Pushed:
         """Examine and store what was received; the version it became. Idempotent.
 
         It goes on if the caller goes away. Raises ApiError with the reason if it is refused,
@@ -149,7 +155,7 @@ class Pushes:
             )
             failpoint("pushes.validating")
         if upload.state is UploadState.VALIDATING:
-            return await asyncio.shield(self._examination(upload))
+            return await asyncio.shield(self._examination(upload, origin))
         return await self._outcome(upload)
 
     async def recover(self) -> None:
@@ -159,7 +165,7 @@ class Pushes:
         )
         for upload in unfinished:
             if upload.state is UploadState.VALIDATING:
-                self._examination(upload)
+                self._examination(upload, BY_SYSTEM)
 
     async def close(self) -> None:
         """Let the examinations under way end."""
@@ -169,15 +175,14 @@ class Pushes:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _open(self, session: TenantSession, new: NewUpload) -> Upload:
+    def _open(self, session: TenantSession, new: NewUpload) -> Changed[Upload]:
         known = uploads.accept_known_content(session, new, base_id=self._info.base_id)
         if known is None:
-            return uploads.open_or_resume_upload(session, new)
+            return Changed(uploads.open_or_resume_upload(session, new), None)
         assert known.version_id is not None, "an accepted upload became a version"
         version = repository.find_version(session, known.version_id)
         assert version is not None, "versions' rows stay"
-        _set_aliases(session, known, version)
-        return known
+        return Changed(known, _set_aliases(session, known, version))
 
     async def _acknowledge(self, tenant_id: str, upload_id: str, offset: int) -> Upload:
         num_bytes = self._staging.num_bytes(upload_id) - offset
@@ -188,11 +193,11 @@ class Pushes:
             ),
         )
 
-    def _examination(self, upload: Upload) -> asyncio.Task[Pushed]:
+    def _examination(self, upload: Upload, origin: Origin) -> asyncio.Task[Pushed]:
         """The one examination of this upload, begun if it is not under way."""
         task = self._examinations.get(upload.id)
         if task is None:
-            task = asyncio.create_task(self._examine_and_store(upload))
+            task = asyncio.create_task(self._examine_and_store(upload, origin))
             self._examinations[upload.id] = task
             task.add_done_callback(lambda done: self._examination_ended(upload, done))
         return task
@@ -203,35 +208,42 @@ class Pushes:
         if error is not None and not isinstance(error, ApiError):
             log.error("examination_failed", upload_id=upload.id, exc_info=error)
 
-    async def _examine_and_store(self, upload: Upload) -> Pushed:
+    async def _examine_and_store(self, upload: Upload, origin: Origin) -> Pushed:
         upload = await self.get(upload.tenant_id, upload.id)
         if upload.state is not UploadState.VALIDATING:
             return await self._outcome(upload)  # another examination has ended meanwhile
         try:
             report = await self._examiners.run(self._examine, upload)
+            failpoint("pushes.examined")
+            version = await self._accept(upload, report, origin)
         except AdapterRejected as exc:
-            reason, message, pointer = exc.reason, str(exc), exc.pointer
-            await self._control_plane.write(
-                upload.tenant_id,
-                lambda session: uploads.mark_refused(
-                    session, upload.id, reason=reason, message=message
-                ),
-            )
-            self._staging.discard(upload.id)
-            log.info(
-                "adapter_rejected",
-                tenant_id=upload.tenant_id,
-                adapter=upload.adapter_name,
-                reason=reason,
-            )
-            raise ApiError(reason, message, param=pointer) from exc
-        failpoint("pushes.examined")
-        version = await self._accept(upload, report)
+            raise await self._refuse(upload, exc.reason, str(exc), exc.pointer) from exc
+        except QuotaExceeded as exc:
+            raise await self._refuse(upload, exc.code, str(exc)) from exc
         failpoint("pushes.accepted")
         self._staging.discard(upload.id)
         if version.state is VersionState.VALIDATED:
             self._attestations.add(version)
         return Pushed(upload.adapter_name, version.number)
+
+    async def _refuse(
+        self, upload: Upload, reason: str, message: str, pointer: str | None = None
+    ) -> ApiError:
+        """Write down that nothing comes of the upload; what to tell its owner."""
+        await self._control_plane.write(
+            upload.tenant_id,
+            lambda session: uploads.mark_refused(
+                session, upload.id, reason=reason, message=message
+            ),
+        )
+        self._staging.discard(upload.id)
+        log.info(
+            "adapter_rejected",
+            tenant_id=upload.tenant_id,
+            adapter=upload.adapter_name,
+            reason=reason,
+        )
+        return ApiError(reason, message, param=pointer)
 
     def _examine(self, upload: Upload) -> IntakeReport:
         """In a thread. Raises AdapterRejected."""
@@ -254,12 +266,12 @@ class Pushes:
         check_fits(report, self._info)
         return report
 
-    async def _accept(self, upload: Upload, report: IntakeReport) -> AdapterVersion:
+    async def _accept(self, upload: Upload, report: IntakeReport, origin: Origin) -> AdapterVersion:
         key = AdapterKey(upload.tenant_id, report.digest)
         await self._examiners.run(self._put, key, upload.id, report)
         failpoint("pushes.stored")
-        version = await self._control_plane.write(
-            upload.tenant_id, lambda session: _add_version(session, upload, report)
+        version = await self._control_plane.change(
+            upload.tenant_id, origin, lambda session: _add_version(session, upload, report)
         )
         failpoint("pushes.created")
         # A deletion of the same content may have ended in between; from here on none removes it.
@@ -308,9 +320,11 @@ def check_fits(report: IntakeReport, info: EngineInfo) -> None:
         )
 
 
-def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -> AdapterVersion:
+def _add_version(
+    session: TenantSession, upload: Upload, report: IntakeReport
+) -> Changed[AdapterVersion]:
     """The version of what was examined, with the upload's end in the same unit of work."""
-    version, _ = service.create_version(
+    version, is_new = service.create_version(
         session,
         NewVersion(
             adapter_name=upload.adapter_name,
@@ -323,14 +337,20 @@ def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -
         ),
     )
     uploads.mark_accepted(session, upload.id, version.id)
-    _set_aliases(session, upload, version)
-    return version
+    event = _set_aliases(session, upload, version)
+    if is_new:
+        details = {"digest": version.digest, "upload": upload.id, "pushed_by": upload.created_by}
+        event = Event("version.create", f"{upload.adapter_name}@{version.number}", details)
+    return Changed(version, event)
 
 
-def _set_aliases(session: TenantSession, upload: Upload, version: AdapterVersion) -> None:
+def _set_aliases(session: TenantSession, upload: Upload, version: AdapterVersion) -> Event | None:
     """Those that the upload asks for, if the version is ready; else its attestation sets them."""
-    if version.state is VersionState.READY:
-        for alias in upload.aliases:
-            service.set_alias(
-                session, upload.adapter_name, alias, version.number, changed_by=upload.created_by
-            )
+    if version.state is not VersionState.READY or not upload.aliases:
+        return None
+    for alias in upload.aliases:
+        service.set_alias(
+            session, upload.adapter_name, alias, version.number, changed_by=upload.created_by
+        )
+    resource = f"{upload.adapter_name}@{version.number}"
+    return Event("version.alias", resource, {"aliases": upload.aliases})

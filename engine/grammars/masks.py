@@ -47,7 +47,11 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
     for row, request in roots.items():
         for index in _matcher(request).walk(request.draft):
             masks.fill(row + 1 + index, _matcher(request))
-    failed = {it: GrammarFailed() for it in roots.values() if _matcher(it).has_failed}
+    failed = {
+        request: GrammarFailed()
+        for row, request in roots.items()
+        if _matcher(request).has_failed or masks.is_empty(row)
+    }
     return Restricted(masks.applied(), failed)
 
 
@@ -96,6 +100,10 @@ class _Masks:
             self._row_bytes,
             len(self._words),
         )
+
+    def is_empty(self, row: int) -> bool:
+        """Whether nothing may come there, which a sound grammar never says."""
+        return not self._words[row].any()
 
     def applied(self) -> Tensor:
         """The logits, a copy, with the filled rows masked."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.exc import ProgrammingError
+
+from loraplex.platform.errors import RowSecurityMissing
 
 revision = "0003"
 down_revision = "0002"
@@ -11,6 +14,40 @@ branch_labels = None
 depends_on = None
 
 MOMENT = sa.DateTime(timezone=True)
+TENANT_TABLES = (
+    "adapter_alias_changes",
+    "adapter_aliases",
+    "adapter_version_transitions",
+    "adapter_versions",
+    "adapter_wishes",
+    "adapters",
+    "api_keys",
+    "audit_entries",
+    "audit_heads",
+    "deletion_receipts",
+    "period_uses",
+    "quotas",
+    "rate_buckets",
+    "request_log",
+    "reservations",
+    "uploads",
+    "usage_days",
+    "usage_records",
+    "users",
+)
+_MAKE_ROLE = """
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'loraplex_tenant') THEN
+        CREATE ROLE loraplex_tenant NOLOGIN;
+    END IF;
+    IF NOT pg_has_role(current_user, 'loraplex_tenant', 'MEMBER') THEN
+        EXECUTE format('GRANT loraplex_tenant TO %I', current_user);
+    END IF;
+EXCEPTION
+    WHEN duplicate_object OR unique_violation THEN NULL;  -- another migrator was faster
+END $$
+"""
 
 
 def upgrade() -> None:
@@ -24,10 +61,15 @@ def upgrade() -> None:
     _create_request_log()
     _create_audit_log()
     _create_upkeep()
+    if op.get_bind().dialect.name == "postgresql":
+        _make_tenant_role()
+        _secure_rows()
 
 
 def downgrade() -> None:
     """Go back. Users, operators, quotas and logs are lost; the ledger stays."""
+    if op.get_bind().dialect.name == "postgresql":
+        _unsecure_rows()
     for name in (
         "servers",
         "job_leases",
@@ -55,12 +97,60 @@ def downgrade() -> None:
             table.drop_constraint(f"fk_api_keys_tenant_id_{target}", type_="foreignkey")
         for column in ("created_by", "successor_id", "networks", "adapters", "user_id"):
             table.drop_column(column)
+        table.drop_column("secret_id")
     for name in ("operator_keys", "operators", "users"):
         op.drop_table(name)
 
 
+def _make_tenant_role() -> None:
+    """The role of tenants' transactions. It belongs to the whole server, so it may be there."""
+    bind = op.get_bind()
+    try:
+        with bind.begin_nested():
+            bind.execute(sa.text(_MAKE_ROLE))
+        with bind.begin_nested():
+            bind.execute(sa.text("SET LOCAL ROLE loraplex_tenant"))
+            bind.execute(sa.text("SET LOCAL ROLE NONE"))
+    except ProgrammingError as exc:
+        raise RowSecurityMissing from exc
+
+
+def _secure_rows() -> None:
+    """Let the role see and write rows of the tenant that its transaction names, and no others.
+
+    The tables' owner is not concerned: it is who migrates, backs up and does the platform's work.
+    """
+    own = "tenant_id = (SELECT current_setting('app.tenant', true))"
+    for table in TENANT_TABLES:
+        op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        op.execute(
+            f"CREATE POLICY tenant ON {table} TO loraplex_tenant USING ({own}) WITH CHECK ({own})"
+        )
+        op.execute(f"GRANT SELECT, INSERT ON {table} TO loraplex_tenant")
+        if table != "audit_entries":
+            op.execute(f"GRANT UPDATE, DELETE ON {table} TO loraplex_tenant")
+    # Of the tenants' table it sees its own row and may lock it, but change nothing.
+    own = "id = (SELECT current_setting('app.tenant', true))"
+    op.execute("ALTER TABLE tenants ENABLE ROW LEVEL SECURITY")
+    op.execute(f"CREATE POLICY tenant ON tenants FOR SELECT TO loraplex_tenant USING ({own})")
+    op.execute(
+        "CREATE POLICY tenant_lock ON tenants FOR UPDATE TO loraplex_tenant "
+        f"USING ({own}) WITH CHECK (false)"
+    )
+    op.execute("GRANT SELECT, UPDATE ON tenants TO loraplex_tenant")
+
+
+def _unsecure_rows() -> None:
+    for table in (*TENANT_TABLES, "tenants"):
+        op.execute(f"DROP POLICY tenant ON {table}")
+        op.execute(f"REVOKE ALL ON {table} FROM loraplex_tenant")
+        op.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+    op.execute("DROP POLICY tenant_lock ON tenants")
+
+
 def _extend_keys() -> None:
     with op.batch_alter_table("api_keys") as table:
+        table.add_column(sa.Column("secret_id", sa.String(8), nullable=True))
         table.add_column(sa.Column("user_id", sa.String(36), nullable=True))
         table.add_column(sa.Column("adapters", sa.JSON(none_as_null=True), nullable=True))
         table.add_column(sa.Column("networks", sa.JSON(none_as_null=True), nullable=True))
@@ -144,6 +234,7 @@ def _create_people() -> None:
         sa.Column("operator_id", sa.String(36), nullable=False),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("mac", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=True),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("expires_at", MOMENT, nullable=True),
         sa.Column("revoked_at", MOMENT, nullable=True),
@@ -233,8 +324,11 @@ def _create_quotas() -> None:
         sa.Column("adapter_digest", sa.String(71), nullable=True),
         sa.Column("input_tokens", sa.Integer(), nullable=False),
         sa.Column("output_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_input_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_output_tokens", sa.Integer(), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
-        sa.Column("expires_at", MOMENT, nullable=False),
+        sa.Column("clock", sa.String(64), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("tenant_id", sa.String(36), nullable=False),
         sa.CheckConstraint(
             "input_tokens >= 0 AND output_tokens >= 0", name=op.f("ck_reservations_tokens")
@@ -335,6 +429,7 @@ def _create_audit_log() -> None:
         sa.Column("address", sa.String(45), nullable=True),
         sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id"], ["tenants.id"], name=op.f("fk_audit_entries_tenant_id_tenants")
         ),
@@ -377,6 +472,7 @@ def _create_audit_log() -> None:
         sa.Column("address", sa.String(45), nullable=True),
         sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_platform_audit_entries")),
     )
     op.create_table(
@@ -394,8 +490,10 @@ def _create_upkeep() -> None:
         sa.Column("owner", sa.String(64), nullable=False),
         sa.Column("key", sa.String(255), nullable=False),
         sa.Column("request_hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("request_id", sa.String(64), nullable=False),
+        sa.Column("server_id", sa.String(36), nullable=False),
         sa.Column("status", sa.Integer(), nullable=True),
-        sa.Column("body", sa.LargeBinary(), nullable=True),
+        sa.Column("answer", sa.LargeBinary(), nullable=True),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotent_answers")),
     )

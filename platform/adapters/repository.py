@@ -54,22 +54,35 @@ def find_visible_adapter(session: TenantSession, name: str) -> Adapter | None:
 
 
 def list_visible_adapters(
-    session: TenantSession, *, after: str | None = None, limit: int | None = None
+    session: TenantSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    names: Collection[str] | None = None,
 ) -> Sequence[Adapter]:
     """The adapters of which something is visible, by name, with versions and aliases.
 
-    Only those with names behind `after`, and at most `limit` of them.
+    Only those with names behind `after`, at most `limit`; where `names` are given, of these.
     """
     query = _visible_adapters().order_by(Adapter.name)
+    if names is not None:
+        query = query.where(Adapter.name.in_(names))
     if after is not None:
         query = query.where(Adapter.name > after)
     return session.scalars(query.limit(limit)).all()
 
 
-def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
-    """The adapters with a ready version for this base, by name; their own rows only."""
+def list_callable_adapters(
+    session: TenantSession, base_id: str, *, names: Collection[str] | None = None
+) -> Sequence[Adapter]:
+    """The adapters with a ready version for this base, by name; their own rows only.
+
+    Where `names` are given, of these.
+    """
     is_callable = (AdapterVersion.state == VersionState.READY) & (AdapterVersion.base_id == base_id)
     query = select(Adapter).where(Adapter.is_visible.is_(True), Adapter.versions.any(is_callable))
+    if names is not None:
+        query = query.where(Adapter.name.in_(names))
     return session.scalars(query.order_by(Adapter.name)).all()
 
 
@@ -401,14 +414,10 @@ def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence
 def list_stale_uploads_of_all_tenants(
     session: PlatformSession, older_than: datetime
 ) -> Sequence[Upload]:
-    """The uploads that received nothing since this moment, locked; those in use now are left out.
-
-    The oldest first.
-    """
+    """The uploads that received nothing since this moment, the oldest first."""
     query = (
         select(Upload)
         .where(Upload.state == UploadState.RECEIVING, Upload.updated_at < older_than)
         .order_by(Upload.updated_at)
-        .with_for_update(skip_locked=True)
     )
     return session.scalars(query).all()

@@ -13,7 +13,8 @@ from datetime import datetime
 from ..base import utc_now
 from ..errors import InvalidValue, UploadConflict, UploadNotFound
 from ..names import check_adapter_name, check_alias_name
-from ..sessions import PlatformSession, TenantSession
+from ..quotas import service as quotas
+from ..sessions import TenantSession
 from . import repository
 from .models import SHA256_HEX_LENGTH, Upload
 from .states import UploadState, check_upload_transition
@@ -56,11 +57,15 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
 def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     """The upload that waits for the rest of what `new` declares, else a new one.
 
-    So a sender that lost its place finds it again. Raises InvalidValue.
+    So a sender that lost its place finds it again. Raises InvalidValue, and QuotaExceeded for what
+    the tenant has no room for, beside what it has and what is on its way.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
         if _declares_the_same(upload, new):
             return upload
+    check_adapter_name(new.adapter_name)
+    quotas.check_room_for_version(session, new.adapter_name)
+    quotas.check_room_for_upload(session, new.size_bytes)
     return open_upload(session, new)
 
 
@@ -143,16 +148,16 @@ def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
     return _advance(session, upload_id, UploadState.ABANDONED)
 
 
-def abandon_stale(session: PlatformSession, older_than: datetime) -> list[str]:
-    """Expect nothing more of the uploads that received nothing since this moment: their ids.
+def abandon_if_stale(session: TenantSession, upload_id: str, older_than: datetime) -> bool:
+    """Expect nothing more of the upload if it received nothing since this moment.
 
-    Those of all tenants; the caller removes their bytes.
+    False if it did. Raises UploadNotFound.
     """
-    stale = repository.list_stale_uploads_of_all_tenants(session, older_than)
-    for upload in stale:
-        _change_state(upload, UploadState.ABANDONED)
-    session.flush()
-    return [upload.id for upload in stale]
+    upload = get_upload(session, upload_id)
+    if upload.state is not UploadState.RECEIVING or upload.updated_at >= older_than:
+        return False
+    _change_state(upload, UploadState.ABANDONED)
+    return True
 
 
 def list_wanted_aliases(session: TenantSession, version_id: str) -> list[tuple[str, str]]:

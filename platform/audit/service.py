@@ -6,92 +6,115 @@ verifies; the heads say where chains end, so a cut-off tail shows.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from ..base import utc_now
-from ..sessions import PlatformSession, TenantSession
+from ..keyring import Keyring
+from ..locked_rows import lock_or_add
+from ..sessions import PlatformSession, TenantSession, UnitOfWork
+from . import repository
 from .event import Event, Origin
 from .models import (
     HASH_LENGTH,
-    AuditColumns,
     AuditEntry,
     AuditHead,
     PlatformAuditEntry,
     PlatformAuditHead,
 )
+from .repository import PLATFORM_CHAIN
+from .verification import Breach, ChainWalk, Verified, signed_text
 
-PLATFORM_CHAIN = "platform"
-"""What the platform's own chain is called where a tenant's has its id."""
+__all__ = ["PLATFORM_CHAIN", "AuditLog"]
+
 _NO_HASH = bytes(HASH_LENGTH)
 _HEAD_ID = 1
 
+Entry = TypeVar("Entry", AuditEntry, PlatformAuditEntry)
+
 
 class AuditLog:
-    """Appends under one key; whoever verifies needs the same."""
+    """Appends under the server's present secret; each entry names the one that it needs."""
 
-    def __init__(self, key: bytes, *, clock: Callable[[], datetime] = utc_now) -> None:
-        self._key = key
+    def __init__(self, keys: Keyring, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._keys = keys
         self._clock = clock
 
     def record(self, session: TenantSession, origin: Origin, event: Event) -> None:
         """Append to the chain of the session's tenant."""
-        head = session.get(AuditHead, session.tenant_id, with_for_update=True)
-        if head is None:
-            head = AuditHead(number=0, hash=_NO_HASH)
-            session.add(head)
-        entry = AuditEntry(number=head.number + 1, **self._columns(origin, event, head.hash))
-        entry.hash = self.hash_of(session.tenant_id, entry.number, entry)
+        tenant_id = session.tenant_id
+        head = lock_or_add(session, AuditHead(tenant_id=tenant_id, number=0, hash=_NO_HASH))
+        self._append(session, tenant_id, head, AuditEntry(tenant_id=tenant_id), origin, event)
+
+    def record_platform(self, session: PlatformSession, origin: Origin, event: Event) -> None:
+        """Append to the platform's own chain."""
+        head = lock_or_add(session, PlatformAuditHead(id=_HEAD_ID, number=0, hash=_NO_HASH))
+        self._append(session, PLATFORM_CHAIN, head, PlatformAuditEntry(), origin, event)
+
+    def verify(
+        self, session: PlatformSession, chain: str, *, after: int = 0, limit: int | None = None
+    ) -> Verified:
+        """Check the chain (a tenant's id, or `PLATFORM_CHAIN`) from behind the number `after` on.
+
+        At most `limit` entries, so that a long chain can be checked piece by piece: the next piece
+        begins behind the last number that this one found in order.
+        """
+        end = repository.find_end(session, chain)
+        last = end.last_number or 0
+        after = min(after, last)
+        stop = last if limit is None else min(last, after + limit)
+        walk = ChainWalk(self._keys, chain, after=after)
+        breach = _walk_to(session, walk, stop)
+        if breach is None and stop == last:
+            breach = walk.compare(end)
+        is_finished = breach is not None or stop == last
+        return Verified(chain, walk.number, is_finished=is_finished, breach=breach)
+
+    def _append(
+        self,
+        session: UnitOfWork,
+        chain: str,
+        head: AuditHead | PlatformAuditHead,
+        entry: Entry,
+        origin: Origin,
+        event: Event,
+    ) -> None:
+        entry.number = head.number + 1
+        entry.at = self._clock()
+        entry.actor_kind = origin.actor.kind
+        entry.actor_id = origin.actor.id
+        entry.actor_name = origin.actor.name
+        entry.action = event.action
+        entry.resource = event.resource
+        entry.details = event.details
+        entry.request_id = origin.request_id
+        entry.address = origin.address
+        entry.previous_hash = head.hash
+        entry.secret_id = self._keys.current_id
+        entry.hash = self._keys.sign(signed_text(chain, entry))
         session.add(entry)
         head.number, head.hash = entry.number, entry.hash
         session.flush()
 
-    def record_platform(self, session: PlatformSession, origin: Origin, event: Event) -> None:
-        """Append to the platform's own chain."""
-        head = session.get(PlatformAuditHead, _HEAD_ID, with_for_update=True)
-        if head is None:
-            head = PlatformAuditHead(id=_HEAD_ID, number=0, hash=_NO_HASH)
-            session.add(head)
-        number = head.number + 1
-        entry = PlatformAuditEntry(number=number, **self._columns(origin, event, head.hash))
-        entry.hash = self.hash_of(PLATFORM_CHAIN, number, entry)
-        session.add(entry)
-        head.number, head.hash = number, entry.hash
-        session.flush()
 
-    def hash_of(self, chain: str, number: int, entry: AuditColumns) -> bytes:
-        """What the entry's `hash` must be."""
-        fields = [
-            chain,
-            number,
-            entry.at.isoformat(),
-            str(entry.actor_kind),
-            entry.actor_id,
-            entry.actor_name,
-            entry.action,
-            entry.resource,
-            entry.details,
-            entry.request_id,
-            entry.address,
-            entry.previous_hash.hex(),
-        ]
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        return hmac.digest(self._key, text.encode(), hashlib.sha256)
+def _walk_to(session: PlatformSession, walk: ChainWalk, stop: int) -> Breach | None:
+    try:
+        for entry in repository.read_chain(session, walk.chain, first=walk.begin, last=stop):
+            if (breach := walk.step(entry)) is not None:
+                return breach
+    except (ValueError, LookupError):  # of a whole batch: one by one says whose
+        return _walk_slowly(session, walk, stop)
+    return walk.check_reached(stop)
 
-    def _columns(self, origin: Origin, event: Event, previous_hash: bytes) -> dict[str, Any]:
-        return {
-            "at": self._clock(),
-            "actor_kind": origin.actor.kind,
-            "actor_id": origin.actor.id,
-            "actor_name": origin.actor.name,
-            "action": event.action,
-            "resource": event.resource,
-            "details": event.details,
-            "request_id": origin.request_id,
-            "address": origin.address,
-            "previous_hash": previous_hash,
-        }
+
+def _walk_slowly(session: PlatformSession, walk: ChainWalk, stop: int) -> Breach | None:
+    for number in range(walk.number + 1, stop + 1):
+        try:
+            entries = list(repository.read_chain(session, walk.chain, first=number, last=number))
+        except (ValueError, LookupError):
+            return Breach(number, "The entry cannot be read.")
+        breach = walk.step(entries[0]) if entries else walk.check_reached(stop)
+        if breach is not None:
+            return breach
+    return None

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..base import Base, UtcDateTime, utc_now
+from ..base import ID_LENGTH, Base, UtcDateTime, utc_now
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 OWNER_LENGTH = 64
@@ -19,12 +19,16 @@ class IdempotentAnswer(Base):
     __tablename__ = "idempotent_answers"
 
     owner: Mapped[str] = mapped_column(String(OWNER_LENGTH), primary_key=True)
-    """The tenant's id or the operator's: keys of different callers never meet."""
+    """The actor, as `str(Actor)` writes it: keys of different callers never meet."""
     key: Mapped[str] = mapped_column(String(MAX_IDEMPOTENCY_KEY_LENGTH), primary_key=True)
     request_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
-    """Of method, path, query and body: the same key for another request is an error."""
+    """Of method, path, query, tenant and body: the same key for another request is an error."""
+    request_id: Mapped[str] = mapped_column(String(64))
+    """Of the request that took the key: by it the audit log knows whether it changed anything."""
+    server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    """Who serves it."""
     status: Mapped[int | None]
     """None while it runs."""
-    body: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """Encrypted where it holds a secret that is shown once."""
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Headers and body, encrypted; None if it was lost."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, index=True)

@@ -23,6 +23,7 @@ NEVER_ANSWERED = {
     "insecure_secret_file",
     "insufficient_memory",
     "malformed_message",
+    "row_security_missing",
     "unsupported_model",
     # Raised by commands.
     "key_not_found",

@@ -17,6 +17,7 @@ from loraplex.api.services.pushes import Pushed, Pushes
 from loraplex.api.services.staging import Staging
 from loraplex.platform.adapters import service, uploads
 from loraplex.platform.adapters.uploads import NewUpload
+from loraplex.platform.audit.event import BY_SYSTEM
 from loraplex.platform.database import Database
 from loraplex.platform.errors import UploadConflict
 from loraplex.platform.sessions import TenantSession
@@ -131,7 +132,9 @@ def test_a_commit_that_comes_when_another_ends_has_the_same_answer(server: Serve
         with server.database.transaction(server.tenant_id) as session:
             uploads.begin_validation(session, upload_id)
         server.control_plane.gate = gate = asyncio.Event()
-        committing = asyncio.create_task(server.pushes.commit(server.tenant_id, upload_id))
+        committing = asyncio.create_task(
+            server.pushes.commit(server.tenant_id, upload_id, BY_SYSTEM)
+        )
         await asyncio.sleep(0.1)
         server.control_plane.gate = None
         with server.database.transaction(server.tenant_id) as session:

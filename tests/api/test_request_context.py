@@ -26,7 +26,10 @@ class Exchange:
         self.metrics = Metrics(lambda: None)
         self.readiness = Readiness(cast(EngineClient, None))
         self.readiness.is_draining = is_draining
-        runtime = SimpleNamespace(metrics=self.metrics, readiness=self.readiness, tracing=None)
+        settings = SimpleNamespace(allowed_hosts=None)
+        runtime = SimpleNamespace(
+            metrics=self.metrics, readiness=self.readiness, tracing=None, settings=settings
+        )
         state = SimpleNamespace(runtime=runtime)
         self.scope: dict[str, Any] = {
             "type": "http",

@@ -12,7 +12,6 @@ from sqlalchemy.sql.expression import ColumnClause
 
 from loraplex.platform import revisions
 from loraplex.platform.adapters import service as catalog
-from loraplex.platform.adapters import uploads
 from loraplex.platform.adapters.canary import Canary
 from loraplex.platform.adapters.states import AliasAction, UploadState, VersionState
 from loraplex.platform.base import UtcDateTime
@@ -20,6 +19,7 @@ from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import NothingToRollBack
 from support.catalog import make_version
 from support.databases import new_postgres_url, new_sqlite_url
+from support.uploads import abandon_stale
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -175,9 +175,8 @@ def test_what_was_deleted_stays_hidden(url: str, database: Database) -> None:
 
 def test_uploads_are_as_old_as_they_are(url: str, database: Database) -> None:
     database.upgrade()
-    with database.platform_transaction() as session:
-        assert uploads.abandon_stale(session, BEGIN + HOUR) == []
-        assert uploads.abandon_stale(session, BEGIN + 1.01 * HOUR) == ["receiving"]
+    assert abandon_stale(database, BEGIN + HOUR) == []
+    assert abandon_stale(database, BEGIN + 1.01 * HOUR) == ["receiving"]
 
 
 def test_nothing_of_before_is_lost_on_the_way_back(

@@ -24,12 +24,14 @@ from loraplex.platform.adapters.canary import Canary
 from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
 from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import RevisionMismatch
+from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.principal import Scope
 from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.models import Base
 from loraplex.platform.usage import service as usage
 from support.catalog import make_tenant, make_version
 from support.databases import new_postgres_url, new_sqlite_url
+from support.filled_tables import fill_tables
 from support.uploads import bring_upload_to, make_upload
 
 
@@ -64,7 +66,9 @@ def fill(database: Database) -> None:
     """At least one row in every table."""
     tenant_id = make_tenant(database, "acme").id
     with database.transaction(tenant_id) as session:
-        ApiKeyService(b"pepper").issue(session, name="ci", scopes=[Scope.INFER])
+        ApiKeyService(Keyring([b"secret" * 8], "pepper")).issue(
+            session, name="ci", scopes=[Scope.INFER]
+        )
         for state in VersionState:
             make_version(session, content=state, state=state)
         for content in ("one", "two"):
@@ -74,14 +78,14 @@ def fill(database: Database) -> None:
         bring_upload_to(session, make_upload(session), UploadState.ACCEPTED)
         used = usage.Usage(
             request_id="request-1",
-            adapter=None,
             prompt_tokens=1,
             cached_tokens=0,
             completion_tokens=1,
-            tier=None,
             finish_reason="stop",
         )
         usage.record(session, used)
+    with database.platform_transaction() as session:
+        fill_tables(session.connection(), 1)
 
 
 def count_rows(engine: Engine) -> dict[str, int]:

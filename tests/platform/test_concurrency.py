@@ -34,7 +34,7 @@ from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.service import Usage
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
-from support.uploads import make_upload
+from support.uploads import abandon_stale, make_upload
 
 NUM_THREADS = 6
 NUM_ROUNDS = 4
@@ -85,11 +85,9 @@ def test_makes_one_tenant_of_a_slug(database: Database) -> None:
 def test_counts_a_request_once(database: Database, acme: Tenant) -> None:
     used = Usage(
         request_id="request-1",
-        adapter=None,
         prompt_tokens=1,
         cached_tokens=0,
         completion_tokens=1,
-        tier=None,
         finish_reason="stop",
     )
 
@@ -309,8 +307,7 @@ def test_a_stale_upload_is_either_abandoned_or_goes_on(database: Database, acme:
 
     def abandon_or_advance(number: int) -> str:
         if number:
-            with database.platform_transaction() as platform:
-                return "abandoned" if uploads.abandon_stale(platform, moment) else "nothing stale"
+            return "abandoned" if abandon_stale(database, moment) else "nothing stale"
         try:
             with database.transaction(acme.id) as session:
                 uploads.advance_upload(session, upload_id, offset=0, num_bytes=60)

@@ -21,7 +21,7 @@ from loraplex.platform.errors import (
 )
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_version
-from support.uploads import bring_upload_to, make_upload
+from support.uploads import abandon_stale, bring_upload_to, make_upload
 
 DECLARED = NewUpload(
     adapter_name="support-bot",
@@ -221,10 +221,9 @@ def test_abandons_what_nobody_goes_on_with(database: Database, acme: Tenant, bol
                 bring_upload_to(session, upload, state)
                 (stale if state is UploadState.RECEIVING else kept).append(upload)
     states = {upload.id: upload.state for upload in kept}
-    with database.platform_transaction() as session:
-        assert uploads.abandon_stale(session, utc_now() - timedelta(hours=1)) == []
-        assert uploads.abandon_stale(session, utc_now()) == [upload.id for upload in stale]
-        assert uploads.abandon_stale(session, utc_now()) == []
+    assert abandon_stale(database, utc_now() - timedelta(hours=1)) == []
+    assert abandon_stale(database, utc_now()) == [upload.id for upload in stale]
+    assert abandon_stale(database, utc_now()) == []
     for upload in (*stale, *kept):
         with database.transaction(upload.tenant_id, read_only=True) as session:
             state = uploads.get_upload(session, upload.id).state
@@ -237,8 +236,7 @@ def test_an_upload_that_still_receives_is_not_stale(database: Database, acme: Te
     moment = utc_now()
     with database.transaction(acme.id) as session:
         uploads.advance_upload(session, active.id, offset=0, num_bytes=4)
-    with database.platform_transaction() as session:
-        assert uploads.abandon_stale(session, moment) == [idle.id]
+    assert abandon_stale(database, moment) == [idle.id]
     with database.transaction(acme.id) as session:
         assert (
             uploads.advance_upload(session, active.id, offset=4, num_bytes=6).received_bytes == 10

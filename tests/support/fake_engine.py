@@ -47,6 +47,7 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.process import main
+from loraplex.engine.token_journal import TokenCounters
 
 HANG = [1000]
 """Starts and gives one token; ends only by an abort."""
@@ -83,6 +84,8 @@ _NOTHING = EngineStats(
 class FakeCore:
     """Speaks for the engine."""
 
+    _counters: TokenCounters | None = None
+
     def __init__(self, config: EngineConfig) -> None:
         home = Path(config.model)
         with (home / _LIVES_FILE).open("a") as lives:
@@ -108,6 +111,9 @@ class FakeCore:
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
+
+    def count_tokens_in(self, counters: TokenCounters) -> None:
+        self._counters = counters
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -188,6 +194,7 @@ class FakeCore:
             return
         output = self._outputs.get(request.request_id)
         if output is None:
+            self._count_start(request)
             tier = self._fetched.get(request.adapter) if request.adapter else None
             events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
             self._outbox.append(self._stats())
@@ -200,9 +207,19 @@ class FakeCore:
         events.tokens.append(
             TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_guessed)
         )
+        if self._counters and request.journal_slot is not None:
+            self._counters.generate(request.journal_slot, len(output))
         self._outbox.append(events)
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
+
+    def _count_start(self, request: GenerationRequest) -> None:
+        if self._counters and request.journal_slot is not None:
+            self._counters.start(
+                request.journal_slot,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=0,
+            )
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]

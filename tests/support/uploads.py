@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from loraplex.platform.adapters import uploads
+from datetime import datetime
+
+from loraplex.platform.adapters import repository, uploads
 from loraplex.platform.adapters.models import Upload
 from loraplex.platform.adapters.states import UploadState
+from loraplex.platform.database import Database
 from loraplex.platform.sessions import TenantSession
 from support.catalog import make_version
+
+
+def abandon_stale(database: Database, older_than: datetime) -> list[str]:
+    """As upkeep does it: the ids of the uploads of all tenants that it gave up."""
+    with database.platform_transaction(read_only=True) as platform:
+        stale = repository.list_stale_uploads_of_all_tenants(platform, older_than)
+    abandoned = []
+    for upload in stale:
+        with database.transaction(upload.tenant_id) as session:
+            if uploads.abandon_if_stale(session, upload.id, older_than):
+                abandoned.append(upload.id)
+    return abandoned
 
 
 def make_upload(

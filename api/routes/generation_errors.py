@@ -1,0 +1,31 @@
+"""What a request that names a model may end with, before its answer begins."""
+
+from __future__ import annotations
+
+MODEL_ERRORS = ("model_not_found", "adapter_not_ready", "base_mismatch")
+GRAMMAR_ERRORS = ("invalid_grammar", "grammar_not_served", "grammar_failed")
+"""Of a form that the answer is to follow."""
+GENERATION_ERRORS = (
+    *MODEL_ERRORS,
+    "proposer_not_served",
+    "context_length_exceeded",
+    "tenant_queue_full",
+    "rate_limited",
+    "too_many_requests_at_once",
+    "insufficient_quota",
+    "adapter_loading",
+    "adapter_load_failed",
+    "adapter_too_large",
+    "adapter_deleted",
+    "adapter_quarantined",
+    "request_quarantined",
+    "numerical_error",
+    "store_unavailable",
+    "store_denied",
+    "stale_extent",
+    "engine_error",
+    "engine_restarted",
+    "engine_unavailable",
+    "overloaded",
+    "deadline_exceeded",
+)

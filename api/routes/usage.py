@@ -1,0 +1,189 @@
+"""`/v1/usage` and `/admin/usage`: what was used, summed as the caller asks, as JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import date
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ...platform.errors import InvalidValue, RequestNotFound
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ...platform.usage import service as ledger
+from ...platform.usage.models import UsageRecord
+from ...platform.usage.repository import Group, GroupKey, UsageQuery, UsageSum
+from ..auth import require, require_operator
+from ..contract import answers
+from ..json_response import json_response
+from ..pages import MAX_PAGE, Page, PageRequest
+from ..runtime import CurrentRuntime
+from ..schemas.adapters import PageView
+from ..schemas.usage import UsageRecordView, UsageView
+
+router = APIRouter()
+
+Reader = Annotated[Principal, Depends(require(Scope.USAGE_READ))]
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
+ReadSums = Callable[[UsageQuery], Awaitable[Sequence[UsageSum]]]
+
+CSV = "text/csv"
+_SEPARATOR = "/"
+"""In cursors: no slug and no adapter's name has one."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which days are meant, and by what they are kept apart."""
+
+    query: UsageQuery
+    page: PageRequest
+
+
+def select_usage(
+    page: Page,
+    since: Annotated[date | None, Query(description="The first day, in UTC.")] = None,
+    until: Annotated[date | None, Query(description="The first day that is not meant.")] = None,
+    group_by: Annotated[list[Group] | None, Query(max_length=len(Group))] = None,
+    adapter: Annotated[
+        str | None, Query(max_length=64, description="Of this adapter; empty: the base model.")
+    ] = None,
+) -> Selection:
+    """What the query asks for. Raises InvalidValue."""
+    asked = set(group_by or (Group.DAY, Group.ADAPTER, Group.VERSION))
+    if Group.VERSION in asked:
+        asked.add(Group.ADAPTER)
+    groups = tuple(group for group in Group if group in asked)
+    after = None if page.after is None else _parse_cursor(page.after, groups)
+    return Selection(UsageQuery(groups, since, until, adapter, after=after), page)
+
+
+Selected = Annotated[Selection, Depends(select_usage)]
+
+
+@router.get("/v1/usage")
+@answers(PageView[UsageView], also=(CSV,))
+async def get_usage(
+    request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
+) -> Response:
+    """The tenant's sums, of the adapters that the key may see."""
+    if Group.TENANT in selection.query.groups:
+        raise InvalidValue("A tenant sees its own usage only.", param="group_by")
+
+    async def read(query: UsageQuery) -> Sequence[UsageSum]:
+        return await runtime.control_plane.read(
+            principal.tenant_id,
+            lambda session: ledger.sum_usage(
+                session, query._replace(adapter_names=principal.adapters)
+            ),
+        )
+
+    return await _answer(request, selection, read)
+
+
+@router.get("/admin/usage")
+@answers(PageView[UsageView], also=(CSV,))
+async def get_usage_of_all_tenants(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Operator,
+    selection: Selected,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """Everybody's sums, or those of one tenant."""
+
+    async def read(query: UsageQuery) -> Sequence[UsageSum]:
+        return await runtime.control_plane.read_all_tenants(
+            lambda session: ledger.sum_usage_of_all_tenants(
+                session, query._replace(tenant_slug=tenant)
+            )
+        )
+
+    return await _answer(request, selection, read)
+
+
+@router.get("/v1/usage/requests/{request_id}")
+@answers(UsageRecordView, errors=("request_not_found",))
+async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
+    """The ledger's row of one request."""
+    row = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: ledger.get_record(session, request_id)
+    )
+    if not principal.may_use(row.adapter_name):
+        raise RequestNotFound
+    return json_response(_record_view(row))
+
+
+async def _answer(request: Request, selection: Selection, read: ReadSums) -> Response:
+    query, page = selection.query, selection.page
+    if CSV in request.headers.get("accept", ""):
+        lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read)
+        return StreamingResponse(lines, media_type=CSV)
+    rows = await read(query._replace(limit=page.num_rows))
+    return json_response(
+        page.answer(
+            rows,
+            view=lambda row: _view(row, query.groups),
+            cursor=lambda row: _SEPARATOR.join(str(part) for part in row.key),
+        )
+    )
+
+
+async def _csv_lines(
+    query: UsageQuery, rows: Sequence[UsageSum], read: ReadSums
+) -> AsyncIterator[str]:
+    """Everything, in parts; `rows` are the first, read before the answer begins."""
+    names = [str(group) for group in query.groups]
+    yield _csv_text([[*names, *_SUM_NAMES]])
+    while rows:
+        yield _csv_text([[*row.key, *row[1:]] for row in rows])
+        rows = await read(query._replace(after=rows[-1].key, limit=MAX_PAGE))
+
+
+_SUM_NAMES = [field for field in UsageView.__struct_fields__ if field not in set(Group)]
+
+
+def _csv_text(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def _view(row: UsageSum, groups: Sequence[Group]) -> UsageView:
+    key: dict[str, Any] = {str(g): part or None for g, part in zip(groups, row.key, strict=True)}
+    return UsageView(**key, **dict(zip(_SUM_NAMES, row[1:], strict=True)))
+
+
+def _record_view(row: UsageRecord) -> UsageRecordView:
+    return UsageRecordView(
+        request_id=row.request_id,
+        adapter=row.adapter_name,
+        version=row.adapter_version,
+        digest=row.adapter_digest,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        completion_tokens=row.completion_tokens,
+        finish_reason=row.finish_reason,
+        tier=row.tier,
+        load_ms=row.load_ms,
+        key_id=row.key_id,
+        ended_at=row.created_at,
+    )
+
+
+def _parse_cursor(text: str, groups: Sequence[Group]) -> GroupKey:
+    parts = text.split(_SEPARATOR)
+    try:
+        return tuple(_parse_part(group, part) for group, part in zip(groups, parts, strict=True))
+    except ValueError:
+        raise InvalidValue("It is no `next_after` of this list.", param="after") from None
+
+
+def _parse_part(group: Group, part: str) -> str | date | int:
+    if group is Group.DAY:
+        return date.fromisoformat(part)
+    return int(part) if group is Group.VERSION else part

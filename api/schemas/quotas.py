@@ -1,0 +1,98 @@
+"""A tenant's limits as operators set them, and as the tenant sees what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from pydantic import Field
+
+from ...platform.quotas.limits import MAX_BIG, MAX_COUNT
+from ...platform.quotas.models import Period
+from .request_model import RequestModel
+
+Flow = Annotated[int, Field(ge=1, le=MAX_COUNT)] | None
+BigFlow = Annotated[int, Field(ge=1, le=MAX_BIG)] | None
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)] | None
+Bytes = Annotated[int, Field(ge=0, le=MAX_BIG)] | None
+
+
+class LimitsBody(RequestModel):
+    """All limits of a tenant: one that is not named, or null, is no limit."""
+
+    requests_per_minute: Flow = None
+    input_tokens_per_minute: Flow = None
+    output_tokens_per_minute: Flow = None
+    concurrent_requests: Flow = None
+    tokens_per_period: BigFlow = None
+    """Prompt and completion tokens together."""
+    period: Period = Period.MONTH
+    adapters: Count = None
+    versions_per_adapter: Count = None
+    stored_bytes: Bytes = None
+    keys: Count = None
+    users: Count = None
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "requests_per_minute": 600,
+            "concurrent_requests": 16,
+            "tokens_per_period": 50_000_000,
+            "period": "month",
+        },
+    )
+
+
+class LimitsView(msgspec.Struct, frozen=True):
+    """A tenant's limits; null is no limit."""
+
+    tenant: str
+    """Its slug."""
+    requests_per_minute: int | None
+    input_tokens_per_minute: int | None
+    output_tokens_per_minute: int | None
+    concurrent_requests: int | None
+    tokens_per_period: int | None
+    period: str
+    adapters: int | None
+    versions_per_adapter: int | None
+    stored_bytes: int | None
+    keys: int | None
+    users: int | None
+    object: Literal["quota"] = "quota"
+
+
+class LimitUseView(msgspec.Struct, frozen=True):
+    """One limit, and what is used of it now."""
+
+    limit: int | None
+    """Null is no limit."""
+    used: int | None
+    """Null where nothing is counted, because nothing is limited."""
+    reserved: int
+    """By running requests: the most that they may use; not part of `used`."""
+    remaining: int | None
+    reset_seconds: float | None
+    """Of a rate: until all of it is there again if nothing is used."""
+
+
+class QuotaUseView(msgspec.Struct, frozen=True):
+    """What a tenant may use and own, and what is left now."""
+
+    requests_per_minute: LimitUseView
+    input_tokens_per_minute: LimitUseView
+    output_tokens_per_minute: LimitUseView
+    concurrent_requests: LimitUseView
+    tokens_per_period: LimitUseView
+    adapters: LimitUseView
+    versions_per_adapter: LimitUseView
+    """Of the adapter that has most."""
+    stored_bytes: LimitUseView
+    keys: LimitUseView
+    users: LimitUseView
+    period: str
+    period_begins_at: datetime
+    period_ends_at: datetime
+    object: Literal["quota.use"] = "quota.use"

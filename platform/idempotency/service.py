@@ -1,0 +1,133 @@
+"""Answering a repeated request as the first one was answered, without doing it again.
+
+Kept answers are encrypted: one of them may hold an API key that is shown this once. What was not
+answered before its server stopped is judged by the audit log, which is written with each change:
+a request that changed something is never carried out again, any other may be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import delete, select
+
+from ..audit.repository import list_audited_requests
+from ..base import utc_now
+from ..errors import IdempotencyConflict, IdempotencyInProgress, IdempotentAnswerLost
+from ..locked_rows import lock_or_add
+from ..secrets import IDEMPOTENCY_KEY, derive_key
+from ..sessions import PlatformSession
+from .models import IdempotentAnswer
+
+KEPT_FOR = timedelta(hours=24)
+_NONCE_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedRequest:
+    """A request under an `Idempotency-Key`."""
+
+    owner: str
+    """The actor, as `str(Actor)` writes it."""
+    key: str
+    request_hash: bytes
+    request_id: str
+
+
+class IdempotentAnswers:
+    """Keeps answers, encrypted under a key of the server's secret."""
+
+    def __init__(self, secrets: Sequence[bytes], server_id: str) -> None:
+        """`secrets`: the server's, the present one first; with the others answers are read."""
+        self._ciphers = [AESGCM(derive_key(secret, IDEMPOTENCY_KEY)) for secret in secrets]
+        self._server_id = server_id
+
+    def begin(self, session: PlatformSession, request: KeyedRequest) -> tuple[int, bytes] | None:
+        """Take the key for this request; or the kept status and answer of the one that did.
+
+        Raises IdempotencyConflict, IdempotencyInProgress or IdempotentAnswerLost.
+        """
+        row = lock_or_add(session, self._new_row(request))
+        if row.created_at < utc_now() - KEPT_FOR:
+            session.delete(row)
+            session.flush()
+            row = lock_or_add(session, self._new_row(request))
+        if row.request_id == request.request_id:
+            return None
+        if row.request_hash != request.request_hash:
+            raise IdempotencyConflict
+        if row.status is None:
+            raise IdempotencyInProgress
+        return row.status, self._open(row)
+
+    def finish(
+        self, session: PlatformSession, request: KeyedRequest, status: int, answer: bytes
+    ) -> None:
+        """Keep the answer for those who ask again."""
+        row = session.get_one(IdempotentAnswer, (request.owner, request.key))
+        row.status = status
+        nonce = os.urandom(_NONCE_BYTES)
+        row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
+
+    def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
+        """The request came to no answer worth keeping: it may be sent again."""
+        row = session.get_one(IdempotentAnswer, (request.owner, request.key))
+        _settle(session, [row])
+
+    def recover(self, session: PlatformSession) -> None:
+        """Settle what this server had not answered when it stopped."""
+        mine = select(IdempotentAnswer).where(
+            IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
+        )
+        _settle(session, list(session.scalars(mine)))
+
+    def _new_row(self, request: KeyedRequest) -> IdempotentAnswer:
+        return IdempotentAnswer(
+            owner=request.owner,
+            key=request.key,
+            request_hash=request.request_hash,
+            request_id=request.request_id,
+            server_id=self._server_id,
+            created_at=utc_now(),
+        )
+
+    def _open(self, row: IdempotentAnswer) -> bytes:
+        if row.answer is None:
+            raise IdempotentAnswerLost
+        nonce, sealed = row.answer[:_NONCE_BYTES], row.answer[_NONCE_BYTES:]
+        for cipher in self._ciphers:
+            with suppress(InvalidTag):
+                return cipher.decrypt(nonce, sealed, _context(row))
+        raise IdempotentAnswerLost  # the secret that it was kept under is gone
+
+
+def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
+    """Forget the answers that nobody asks for any more; how many."""
+    oldest = (now or utc_now()) - KEPT_FOR
+    forgotten = session.execute(
+        delete(IdempotentAnswer)
+        .where(IdempotentAnswer.created_at < oldest)
+        .returning(IdempotentAnswer.key)
+    )
+    return len(forgotten.all())
+
+
+def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:
+    """Let those be sent again that changed nothing; the answers of the others are lost."""
+    done = list_audited_requests(session, {row.request_id for row in rows})
+    for row in rows:
+        if row.request_id in done:
+            row.status = 0
+        else:
+            session.delete(row)
+
+
+def _context(row: IdempotentAnswer) -> bytes:
+    """What a kept answer belongs to: under another key it does not open."""
+    return b"\0".join((row.owner.encode(), row.key.encode(), row.request_hash))

@@ -1,0 +1,86 @@
+"""Leases on work that one server at a time may do, by the clock that the servers share.
+
+A lease is renewed while the work goes on. Whose server dies loses it when it expires, and another
+takes the work over; the server itself, which runs at most once, takes it again at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, select
+
+from ..base import utc_now
+from ..locked_rows import lock_or_add
+from ..sessions import PlatformSession
+from .models import JobLease
+
+LEASE = timedelta(seconds=60)
+
+
+def shared_now(session: PlatformSession) -> datetime:
+    """The present moment by the clock that all servers of this database share."""
+    if session.get_bind().dialect.name == "sqlite":
+        return utc_now()  # they share the machine
+    # Not now(): that is when the transaction began, before it waited for locks.
+    moment: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return moment
+
+
+def claim(
+    session: PlatformSession, name: str, server_id: str, *, every: timedelta | None = None
+) -> bool:
+    """Take the lease; False if another server has it, or if the work is not due.
+
+    `every`: the work is due so long after it was last finished.
+    """
+    row = lock_or_add(session, JobLease(name=name))
+    now = shared_now(session)
+    is_free = row.expires_at is None or row.expires_at <= now or row.server_id == server_id
+    if not is_free or not _is_due(row, now, every):
+        return False
+    row.server_id, row.expires_at = server_id, now + LEASE
+    return True
+
+
+def renew(session: PlatformSession, names: Collection[str], server_id: str) -> set[str]:
+    """Put off the leases' expiry; the names of those that the server still has."""
+    held = select(JobLease).where(JobLease.name.in_(names), JobLease.server_id == server_id)
+    rows = session.scalars(held.order_by(JobLease.name).with_for_update()).all()
+    for row in rows:
+        row.expires_at = shared_now(session) + LEASE
+    return {row.name for row in rows}
+
+
+def finish(session: PlatformSession, name: str, server_id: str) -> None:
+    """The work is done, until it is due again."""
+    row = _held(session, name, server_id)
+    if row is not None:
+        row.server_id, row.expires_at, row.finished_at = None, None, shared_now(session)
+
+
+def postpone(session: PlatformSession, name: str, server_id: str, pause: timedelta) -> None:
+    """The work failed: whoever comes after the pause may try again."""
+    row = _held(session, name, server_id)
+    if row is not None:
+        row.server_id, row.expires_at = None, shared_now(session) + pause
+
+
+def forget(session: PlatformSession, name: str, server_id: str) -> None:
+    """The work is done once for all."""
+    row = _held(session, name, server_id)
+    if row is not None:
+        session.delete(row)
+
+
+def _held(session: PlatformSession, name: str, server_id: str) -> JobLease | None:
+    row = session.get(JobLease, name, with_for_update=True)
+    return row if row is not None and row.server_id == server_id else None
+
+
+def _is_due(row: JobLease, now: datetime, every: timedelta | None) -> bool:
+    if every is None or row.finished_at is None:
+        return True
+    # A clock that was set back must not put the work off until it is where it was.
+    return not row.finished_at <= now < row.finished_at + every

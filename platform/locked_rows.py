@@ -1,0 +1,35 @@
+"""Rows that are made when they are first needed, by whoever needs them first."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from sqlalchemy import inspect
+from sqlalchemy.exc import IntegrityError
+
+from .base import Base
+from .sessions import UnitOfWork
+
+Row = TypeVar("Row", bound=Base)
+
+
+def lock_or_add(session: UnitOfWork, new: Row) -> Row:
+    """The row with the primary key of `new`, or `new` itself if there is none yet.
+
+    Locked against other writers until the unit of work ends. Of several that add it at the same
+    time one does, and the others wait for that one's end.
+    """
+    mapper = inspect(type(new))
+    identity = tuple(mapper.primary_key_from_instance(new))
+    row = session.get(type(new), identity, with_for_update=True)
+    if row is not None:
+        return row
+    try:
+        with session.begin_nested():
+            session.add(new)
+        return new
+    except IntegrityError:
+        row = session.get(type(new), identity, with_for_update=True)
+        if row is None:
+            raise
+        return row

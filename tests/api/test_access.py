@@ -1,0 +1,205 @@
+"""Every route against every kind of caller: the answers of `support/access.py`, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from loraplex.api.app import create_app
+from loraplex.api.openapi import api_routes
+from loraplex.platform.base import utc_now
+from loraplex.platform.keys.models import ApiKey
+from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
+from support.access import ROUTES, Access, Kind
+from support.envelopes import check_envelope
+from support.published import DOCUMENT
+from support.server import Caller, ServerUnderTest
+
+REFUSALS = {
+    *("missing_api_key", "invalid_api_key", "tenant_suspended", "tenant_required"),
+    *("insufficient_scope", "tenant_not_found"),
+}
+MISSING = {
+    "name": "no-such-name",
+    "number": "1",
+    "alias": "none",
+    "file": "adapter_config.json",
+    "upload_id": "0" * 36,
+    "model": "no-such-model",
+    "key_id": "0" * 12,
+    "user_id": "0" * 36,
+    "request_id": "req-" + "0" * 24,
+    "slug": "no-such-tenant",
+}
+"""Something that nobody has, for each parameter of a path."""
+
+
+class Sender(NamedTuple):
+    """What a request says of its sender, and what it is told."""
+
+    key: str
+    headers: Mapping[str, str]
+    expected: Callable[[Access], str | None]
+    """The code of the refusal; None if the sender may call."""
+
+
+def always(code: str) -> Callable[[Access], str | None]:
+    return lambda access: None if access.kind is Kind.OPEN else code
+
+
+def only_in_tenants(scopes: frozenset[Scope]) -> Callable[[Access], str | None]:
+    """A caller within a tenant who has these scopes."""
+
+    def expected(access: Access) -> str | None:
+        if access.kind in {Kind.OPERATOR, Kind.ADMINISTRATOR}:
+            return "insufficient_scope"
+        is_allowed = access.scope is None or access.scope in scopes
+        return None if is_allowed else "insufficient_scope"
+
+    return expected
+
+
+def only_outside(role: OperatorRole) -> Callable[[Access], str | None]:
+    """An operator of this role who acts on no tenant."""
+
+    def expected(access: Access) -> str | None:
+        if access.kind is Kind.TENANT:
+            return "tenant_required"
+        is_barred = access.kind is Kind.ADMINISTRATOR and role is not OperatorRole.ADMIN
+        return "insufficient_scope" if is_barred else None
+
+    return expected
+
+
+@pytest.fixture(scope="module")
+def senders(server: ServerUnderTest) -> dict[str, Sender]:
+    """One of each kind."""
+    tenant = server.make_caller("access")
+    suspended = server.make_caller("access-suspended")
+    admin = server.make_operator("access-admin")
+    viewer = server.make_operator("access-viewer", OperatorRole.VIEWER)
+    gone = server.make_operator("access-gone")
+    with httpx.Client(base_url=server.url, headers=_bearer(admin)) as http:
+        http.patch("/admin/tenants/access-suspended", json={"suspended": True}).raise_for_status()
+        http.patch("/admin/operators/access-gone", json={"disabled": True}).raise_for_status()
+    revoked, expired = _issue(tenant, "revoked"), _issue(tenant, "expired")
+    tenant.http.delete(f"/v1/keys/{revoked['id']}").raise_for_status()
+    _expire(server, tenant, expired["id"])
+    everything = frozenset(Scope)
+    on_tenant = {"x-loraplex-tenant": "access"}
+    found = {
+        "none": Sender("", {}, always("missing_api_key")),
+        "malformed": Sender("lpx_live_short", {}, always("invalid_api_key")),
+        "unknown": Sender(_with_other_secret(tenant.key), {}, always("invalid_api_key")),
+        "revoked": Sender(revoked["key"], {}, always("invalid_api_key")),
+        "expired": Sender(expired["key"], {}, always("invalid_api_key")),
+        "disabled operator": Sender(gone, {}, always("invalid_api_key")),
+        "suspended": Sender(suspended.key, {}, always("tenant_suspended")),
+        "tenant": Sender(tenant.key, {}, only_in_tenants(everything)),
+        "tenant that names another": Sender(
+            tenant.key, {"x-loraplex-tenant": "resident"}, only_in_tenants(everything)
+        ),
+        "admin": Sender(admin, {}, only_outside(OperatorRole.ADMIN)),
+        "viewer": Sender(viewer, {}, only_outside(OperatorRole.VIEWER)),
+        "admin in tenant": Sender(admin, on_tenant, only_in_tenants(everything)),
+        "viewer in tenant": Sender(viewer, on_tenant, only_in_tenants(READING_SCOPES)),
+        "admin in suspended tenant": Sender(
+            admin, {"x-loraplex-tenant": "access-suspended"}, only_in_tenants(everything)
+        ),
+        "admin in no such tenant": Sender(
+            admin, {"x-loraplex-tenant": "no-such-tenant"}, always("tenant_not_found")
+        ),
+    }
+    for scope in Scope:
+        others = everything - {scope}
+        caller = server.make_caller(f"access-not-{scope.value.replace(':', '-')}", list(others))
+        found[f"without {scope}"] = Sender(caller.key, {}, only_in_tenants(others))
+    return found
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _issue(caller: Caller, name: str) -> dict[str, Any]:
+    answer = caller.http.post("/v1/keys", json={"name": name, "scopes": list(Scope)})
+    assert answer.status_code == 201, answer.text
+    issued: dict[str, Any] = answer.json()
+    return issued
+
+
+def _expire(server: ServerUnderTest, caller: Caller, key_id: str) -> None:
+    database = server.database
+    with database.transaction(caller.tenant_id) as session:
+        session.get_one(ApiKey, key_id).expires_at = utc_now() - timedelta(1)
+    database.close()
+
+
+def _with_other_secret(key: str) -> str:
+    """A well-formed key of a known id that is not the key."""
+    return key[:22] + key[22:].swapcase()
+
+
+def test_the_table_has_exactly_the_routes_there_are() -> None:
+    app = create_app(None)  # type: ignore[arg-type]  # nothing is served
+    routes = {
+        f"{method} {route.path_format}" for route in api_routes(app) for method in route.methods
+    }
+    assert routes == set(ROUTES)
+
+
+def test_what_the_document_says_of_access_is_the_table() -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            access = ROUTES[f"{method.upper()} {path}"]
+            security = operation["security"]
+            match access.kind:
+                case Kind.OPEN:
+                    assert not security or {} in security
+                case Kind.ANY:
+                    assert security == [{"tenantKey": []}, {"operatorKey": []}]
+                case Kind.TENANT:
+                    assert security == [
+                        {"tenantKey": [access.scope]},
+                        {"operatorKey": [access.scope]},
+                    ]
+                case Kind.OPERATOR:
+                    assert security == [{"operatorKey": ["admin", "viewer"]}]
+                case Kind.ADMINISTRATOR:
+                    assert security == [{"operatorKey": ["admin"]}]
+
+
+def concrete(path: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_answers_each_kind_of_caller_as_documented(
+    route: str, server: ServerUnderTest, senders: dict[str, Sender]
+) -> None:
+    method, path = route.split(" ", 1)
+    with httpx.Client(base_url=server.url) as http:
+        for kind, sender in senders.items():
+            answer = http.request(
+                method,
+                concrete(path, MISSING),
+                headers={
+                    "content-type": "application/json",
+                    **_bearer(sender.key),
+                    **sender.headers,
+                },
+                content=b"{}" if method in {"POST", "PUT", "PATCH"} else None,
+            )
+            expected = sender.expected(ROUTES[route])
+            if expected is not None:
+                check_envelope(answer, expected)
+                continue
+            code = None if answer.is_success else answer.json()["error"]["code"]
+            missing = "slug" in path and code == "tenant_not_found"
+            assert missing or code not in REFUSALS, (kind, answer.text)
+            assert answer.status_code < 500, (kind, answer.text)

@@ -1,0 +1,142 @@
+"""`Idempotency-Key`: a request that is sent again is answered as before, and done once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loraplex.api.app import create_app
+from loraplex.api.idempotency import _is_concerned
+from loraplex.platform.idempotency.models import IdempotentAnswer
+from support.server import Caller, ServerUnderTest
+
+GENERATIONS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
+GENERATIONS |= {"/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"}
+
+
+def create_key(caller: Caller, key: str, name: str = "ci", **headers: str) -> httpx.Response:
+    body = {"name": name, "scopes": ["infer"]}
+    return caller.http.post("/v1/keys", json=body, headers={"idempotency-key": key, **headers})
+
+
+def names_of_keys(caller: Caller) -> list[str]:
+    return [key["name"] for key in caller.http.get("/v1/keys").json()["data"]]
+
+
+def code(answer: httpx.Response) -> str:
+    return str(answer.json()["error"]["code"])
+
+
+def test_a_repeated_request_is_answered_as_the_first_and_done_once(caller: Caller) -> None:
+    first = create_key(caller, "k-1")
+    again = create_key(caller, "k-1")
+    assert first.status_code == 201
+    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers.get("etag") == first.headers.get("etag")
+    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    assert names_of_keys(caller).count("ci") == 1
+    assert create_key(caller, "k-2").content != first.content
+    assert names_of_keys(caller).count("ci") == 2
+
+
+def test_what_is_kept_does_not_show_the_secret(server: ServerUnderTest, caller: Caller) -> None:
+    secret = create_key(caller, "k-secret").json()["key"].encode()
+    with server.database.platform_transaction(read_only=True) as session:
+        rows = session.query(IdempotentAnswer).filter_by(key="k-secret").all()
+    kept = [row.answer or b"" for row in rows]
+    assert any(kept)
+    assert not any(secret in answer or secret[-20:] in answer for answer in kept)
+
+
+def test_the_same_key_for_another_request_is_a_conflict(caller: Caller) -> None:
+    create_key(caller, "k-1")
+    assert code(create_key(caller, "k-1", "other")) == "idempotency_conflict"
+    other_path = caller.http.post("/v1/users", headers={"idempotency-key": "k-1"})
+    assert code(other_path) == "idempotency_conflict"
+    assert "other" not in names_of_keys(caller)
+
+
+def test_keys_of_different_callers_never_meet(caller: Caller, resident: Caller) -> None:
+    first = create_key(caller, "k-shared")
+    second = create_key(resident, "k-shared")
+    assert "idempotent-replayed" not in second.headers
+    assert first.json()["id"] != second.json()["id"]
+
+
+def test_what_was_refused_may_be_sent_again(caller: Caller) -> None:
+    headers = {"idempotency-key": "k-1"}
+    wrong = caller.http.post("/v1/keys", json={"name": ""}, headers=headers)
+    assert wrong.status_code == 400
+    assert create_key(caller, "k-1").status_code == 201
+    for _ in range(2):
+        missing = caller.http.delete("/v1/keys/nokeynokey00", headers={"idempotency-key": "k-2"})
+        assert code(missing) == "key_not_found"
+        assert "idempotent-replayed" not in missing.headers
+
+
+def test_an_answer_without_a_body_is_repeated(caller: Caller, adapters: list[Path]) -> None:
+    caller.push(adapters[0], "bot", aliases=["prod"])
+    headers = {"idempotency-key": "k-1"}
+    answers = [
+        caller.http.delete("/v1/adapters/bot/aliases/prod", headers=headers) for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [204, 204]
+    assert answers[1].headers["idempotent-replayed"] == "true"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "two words", "ü"])
+def test_a_key_that_is_none_is_refused(caller: Caller, key: str) -> None:
+    answer = caller.http.delete("/v1/keys/x", headers=[(b"idempotency-key", key.encode())])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "Idempotency-Key"
+
+
+def test_without_a_right_key_it_says_so(server: ServerUnderTest) -> None:
+    headers = {"idempotency-key": "k-1", "authorization": "Bearer lpx_live_unknown"}
+    answer = httpx.post(f"{server.url}/v1/keys", headers=headers, content=b"{")
+    assert code(answer) == "invalid_api_key"
+
+
+def test_of_many_at_once_one_is_done(caller: Caller) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: create_key(caller, "k-1"), range(16)))
+    done = [answer for answer in answers if answer.status_code == 201]
+    waiting = [answer for answer in answers if answer.status_code != 201]
+    assert len({answer.content for answer in done}) == 1
+    assert {code(answer) for answer in waiting} <= {"idempotency_in_progress"}
+    assert all(answer.headers["x-should-retry"] == "true" for answer in waiting)
+    assert names_of_keys(caller).count("ci") == 1
+
+
+def test_generations_are_not_kept(resident: Caller) -> None:
+    body = {"model": "bot", "prompt": "Hi", "max_tokens": 1}
+    headers = {"idempotency-key": "k-1"}
+    answers = [resident.http.post("/v1/completions", json=body, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["id"] != answers[1].json()["id"]
+
+
+def test_no_route_that_changes_something_is_left_out() -> None:
+    app = create_app(None)  # type: ignore[arg-type]  # the schema needs no runtime
+    paths: dict[str, Any] = app.openapi()["paths"]
+    left_out = {
+        path
+        for path, methods in paths.items()
+        for method in methods
+        if method in {"post", "put", "patch", "delete"} and not is_concerned(method, path)
+    }
+    assert left_out <= GENERATIONS
+    assert "/v1/chat/completions" in left_out
+
+
+def is_concerned(method: str, path: str) -> bool:
+    headers = [(b"idempotency-key", b"k")]
+    return _is_concerned(
+        {"type": "http", "method": method.upper(), "path": path, "headers": headers}
+    )

@@ -1,0 +1,347 @@
+"""An account is settled exactly once, wherever its server dies and however long the database is
+away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import select
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.residency import Tier
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.metrics import Metrics
+from loraplex.api.services import metering
+from loraplex.api.services.generation import Outcome, TokenCounts
+from loraplex.api.services.metering import Account, Metering
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import Overloaded
+from loraplex.engine.token_journal import TokenCounters, TokenJournal
+from loraplex.platform.adapters.registry import AdapterRef
+from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable
+from loraplex.platform.keys.principal import Actor, ActorKind, Principal, Scope
+from loraplex.platform.models import Reservation, UsageRecord
+from loraplex.platform.quotas import service as quotas
+from loraplex.platform.quotas.service import Demand
+from support.catalog import make_digest, make_tenant
+from support.databases import copy_of_migrated_sqlite
+
+NUM_SLOTS = 4
+WHOLE = Outcome(TokenCounts(10, 4, 7), Tier.HOST, "stop", 2.5)
+BROKEN = Outcome(TokenCounts(), None, "aborted")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Engine:
+    """What metering asks of the engine's client."""
+
+    def __init__(self) -> None:
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+
+    async def until_gone(self, request_ids: object) -> None:
+        await self.is_idle.wait()
+
+
+class Life:
+    """One life of a server, with its journal."""
+
+    def __init__(self, home: Path) -> None:
+        self.database = Database(f"sqlite:///{home / 'loraplex.db'}")
+        self.control_plane = ControlPlane(self.database, b"secret" * 8)
+        self.journal = TokenJournal(home / "journal", num_slots=NUM_SLOTS)
+        self.counters = TokenCounters(home / "journal")
+        self.engine = Engine()
+        self.metering = Metering(
+            journal=self.journal,
+            engine=cast(EngineClient, self.engine),
+            control_plane=self.control_plane,
+            metrics=Metrics(lambda: None),
+        )
+
+    def open(self, principal: Principal, request_id: str = "req-1", num_slots: int = 2) -> Account:
+        """An account whose request is reserved, and of which 9 tokens are generated so far."""
+        account = self.metering.open(
+            request_id,
+            principal,
+            ADAPTER,
+            sequence_ids=[f"{request_id}-{index}" for index in range(num_slots)],
+            counts_prompt=[index == 0 for index in range(num_slots)],
+        )
+        demand = Demand(
+            request_id=request_id, key_id=None, adapter=ADAPTER, input_tokens=10, output_tokens=20
+        )
+        with self.database.transaction(principal.tenant_id) as session:
+            quotas.reserve(session, demand, server_id="here")
+        for slot in account.slots:
+            self.counters.start(slot, num_prompt_tokens=10, num_cached_tokens=4)
+        self.counters.generate(account.slots[0], 9)
+        return account
+
+    def die(self) -> None:
+        """Nothing is written any more; what is in the file stays."""
+        self.counters.close()
+        self.journal.close()
+        self.control_plane.close()
+
+
+ADAPTER = AdapterRef(
+    key=AdapterKey("tenant", make_digest("weights")),
+    adapter_id="a",
+    version_id="v",
+    tenant_slug="acme",
+    name="bot",
+    version=3,
+    state=VersionState.READY,
+    base_id="base",
+    object_sha256="",
+    size_bytes=1,
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    copy_of_migrated_sqlite(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def principal(home: Path) -> Iterator[Principal]:
+    database = Database(f"sqlite:///{home / 'loraplex.db'}")
+    tenant = make_tenant(database, "acme")
+    actor = Actor(ActorKind.KEY, "key", "key")
+    yield Principal(
+        tenant_id=tenant.id,
+        tenant_slug="acme",
+        actor=actor,
+        scopes=frozenset(Scope),
+        key_id="key-1",
+    )
+    database.close()
+
+
+def rows(life: Life) -> list[tuple[object, ...]]:
+    with life.database.platform_transaction(read_only=True) as session:
+        found = session.scalars(select(UsageRecord)).all()
+        assert session.scalars(select(Reservation)).all() == [], "all is settled"
+    return [
+        (r.request_id, r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.finish_reason)
+        for r in found
+    ]
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def dying(*_: object) -> None:
+    raise Killed
+
+
+CRASHES: dict[str, tuple[str, str, tuple[object, ...]]] = {
+    # Where: what dies, and the row that the next life makes or finds.
+    "before the outcome is written": ("journal", "close_request", ("req-1", 10, 4, 9, "aborted")),
+    "before the commit": ("control_plane", "write", ("req-1", 10, 4, 7, "stop")),
+    "before the slots are freed": ("journal", "free", ("req-1", 10, 4, 7, "stop")),
+}
+
+
+@pytest.mark.parametrize("where", CRASHES)
+def test_a_server_that_dies_on_the_way_leaves_one_row(
+    home: Path, principal: Principal, where: str
+) -> None:
+    part, method, expected = CRASHES[where]
+
+    async def first_life() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        with patch.object(getattr(life, part), method, dying), suppress(Killed):
+            await life.metering._settle_whole(account, WHOLE)
+            await asyncio.gather(*life.metering._tasks)
+        life.die()
+
+    async def second_life() -> None:
+        life = Life(home)
+        await life.metering.recover()
+        await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == [expected]
+        await life.metering.close()
+        life.die()
+
+    run(first_life())
+    run(second_life())
+    run(second_life())
+
+
+def test_while_the_database_is_away_outcomes_wait_on_the_disk(
+    home: Path, principal: Principal
+) -> None:
+    async def outage() -> None:
+        life = Life(home)
+        await life.metering.recover()
+        synced: list[object] = []
+        accounts = [life.open(principal, name, 1) for name in ("a", "b", "c", "d")]
+        life.control_plane.watch.is_away = True
+        with patch.object(TokenJournal, "sync", lambda _, slots: synced.append(slots)):
+            for account in accounts[:3]:
+                await life.metering.settle(account, WHOLE)
+        assert synced == [account.slots for account in accounts[:3]]
+        assert life.metering.num_unsettled == 3
+        with pytest.raises(DatabaseUnavailable):  # no slot is left
+            life.open(principal, "e")
+        life.die()
+
+    async def back() -> None:
+        life = Life(home)
+        life.control_plane.watch.is_away = True
+        with patch.object(metering, "RETRY_SECONDS", 0.01):
+            await life.metering.recover()
+            assert life.metering.num_unsettled == 4
+            await asyncio.sleep(0.05)
+            assert life.metering.num_unsettled == 4
+            life.control_plane.watch.is_away = False
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert sorted(rows(life)) == [
+            ("a", 10, 4, 7, "stop"),
+            ("b", 10, 4, 7, "stop"),
+            ("c", 10, 4, 7, "stop"),
+            ("d", 10, 4, 9, "aborted"),
+        ]
+        await life.metering.close()
+        life.die()
+
+    run(outage())
+    run(back())
+
+
+def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Principal) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        commit = life.control_plane.write
+
+        async def commit_and_lose(*args: Any) -> None:
+            await commit(*args)
+            raise DatabaseUnavailable
+
+        with patch.object(metering, "RETRY_SECONDS", 0.01):
+            await life.metering.recover()
+            with patch.object(life.control_plane, "write", commit_and_lose):
+                await life.metering.settle(account, WHOLE)
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == [("req-1", 10, 4, 7, "stop")]
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_a_broken_answer_is_charged_when_the_engine_has_let_go_of_it(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        life.engine.is_idle.clear()
+        await life.metering.settle(account, BROKEN)
+        assert num_rows(life) == 0
+        life.counters.generate(account.slots[1], 5)  # before it hears of the end
+        life.engine.is_idle.set()
+        await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == [("req-1", 10, 4, 14, "aborted")]
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def num_rows(life: Life) -> int:
+    with life.database.platform_transaction(read_only=True) as session:
+        return len(session.scalars(select(UsageRecord)).all())
+
+
+def test_the_slots_of_an_answer_cut_at_a_stop_string_wait_for_the_engine(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        life.engine.is_idle.clear()
+        await life.metering.settle(account, WHOLE)
+        assert rows(life) == [("req-1", 10, 4, 7, "stop")]
+        assert life.journal.num_free == NUM_SLOTS - 2
+        life.engine.is_idle.set()
+        await until(lambda: life.journal.num_free == NUM_SLOTS)
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_a_request_that_never_ran_costs_nothing_and_leaves_no_reservation(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        for slot in account.slots:
+            life.journal.reset(slot)
+        await life.metering.settle(account, BROKEN)
+        await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == []
+        life.metering.discard(life.metering.open("x", principal, None, **ONE_SEQUENCE))
+        assert life.journal.num_free == NUM_SLOTS
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+ONE_SEQUENCE: dict[str, Any] = {"sequence_ids": ["x-0"], "counts_prompt": [True]}
+
+
+def test_more_requests_than_slots_are_refused(home: Path, principal: Principal) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        for number in range(NUM_SLOTS):
+            life.metering.open(f"{number}", principal, None, **ONE_SEQUENCE)
+        with pytest.raises(Overloaded):
+            life.metering.open("x", principal, None, **ONE_SEQUENCE)
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_what_cannot_be_understood_keeps_no_server_from_starting(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        life.journal.open(b"\xc1 garbage", [True])
+        life.open(principal)
+        life.die()
+        life = Life(home)
+        await life.metering.recover()
+        await until(lambda: life.journal.num_free == NUM_SLOTS - 1)
+        assert rows(life) == [("req-1", 10, 4, 9, "aborted")]
+        await life.metering.close()
+        life.die()
+
+    run(scenario())

@@ -1,0 +1,103 @@
+"""The published OpenAPI document: current, complete, and what the server serves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import schemathesis
+
+from loraplex.api.app import create_app
+from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.openapi import openapi_json
+from loraplex.api.schemas.request_model import RequestModel
+from support.published import DOCUMENT, OPEN_PATHS, PRINTED
+from support.server import ServerUnderTest
+
+UNSEEN = {
+    # Refused before a route is known.
+    "malformed_request",
+    "headers_too_large",
+    "host_not_allowed",
+    "method_not_allowed",
+    # What becomes of a version, read in its `reason`.
+    "quantization_drift",
+}
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_the_document_is_current() -> None:
+    app = create_app(None)  # type: ignore[arg-type]  # the document needs no runtime
+    assert PRINTED.read_bytes() == openapi_json(app), "run `make docs`"
+
+
+def test_the_document_is_served_to_everybody(server: ServerUnderTest) -> None:
+    answer = httpx.get(f"{server.url}/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.content == PRINTED.read_bytes()
+
+
+def test_the_document_is_valid() -> None:
+    schemathesis.openapi.from_dict(DOCUMENT).validate()
+
+
+def test_every_operation_says_what_it_does_takes_and_answers() -> None:
+    names = [operation["operationId"] for _, _, operation in operations()]
+    assert len(names) == len(set(names)) >= 30
+    tags = {tag["name"]: tag["description"] for tag in DOCUMENT["tags"]}
+    assert all(tags.values())
+    for path, method, operation in operations():
+        assert operation["summary"], (method, path)
+        assert set(operation["tags"]) <= set(tags)
+        successes = [status for status in operation["responses"] if status < "300"]
+        assert successes, (method, path)
+        for status in successes:
+            assert ("content" in operation["responses"][status]) == (status != "204")
+        if path not in OPEN_PATHS:
+            assert {"401", "403", "500", "503"} <= set(operation["responses"]), (method, path)
+            assert operation["security"], (method, path)
+
+
+def test_what_is_open_is_said_to_be() -> None:
+    def is_open(operation: dict[str, Any]) -> bool:
+        return not operation["security"] or {} in operation["security"]
+
+    assert {path for path, _, operation in operations() if is_open(operation)} == OPEN_PATHS
+
+
+def test_every_code_is_an_answer_of_some_route() -> None:
+    assert set(DOCUMENT["components"]["examples"]) == set(ERROR_CODES) - UNSEEN
+
+
+def all_models(model: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
+    for derived in model.__subclasses__():
+        yield derived
+        yield from all_models(derived)
+
+
+BODIES = [
+    model
+    for model in all_models()
+    if any(
+        model.__name__ in json.dumps(operation.get("requestBody", ""))
+        for _, _, operation in operations()
+    )
+]
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_the_examples_of_a_body_are_taken_and_fit_its_schema(model: type[RequestModel]) -> None:
+    assert model.examples
+    schema = {"$ref": f"#/components/schemas/{model.__name__}", **DOCUMENT}
+    for example in model.examples:
+        model.model_validate_json(json.dumps(example))
+        jsonschema.validate(example, schema)

@@ -1,0 +1,290 @@
+"""Limits over HTTP: set by operators, seen by tenants, said with every answer and refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from sqlalchemy import select
+
+from loraplex.api.limit_headers import duration
+from loraplex.platform.audit.models import AuditEntry
+from loraplex.platform.keys.principal import OperatorRole
+from support.envelopes import check_envelope
+from support.server import Caller, ServerUnderTest
+from support.waiting import wait_for
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def operator(server: ServerUnderTest) -> Iterator[httpx.Client]:
+    key = server.make_operator("quotas-admin")
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}) as client:
+        yield client
+
+
+@pytest.fixture
+def limit(operator: httpx.Client, caller: Caller) -> Callable[..., dict[str, Any]]:
+    """Sets the caller's limits."""
+
+    def put(**limits: Any) -> dict[str, Any]:
+        answer = operator.put(f"/admin/tenants/{caller.slug}/quota", json=limits)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    return put
+
+
+def complete(caller: Caller, **changes: Any) -> httpx.Response:
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True, **changes}
+    return caller.http.post("/v1/completions", json=body)
+
+
+def use_of(caller: Caller) -> dict[str, Any]:
+    answer = caller.http.get("/v1/quota")
+    assert answer.status_code == 200
+    use: dict[str, Any] = answer.json()
+    return use
+
+
+def num_running(caller: Caller) -> int:
+    number: int = use_of(caller)["concurrent_requests"]["used"]
+    return number
+
+
+def test_without_limits_answers_say_nothing_of_them(caller: Caller) -> None:
+    answer = complete(caller)
+    assert answer.is_success
+    assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+    use = use_of(caller)
+    assert use["requests_per_minute"]["limit"] is None
+    assert use["concurrent_requests"]["used"] == 0
+
+
+def test_answers_and_refusals_say_what_is_left(
+    caller: Caller, limit: Callable[..., dict[str, Any]]
+) -> None:
+    limit(requests_per_minute=2, output_tokens_per_minute=1000)
+    answer = complete(caller)
+    assert answer.is_success
+    assert answer.headers["x-ratelimit-limit-requests"] == "2"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+    assert answer.headers["x-ratelimit-reset-requests"] == "30s"
+    assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "996"
+    complete(caller)
+    refused = complete(caller)
+    check_envelope(refused, "rate_limited")
+    assert refused.headers["x-should-retry"] == "true"
+    assert 0 < int(refused.headers["retry-after-ms"]) <= 30_000
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "2 requests per minute" in refused.json()["error"]["message"]
+
+
+def test_streams_say_it_too(caller: Caller, limit: Callable[..., dict[str, Any]]) -> None:
+    limit(requests_per_minute=5)
+    raw = caller.openai.completions.with_raw_response.create(
+        model="tiny", prompt=PROMPT, max_tokens=2, stream=True
+    )
+    assert raw.headers["x-ratelimit-remaining-requests"] == "4"
+    assert list(raw.parse())
+
+
+def test_the_official_client_does_not_retry_what_no_waiting_mends(
+    caller: Caller, limit: Callable[..., dict[str, Any]]
+) -> None:
+    limit(tokens_per_period=10)
+    assert complete(caller).is_success
+    client = caller.openai.with_options(max_retries=5)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4)
+    assert refused.value.code == "insufficient_quota"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert "2 are left, and this may use 8" in refused.value.message
+    budget = use_of(caller)["tokens_per_period"]
+    assert (budget["used"], budget["reserved"], budget["remaining"]) == (8, 0, 2)
+
+
+def test_the_output_that_was_not_generated_is_given_back(
+    caller: Caller, limit: Callable[..., dict[str, Any]]
+) -> None:
+    text = complete(caller, temperature=0).json()["choices"][0]["text"]
+    limit(output_tokens_per_minute=100, tokens_per_period=1000)
+    answer = complete(caller, temperature=0, max_tokens=60, stop=[text])
+    num_tokens = answer.json()["usage"]["completion_tokens"]
+    assert num_tokens < 60
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "40"
+    use = use_of(caller)
+    assert use["output_tokens_per_minute"]["remaining"] >= 100 - num_tokens
+    assert use["tokens_per_period"]["used"] == 2 * len(PROMPT) + 4 + num_tokens
+
+
+def test_counts_requests_at_once_and_lets_them_go_when_their_caller_goes(
+    caller: Caller, limit: Callable[..., dict[str, Any]]
+) -> None:
+    limit(concurrent_requests=1)
+    long = {"model": "tiny", "prompt": PROMPT, "max_tokens": 480, "ignore_eos": True}
+    body = {**long, "n": 8, "speculation": "off", "temperature": 1.0, "stream": True}
+    with caller.http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()  # kept: without it the stream is closed
+        next(lines)
+        refused = complete(caller)
+        check_envelope(refused, "too_many_requests_at_once")
+        assert refused.headers["x-should-retry"] == "true"
+    wait_for(lambda: num_running(caller) == 0, seconds=20)
+    assert complete(caller).is_success
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "nobody/has-this"}, {"prompt": [10**6]}, {"max_tokens": 10**6}, {"n": 99}],
+)
+def test_a_request_that_never_runs_leaves_nothing_behind(
+    caller: Caller,
+    limit: Callable[..., dict[str, Any]],
+    changes: dict[str, Any],
+) -> None:
+    limit(input_tokens_per_minute=100, output_tokens_per_minute=100, tokens_per_period=10**9)
+    assert complete(caller, **changes).is_client_error
+    use = use_of(caller)
+    assert use["concurrent_requests"]["used"] == 0
+    assert use["tokens_per_period"]["used"] == use["tokens_per_period"]["reserved"] == 0
+    for rate in ("input_tokens_per_minute", "output_tokens_per_minute"):
+        assert use[rate]["remaining"] == 100
+
+
+# --- what a tenant owns -------------------------------------------------------------------------
+
+
+def test_refuses_an_upload_for_which_there_is_no_room(
+    caller: Caller, limit: Callable[..., dict[str, Any]], adapters: list[Path]
+) -> None:
+    pushed = caller.push(adapters[0], "bot")
+    size = use_of(caller)["stored_bytes"]["used"]
+    assert size == pushed["size_bytes"]
+    upload = {"config": {}, "size_bytes": 1, "sha256": "0" * 64}
+    for limits, name, what in (
+        ({"adapters": 1}, "other", "1 adapters"),
+        ({"versions_per_adapter": 1}, "bot", "1 versions of one adapter"),
+        ({"stored_bytes": size}, "bot", f"{size} stored bytes"),
+    ):
+        limit(**limits)
+        refused = caller.http.post(f"/v1/adapters/{name}/uploads", json=upload)
+        check_envelope(refused, "quota_exceeded")
+        assert what in refused.json()["error"]["message"]
+    again = caller.push(adapters[0], "bot", aliases=["prod"])
+    assert again["version"] == pushed["version"], "what is there already takes no room"
+
+
+def test_refuses_the_version_that_grew_beyond_the_room_while_it_was_pushed(
+    caller: Caller, limit: Callable[..., dict[str, Any]], adapters: list[Path]
+) -> None:
+    caller.push(adapters[0], "bot")
+    weights = (adapters[1] / "adapter_model.safetensors").read_bytes()
+    upload = _begin_upload(caller, adapters[1], weights)
+    limit(versions_per_adapter=1)
+    caller.http.put(
+        f"/v1/uploads/{upload}/content?offset=0",
+        content=weights,
+        headers={"content-type": "application/octet-stream"},
+    )
+    for _ in range(2):
+        refused = caller.http.post(f"/v1/uploads/{upload}/commit")
+        check_envelope(refused, "quota_exceeded")
+    assert use_of(caller)["versions_per_adapter"]["used"] == 1
+
+
+def _begin_upload(caller: Caller, folder: Path, weights: bytes) -> str:
+    declaration = {
+        "config": json.loads((folder / "adapter_config.json").read_text()),
+        "size_bytes": len(weights),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    upload_id: str = caller.http.post("/v1/adapters/bot/uploads", json=declaration).json()["id"]
+    return upload_id
+
+
+# --- the limits themselves ----------------------------------------------------------------------
+
+
+def test_operators_replace_limits_as_they_read_them(caller: Caller, operator: httpx.Client) -> None:
+    path = f"/admin/tenants/{caller.slug}/quota"
+    before = operator.get(path)
+    assert before.json()["tenant"] == caller.slug
+    body = {"keys": 5, "period": "day"}
+    changed = operator.put(path, json=body, headers={"if-match": before.headers["etag"]})
+    assert changed.json() == {**before.json(), **body}
+    assert operator.get(path).headers["etag"] == changed.headers["etag"]
+    stale = operator.put(path, json={}, headers={"if-match": before.headers["etag"]})
+    check_envelope(stale, "etag_mismatch")
+    assert operator.get(path).json() == changed.json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"requests_per_minute": 0}, {"keys": -1}, {"users": 2**31}, {"period": "week"}, {"key": 1}],
+)
+def test_refuses_limits_that_make_no_sense(
+    caller: Caller, operator: httpx.Client, body: dict[str, Any]
+) -> None:
+    refused = operator.put(f"/admin/tenants/{caller.slug}/quota", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == next(iter(body))
+
+
+def test_nobody_else_sets_limits(caller: Caller, server: ServerUnderTest) -> None:
+    path = f"/admin/tenants/{caller.slug}/quota"
+    check_envelope(caller.http.get(path), "insufficient_scope")
+    check_envelope(caller.http.put(path, json={}), "insufficient_scope")
+    viewer = server.make_operator("quotas-viewer", OperatorRole.VIEWER)
+    headers = {"authorization": f"Bearer {viewer}"}
+    assert httpx.get(server.url + path, headers=headers).is_success
+    refused = httpx.put(server.url + path, headers=headers, json={})
+    check_envelope(refused, "insufficient_scope")
+
+
+def test_a_tenant_that_is_not_there_has_no_limits(operator: httpx.Client) -> None:
+    check_envelope(operator.get("/admin/tenants/nobody/quota"), "tenant_not_found")
+    check_envelope(operator.put("/admin/tenants/nobody/quota", json={}), "tenant_not_found")
+
+
+def test_every_change_is_in_the_audit_log(
+    caller: Caller, limit: Callable[..., dict[str, Any]], server: ServerUnderTest
+) -> None:
+    limit(keys=5)
+    limit(keys=5)
+    limit(keys=5, users=2)
+    database = server.database
+    with database.transaction(caller.tenant_id, read_only=True) as session:
+        entries = session.scalars(select(AuditEntry).order_by(AuditEntry.number)).all()
+    database.close()
+    assert [(entry.action, entry.details) for entry in entries] == [
+        ("quota.set", {"keys": 5}),
+        ("quota.set", {"users": 2}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0ms"),
+        (0.0115, "12ms"),
+        (0.9999, "1s"),
+        (1.0, "1s"),
+        (7.66, "7.66s"),
+        (59.9999, "1m0s"),
+        (60.0, "1m0s"),
+        (61.5, "1m1.5s"),
+        (3600.0, "60m0s"),
+    ],
+)
+def test_writes_durations_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,114 @@
+"""Who may call which route: the one table, written by hand. A route that is not in it fails.
+
+What the code declares beside its routes is compared with it, never made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from loraplex.platform.keys.principal import Scope
+
+
+class Kind(Enum):
+    """Whose a route is."""
+
+    OPEN = "open"
+    """Nobody's: answered without a key."""
+    ANY = "any"
+    """Of everybody with a valid key."""
+    TENANT = "tenant"
+    """A tenant's own resource: of its keys with the scope, and of operators who name the tenant."""
+    OPERATOR = "operator"
+    """Of operators who act on no tenant."""
+    ADMINISTRATOR = "administrator"
+    """Of those among them who may change something."""
+
+
+class Access(NamedTuple):
+    kind: Kind
+    scope: Scope | None = None
+
+
+OPEN = Access(Kind.OPEN)
+ANY = Access(Kind.ANY)
+INFER = Access(Kind.TENANT, Scope.INFER)
+READ = Access(Kind.TENANT, Scope.ADAPTERS_READ)
+WRITE = Access(Kind.TENANT, Scope.ADAPTERS_WRITE)
+USAGE = Access(Kind.TENANT, Scope.USAGE_READ)
+AUDIT = Access(Kind.TENANT, Scope.AUDIT_READ)
+KEYS = Access(Kind.TENANT, Scope.KEYS_MANAGE)
+USERS = Access(Kind.TENANT, Scope.USERS_MANAGE)
+OPERATOR = Access(Kind.OPERATOR)
+ADMINISTRATOR = Access(Kind.ADMINISTRATOR)
+
+ROUTES: Mapping[str, Access] = {
+    "GET /health": OPEN,
+    "GET /ready": OPEN,
+    "GET /metrics": OPEN,
+    "GET /openapi.json": OPEN,
+    "GET /v1/me": ANY,
+    "POST /v1/chat/completions": INFER,
+    "POST /v1/completions": INFER,
+    "POST /v1/responses": INFER,
+    "POST /v1/embeddings": INFER,
+    "POST /tokenize": INFER,
+    "POST /detokenize": INFER,
+    "GET /v1/models": INFER,
+    "GET /v1/models/{model}": INFER,
+    "GET /v1/base": READ,
+    "GET /v1/base/layout": READ,
+    "GET /v1/adapters": READ,
+    "GET /v1/adapters/{name}": READ,
+    "DELETE /v1/adapters/{name}": WRITE,
+    "GET /v1/adapters/{name}/deletions": READ,
+    "GET /v1/adapters/{name}/versions": READ,
+    "GET /v1/adapters/{name}/versions/{number}": READ,
+    "DELETE /v1/adapters/{name}/versions/{number}": WRITE,
+    "GET /v1/adapters/{name}/versions/{number}/history": READ,
+    "GET /v1/adapters/{name}/versions/{number}/readiness": READ,
+    "GET /v1/adapters/{name}/versions/{number}/files/{file}": READ,
+    "PUT /v1/adapters/{name}/versions/{number}/pin": WRITE,
+    "DELETE /v1/adapters/{name}/versions/{number}/pin": WRITE,
+    "POST /v1/adapters/{name}/versions/{number}/prefetch": WRITE,
+    "GET /v1/adapters/{name}/aliases": READ,
+    "PUT /v1/adapters/{name}/aliases/{alias}": WRITE,
+    "DELETE /v1/adapters/{name}/aliases/{alias}": WRITE,
+    "GET /v1/adapters/{name}/aliases/{alias}/history": READ,
+    "POST /v1/adapters/{name}/aliases/{alias}/rollback": WRITE,
+    "POST /v1/adapters/{name}/uploads": WRITE,
+    "GET /v1/uploads/{upload_id}": WRITE,
+    "PUT /v1/uploads/{upload_id}/content": WRITE,
+    "POST /v1/uploads/{upload_id}/commit": WRITE,
+    "GET /v1/keys": KEYS,
+    "POST /v1/keys": KEYS,
+    "GET /v1/keys/{key_id}": KEYS,
+    "DELETE /v1/keys/{key_id}": KEYS,
+    "POST /v1/keys/{key_id}/rotate": KEYS,
+    "GET /v1/users": USERS,
+    "POST /v1/users": USERS,
+    "GET /v1/users/{user_id}": USERS,
+    "PATCH /v1/users/{user_id}": USERS,
+    "GET /v1/quota": USAGE,
+    "GET /v1/usage": USAGE,
+    "GET /v1/usage/requests/{request_id}": USAGE,
+    "GET /v1/audit": AUDIT,
+    "GET /admin/audit": OPERATOR,
+    "GET /admin/audit/verification": OPERATOR,
+    "GET /admin/usage": OPERATOR,
+    "GET /admin/tenants": OPERATOR,
+    "POST /admin/tenants": ADMINISTRATOR,
+    "GET /admin/tenants/{slug}": OPERATOR,
+    "PATCH /admin/tenants/{slug}": ADMINISTRATOR,
+    "GET /admin/tenants/{slug}/quota": OPERATOR,
+    "PUT /admin/tenants/{slug}/quota": ADMINISTRATOR,
+    "GET /admin/operators": OPERATOR,
+    "POST /admin/operators": ADMINISTRATOR,
+    "GET /admin/operators/{name}": OPERATOR,
+    "PATCH /admin/operators/{name}": ADMINISTRATOR,
+    "GET /admin/operators/{name}/keys": OPERATOR,
+    "POST /admin/operators/{name}/keys": ADMINISTRATOR,
+    "DELETE /admin/operators/{name}/keys/{key_id}": ADMINISTRATOR,
+}

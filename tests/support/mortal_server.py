@@ -1,0 +1,198 @@
+"""Servers that are killed and started again, fast: over the fake engine, from one warm process.
+
+`python -m support.mortal_server BASE DATA_DIR PORT [URL]` imports everything once. For each line on
+its standard input it forks a server, and says its process id.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import httpx
+import msgspec
+
+from loraplex.api import runtime
+from loraplex.api.runtime import JOURNAL_FILE
+from loraplex.api.server import bind, run_server
+from loraplex.api.services.metering import Owner
+from loraplex.api.settings import Settings
+from loraplex.engine.client import EngineClient
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.supervisor import RestartPolicy
+from loraplex.engine.token_journal import SLOT_BYTES
+from support.server import ServerUnderTest, child_environment, free_port
+from support.waiting import wait_for
+
+FAKE_ENGINE = (sys.executable, "-P", "-m", "support.fake_engine")
+_SLOT = struct.Struct("@8Q")
+
+
+class Counted(NamedTuple):
+    """What the journal says of one sequence, whether or not its slot was freed since."""
+
+    prompt: int
+    cached: int
+    generated: int
+
+
+@dataclass
+class MortalServer:
+    """A server, of which there are several lives one after another."""
+
+    nursery: subprocess.Popen[str]
+    url: str
+    settings: Settings
+    log: Path
+    pid: int = 0
+    evidence: dict[tuple[str, int], Counted] = field(default_factory=dict)
+    """By request and position of the sequence: what engines have counted, as far as collected."""
+
+    def start(self) -> None:
+        """Begin a life; returns once it serves."""
+        assert self.nursery.stdin is not None
+        assert self.nursery.stdout is not None
+        self.nursery.stdin.write("start\n")
+        self.nursery.stdin.flush()
+        self.pid = int(self.nursery.stdout.readline())
+        wait_for(self.is_ready, seconds=60)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready").is_success
+        except httpx.TransportError:
+            assert Path(f"/proc/{self.pid}").exists(), self.log.read_text()[-4000:]
+            return False
+
+    def engine_pid(self) -> int | None:
+        """The engine's process; None while there is none."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        for child in children:
+            try:
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+            except FileNotFoundError:
+                continue
+            if b"fake_engine" in command:
+                return int(child)
+        return None
+
+    def kill(self) -> None:
+        """End this life at once, and its engine with it; keep what the engine has counted."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.collect_evidence()
+
+    def stop(self) -> None:
+        """End this life in order."""
+        os.kill(self.pid, signal.SIGTERM)
+        wait_for(lambda: not is_alive(self.pid), seconds=60)
+        self.collect_evidence()
+
+    def collect_evidence(self) -> None:
+        """Read every slot that was ever used, past the product's own code; no engine may run."""
+        path = self.settings.data_dir / JOURNAL_FILE
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            content = file.read()
+        for start in range(0, len(content), SLOT_BYTES):
+            words = _SLOT.unpack_from(content, start)
+            if length := words[6]:
+                owner = content[start + _SLOT.size : start + _SLOT.size + length]
+                request_id = msgspec.msgpack.decode(owner, type=Owner).request_id
+                _, position, counts_prompt, prompt, cached, generated, *_ = words
+                is_counted = bool(counts_prompt)
+                self.evidence[request_id, position] = Counted(
+                    prompt * is_counted, cached * is_counted, generated
+                )
+
+    @property
+    def counted(self) -> dict[str, Counted]:
+        """By request, over its sequences; only what engines have begun."""
+        sums: dict[str, Counted] = {}
+        for (request_id, _), counted in self.evidence.items():
+            before = sums.get(request_id, Counted(0, 0, 0))
+            sums[request_id] = Counted(*map(sum, zip(before, counted, strict=True)))
+        return {name: sum_ for name, sum_ in sums.items() if sum_.prompt or sum_.generated}
+
+    def as_server(self) -> ServerUnderTest:
+        """For making tenants and looking into the database."""
+        return ServerUnderTest(self.url, None, self.settings, self.log)  # type: ignore[arg-type]
+
+
+def is_alive(pid: int) -> bool:
+    """It runs; a process that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def mortal_server(
+    base: Path, data_dir: Path, *, database: str | None = None
+) -> Iterator[MortalServer]:
+    """A place for servers; none runs yet."""
+    data_dir.mkdir(exist_ok=True)
+    port, log = free_port(), data_dir / "server.log"
+    command = [sys.executable, "-P", "-m", "support.mortal_server"]
+    arguments = [str(base), str(data_dir), str(port), *([database] if database else [])]
+    with log.open("ab") as output:
+        nursery = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+            env=child_environment(),
+        )
+    settings = Settings(data_dir=data_dir, database=database)
+    server = MortalServer(nursery, f"http://127.0.0.1:{port}", settings, log)
+    try:
+        yield server
+    finally:
+        if server.pid and is_alive(server.pid):
+            os.kill(server.pid, signal.SIGKILL)
+        nursery.communicate(timeout=60)
+
+
+def main(base: str, data_dir: str, port: str, database: str | None = None) -> None:
+    """Fork a server for each line that is read."""
+    child = 0
+    for _ in sys.stdin:
+        if child:
+            os.waitpid(child, 0)
+        child = os.fork()
+        if not child:
+            _serve(Path(base), Settings(data_dir=Path(data_dir), database=database), int(port))
+        sys.stdout.write(f"{child}\n")
+        sys.stdout.flush()
+
+
+def _serve(base: Path, settings: Settings, port: int) -> None:
+    restarts = RestartPolicy(first_delay_seconds=0.02, max_delay_seconds=0.05, max_deaths=1000)
+    client = partial(EngineClient, command=FAKE_ENGINE, restarts=restarts)
+    os.dup2(2, 1)  # what is said to the test is the parent's to say
+    with patch.object(runtime, "EngineClient", client):
+        run_server(
+            settings,
+            EngineConfig(str(base)),
+            listener=bind("127.0.0.1", port),
+            announce=lambda _: None,
+            on_drain=lambda _: None,
+        )
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

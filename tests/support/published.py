@@ -1,0 +1,12 @@
+"""The OpenAPI document as it is committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PRINTED = Path(__file__).parents[2] / "docs" / "openapi.json"
+DOCUMENT: dict[str, Any] = json.loads(PRINTED.read_text())
+OPEN_PATHS = {"/health", "/ready", "/metrics", "/openapi.json"}
+"""What is answered without a key."""
