@@ -22,10 +22,10 @@ from loraplex.api.settings import Settings
 from loraplex.platform.database import Database
 from loraplex.platform.keys.principal import OperatorRole, Scope
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.models import UsageRecord
 from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
 from loraplex.platform.tenants import service as tenants
-from loraplex.platform.usage.models import UsageRecord
 from support.waiting import wait_for
 
 LORAPLEX = (sys.executable, "-m", "loraplex")
