@@ -18,6 +18,7 @@ from .routes import (
     models,
     operations,
     operators,
+    requests,
     residency,
     tenants,
     uploads,
@@ -45,6 +46,6 @@ def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
         root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators):
+    for module in (me, keys, users, tenants, operators, requests):
         root.include_router(module.router)
     return root

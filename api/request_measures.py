@@ -14,6 +14,13 @@ class RequestMeasures:
 
     model: str | None = None
     """The pinned name."""
+    adapter_name: str | None = None
+    """None for the base model, as the next."""
+    adapter_version: int | None = None
+    tier: str | None = None
+    """Where the adapter was when the request came."""
+    load_ms: float | None = None
+    """How long the load took that it waited for."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None

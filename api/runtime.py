@@ -54,6 +54,7 @@ from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.quantization_contract import QuantizationContract, check_reference
 from .services.reconciliation import Reconciliation
+from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
 from .services.staging import Staging
@@ -77,6 +78,7 @@ class Runtime:
     deletions: Deletions
     downloads: Downloads
     reconciliation: Reconciliation
+    request_log: RequestLog
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -192,6 +194,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
 
+        request_log = RequestLog(control_plane)
+        stack.push_async_callback(request_log.close)
         started_at = int(time.time())
         await metering.recover()
         await presence.start()
@@ -200,6 +204,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         for service in (pushes, attestations, deletions):
             await service.recover()
         reconciliation.start()
+        request_log.start()
         garbage.start()
         yield Runtime(
             settings=settings,
@@ -211,6 +216,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             deletions=deletions,
             downloads=downloads,
             reconciliation=reconciliation,
+            request_log=request_log,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,

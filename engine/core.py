@@ -46,6 +46,7 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
     RequestStarted,
@@ -60,6 +61,7 @@ from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
 from .request import Request
+from .request_reports import list_requests
 from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.draft_loading import load_draft_model
@@ -236,6 +238,8 @@ class EngineCore:
             case ExplainAdapter(key):
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
+            case ListRequests():
+                self._outbox.append(list_requests(message, self._scheduler, self._clock()))
             case _:
                 assert_never(message)
 

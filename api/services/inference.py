@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -80,6 +81,13 @@ class Running:
     started: RequestStarted
 
 
+class OpenRequest(NamedTuple):
+    """A generation that was admitted and has not ended."""
+
+    order: Order
+    generation: Generation
+
+
 class Inference:
     """Starts generations; one for the server."""
 
@@ -106,9 +114,14 @@ class Inference:
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
+        self._open: dict[str, OpenRequest] = {}
 
     def close(self) -> None:
         self._threads.close()
+
+    def find_open(self, request_id: str) -> OpenRequest | None:
+        """The request of this id that this server is generating for."""
+        return self._open.get(request_id)
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -173,6 +186,9 @@ class Inference:
         Raises ApiError, an EngineError or a LimitReached.
         """
         order.measures.model = order.model.name
+        if order.model.adapter is not None:
+            order.measures.adapter_name = order.model.adapter.name
+            order.measures.adapter_version = order.model.adapter.version
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
         generation = await self._admit(order)
@@ -222,9 +238,10 @@ class Inference:
         ]
 
         async def meter(outcome: Outcome) -> None:
+            self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
 
-        return Generation(
+        generation = Generation(
             counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
@@ -233,6 +250,8 @@ class Inference:
             measures=order.measures,
             meter=meter,
         )
+        self._open[order.request_id] = OpenRequest(order, generation)
+        return generation
 
     def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
         return self._metering.open(
