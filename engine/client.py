@@ -273,8 +273,10 @@ class EngineClient:
             fetch.cancel()
         for key in list(self._evictions):
             self._on_evicted(key, EvictionReceipt())
-        for answer in (*self._explanations.values(), *self._lists.values()):
-            answer.cancel()
+        for explanation in self._explanations.values():
+            explanation.cancel()
+        for listing in self._lists.values():
+            listing.cancel()
         self._explanations.clear()
         self._lists.clear()
         for request_id in list(self._in_engine):
@@ -443,7 +445,8 @@ class EngineClient:
         if not self.is_ready:
             raise EngineUnavailable
         number = next(self._list_numbers)
-        answer = self._lists[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RequestList] = asyncio.get_running_loop().create_future()
+        self._lists[number] = answer
         self._send(ListRequests(number, tenant_id, limit))
         await asyncio.wait([answer])
         if answer.cancelled():

@@ -24,6 +24,7 @@ from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.requests import ExplanationView, LiveRequestsView, LiveRequestView, RequestView
+from ..services.inference import OpenRequest
 from ..services.request_explanation import phases_of, summary_of
 from ..services.tenant_names import tenant_names
 
@@ -104,12 +105,7 @@ async def cancel_request(
 ) -> Response:
     """End a request that this server is generating for; its caller gets `request_cancelled`."""
     found = runtime.inference.find_open(request_id)
-    is_mine = (
-        found is not None
-        and found.order.principal.tenant_id == principal.tenant_id
-        and principal.may_use(found.order.model.adapter and found.order.model.adapter.name)
-    )
-    if found is None or not is_mine:
+    if found is None or not _is_theirs(found, principal):
         raise RequestNotFound(f"No request of yours with the id {request_id!r} runs here.")
 
     def note(session: TenantSession) -> Changed[None]:
@@ -218,7 +214,10 @@ def _live(runtime: Runtime, state: RequestState, tenant: str) -> LiveRequestView
 
 def _is_visible(runtime: Runtime, entry: LiveRequestView, principal: Principal) -> bool:
     found = runtime.inference.find_open(entry.request_id)
-    if found is None:
-        return False
+    return found is not None and _is_theirs(found, principal)
+
+
+def _is_theirs(found: OpenRequest, principal: Principal) -> bool:
     adapter = found.order.model.adapter
-    return principal.may_use(adapter and adapter.name)
+    is_same_tenant = found.order.principal.tenant_id == principal.tenant_id
+    return is_same_tenant and principal.may_use(None if adapter is None else adapter.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def operator(server: ServerUnderTest) -> httpx.Client:
-    key = server.make_operator("request-log-operator")
-    return httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"})
+def operator(server: ServerUnderTest) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {server.make_operator('request-log-operator')}"}
+    with httpx.Client(base_url=server.url, headers=headers) as client:
+        yield client
 
 
 def generate(caller: Caller, model: str = "tiny", **options: Any) -> str:
