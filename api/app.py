@@ -30,8 +30,8 @@ from .runtime import Runtime
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and only
-    `operations` is outside of it.
+    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and
+    only `operations` is outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime

@@ -112,7 +112,7 @@ class Settings(BaseSettings):
         return self.data_dir
 
     def load_secrets(self) -> list[bytes]:
-        """The server's secrets, from which every key is derived: the present one, then earlier ones.
+        """The server's secrets, from which every key is derived: the present one first.
 
         Raises InsecureSecretFile.
         """

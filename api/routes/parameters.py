@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Path
@@ -17,26 +16,31 @@ from ...platform.sessions import TenantSession
 from ..auth import require
 from ..runtime import Runtime
 
+_MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
+_MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
 
-def _with_adapter(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """A dependency like `require`, for whom the adapter in the path is there to see.
+
+async def _reader(request: Request, principal: _MayRead) -> Principal:
+    return _with_adapter(request, principal)
+
+
+async def _writer(request: Request, principal: _MayWrite) -> Principal:
+    return _with_adapter(request, principal)
+
+
+def _with_adapter(request: Request, principal: Principal) -> Principal:
+    """The caller, for whom the adapter in the path is there to see.
 
     For a key that is restricted to others it is not there, whether it is or not.
     """
-
-    async def check_adapter(
-        request: Request, principal: Annotated[Principal, Depends(require(scope))]
-    ) -> Principal:
-        name = request.path_params.get("name")
-        if name is not None and not principal.may_use(name):
-            raise no_adapter(name)
-        return principal
-
-    return check_adapter
+    name = request.path_params.get("name")
+    if name is not None and not principal.may_use(name):
+        raise no_adapter(name)
+    return principal
 
 
-Reader = Annotated[Principal, Depends(_with_adapter(Scope.ADAPTERS_READ))]
-Writer = Annotated[Principal, Depends(_with_adapter(Scope.ADAPTERS_WRITE))]
+Reader = Annotated[Principal, Depends(_reader)]
+Writer = Annotated[Principal, Depends(_writer)]
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 
 

@@ -62,7 +62,7 @@ def list_visible_adapters(
 ) -> Sequence[Adapter]:
     """The adapters of which something is visible, by name, with versions and aliases.
 
-    Only those with names behind `after`, at most `limit` of them; where `names` are given, of these.
+    Only those with names behind `after`, at most `limit`; where `names` are given, of these.
     """
     query = _visible_adapters().order_by(Adapter.name)
     if names is not None:

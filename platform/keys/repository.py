@@ -82,7 +82,7 @@ def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
         .where(ApiKey.revoked_at.is_(None))
         .group_by(ApiKey.secret_id)
     )
-    return dict(session.execute(query).tuples().all())
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def _key(key_id: str) -> Select[ApiKey]:

@@ -87,7 +87,7 @@ def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
         .where(OperatorKey.revoked_at.is_(None))
         .group_by(OperatorKey.secret_id)
     )
-    return dict(session.execute(query).tuples().all())
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def _is_active_admin() -> ColumnElement[bool]:

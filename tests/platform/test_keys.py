@@ -16,31 +16,15 @@ from loraplex.platform.errors import (
     KeyNotFound,
     TenantSuspended,
 )
-from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import Principal, Scope
 from loraplex.platform.keys.service import LAST_USED_GRANULARITY, ApiKeyService, IssuedKey
 from loraplex.platform.keys.token import make_token
-from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
+from support.identity import SettableClock, peppers
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-
-
-class SettableClock:
-    """A clock that stands until it is set."""
-
-    def __init__(self, now: datetime) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-def keyring(*secrets: str) -> Keyring:
-    """The peppers of these secrets, the present one first."""
-    return Keyring([secret.encode() * 8 for secret in secrets], API_KEY_PEPPER)
 
 
 @pytest.fixture
@@ -50,7 +34,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 def keys(clock: SettableClock) -> ApiKeyService:
-    return ApiKeyService(keyring("secret"), clock=clock)
+    return ApiKeyService(peppers("secret"), clock=clock)
 
 
 def issue(
@@ -103,7 +87,7 @@ def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
     database: Database, keys: ApiKeyService, acme: Tenant
 ) -> None:
     known, other = issue(database, keys, acme), make_token()
-    forged = ApiKeyService(keyring("secret"))
+    forged = ApiKeyService(peppers("secret"))
     with database.transaction(acme.id) as session:
         session.add(
             ApiKey(id=other.key_id, name="ci", mac=known.key.mac, scopes=[], created_at=NOON)
@@ -121,7 +105,7 @@ def test_refuses_a_key_made_under_another_pepper(
 ) -> None:
     issued = issue(database, keys, acme)
     with pytest.raises(InvalidApiKey):
-        authenticate(database, ApiKeyService(keyring("other")), issued.text)
+        authenticate(database, ApiKeyService(peppers("other")), issued.text)
 
 
 def test_refuses_a_malformed_key_without_asking_the_database(keys: ApiKeyService) -> None:
