@@ -12,6 +12,7 @@ from .routes import (
     aliases,
     chat,
     completions,
+    device,
     files,
     keys,
     me,
@@ -46,6 +47,6 @@ def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
         root.include_router(module.router)
-    for module in (me, keys, users, tenants, operators, requests):
+    for module in (me, keys, users, tenants, operators, requests, device):
         root.include_router(module.router)
     return root

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from ..adapters.errors import ObjectNotFound
 from ..adapters.fetcher import BlockSource, FetchedBlock
-from ..adapters.fetcher_client import FetcherClient
+from ..adapters.fetcher_client import FetcherClient, FetcherStats
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
 from ..engine.checkpoint import locate_model
@@ -79,6 +79,7 @@ class Runtime:
     downloads: Downloads
     reconciliation: Reconciliation
     request_log: RequestLog
+    fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -194,7 +195,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
 
-        request_log = RequestLog(control_plane)
+        request_log = RequestLog(control_plane, metrics)
         stack.push_async_callback(request_log.close)
         started_at = int(time.time())
         await metering.recover()
@@ -217,6 +218,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             downloads=downloads,
             reconciliation=reconciliation,
             request_log=request_log,
+            fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,

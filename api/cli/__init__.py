@@ -28,6 +28,10 @@ COMMANDS: Mapping[str, str] = {
     "keys": "Issue, list, rotate and revoke a tenant's API keys.",
     "users": "Let people into a tenant, as what, and no longer.",
     "tenants": "Make, list, weigh, suspend and resume tenants.",
+    "requests": "What became of requests, and what runs now.",
+    "chat": "Talk to an adapter or the base.",
+    "top": "Watch a server: what runs, what waits, what its memory holds.",
+    "doctor": "Check this machine's installation, and the server that commands ask.",
     "operators": "Make the first operator, and manage the others.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
@@ -37,7 +41,20 @@ COMMANDS: Mapping[str, str] = {
 }
 
 ASKING_A_SERVER = frozenset(
-    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators"}
+    {
+        "login",
+        "logout",
+        "whoami",
+        "adapters",
+        "keys",
+        "users",
+        "requests",
+        "chat",
+        "top",
+        "doctor",
+        "tenants",
+        "operators",
+    }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
 database."""

@@ -19,6 +19,7 @@ from ...platform.errors import PlatformError
 from ...platform.requests import service
 from ...platform.requests.models import MODEL_LENGTH, ROUTE_LENGTH, RequestLogEntry
 from ..control_plane import ControlPlane
+from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 
 log = structlog.get_logger(__name__)
@@ -34,12 +35,11 @@ GENERATING_ROUTES = frozenset(
 class RequestLog:
     """One for the server."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane
+        self._metrics = metrics
         self._pending: deque[RequestLogEntry] = deque()
         self._task: asyncio.Task[None] | None = None
-        self.num_dropped = 0
-        """Entries that were left out because too many waited to be written."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._write_on())
@@ -69,7 +69,7 @@ class RequestLog:
         if route not in GENERATING_ROUTES:
             return
         if len(self._pending) >= MAX_PENDING:
-            self.num_dropped += 1
+            self._metrics.request_log_dropped.inc()
             return
         self._pending.append(
             RequestLogEntry(
@@ -111,7 +111,7 @@ class RequestLog:
             try:
                 await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
             except PlatformError as exc:
-                self.num_dropped += len(batch)
+                self._metrics.request_log_dropped.inc(len(batch))
                 log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
                 return
 
