@@ -12,11 +12,18 @@ from .routes import (
     aliases,
     chat,
     completions,
+    device,
     files,
+    keys,
+    me,
     models,
     operations,
+    operators,
+    requests,
     residency,
+    tenants,
     uploads,
+    users,
 )
 from .runtime import Runtime
 
@@ -24,8 +31,8 @@ from .runtime import Runtime
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` needs a key: the dependency stands on the root router, and only
-    `operations` is outside of it.
+    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and
+    only `operations` is outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
@@ -39,5 +46,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 def _closed_routes() -> APIRouter:
     root = APIRouter(dependencies=[Depends(authenticate)])
     for module in (chat, completions, models, adapters, aliases, residency, files, uploads):
+        root.include_router(module.router)
+    for module in (me, keys, users, tenants, operators, requests, device):
         root.include_router(module.router)
     return root

@@ -6,23 +6,27 @@ It reads headers only: FastAPI runs it before the dependencies that read a body.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import Request
 
 from ..platform.audit.event import Origin
-from ..platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
-from ..platform.keys.token import OPERATOR_PREFIX
+from ..platform.keys.principal import (
+    AnyPrincipal,
+    OperatorPrincipal,
+    OperatorRole,
+    Principal,
+    Scope,
+)
+from ..platform.networks import Network, is_within
 from .errors import ApiError
+from .peer_address import peer_address
 from .runtime import Runtime, current_runtime
 
 TENANT_HEADER = "x-loraplex-tenant"
 """By which an operator says on which tenant it acts."""
-
-AnyPrincipal = Principal | OperatorPrincipal
 
 
 async def authenticate(
@@ -32,19 +36,17 @@ async def authenticate(
 
     Raises ApiError or a PlatformError.
     """
-    token = bearer_token(request)
-    control_plane = runtime.control_plane
-    if not token.startswith(OPERATOR_PREFIX):
-        principal = await control_plane.authenticate(token)
-        request.state.tenant_id = principal.tenant_id
-        return principal
-    operator = await control_plane.authenticate_operator(token)
-    slug = request.headers.get(TENANT_HEADER)
-    if slug is None:
-        return operator
-    principal = await control_plane.act_on_tenant(operator, slug)
-    request.state.tenant_id = principal.tenant_id
-    return principal
+    caller = await runtime.control_plane.authenticate(
+        bearer_token(request), request.headers.get(TENANT_HEADER)
+    )
+    address = peer_address(request, runtime.settings.trusted_proxies)
+    request.state.address = address
+    if isinstance(caller, Principal):
+        if caller.networks is not None and not is_within(address, caller.networks):
+            raise ApiError("address_not_allowed")
+        request.state.tenant_id = caller.tenant_id
+        request.state.key_id = caller.key_id
+    return caller
 
 
 Caller = Annotated[AnyPrincipal, Depends(authenticate)]
@@ -80,17 +82,19 @@ def require_operator(
 
 def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
     """Where the request comes from, for the audit log."""
-    address = None if request.client is None else request.client.host
-    return Origin(caller.actor, request.state.request_id, address)
+    address = request.state.address
+    return Origin(caller.actor, request.state.request_id, None if address is None else str(address))
 
 
-def check_metrics_access(request: Request, token: str | None) -> None:
+def check_metrics_access(
+    request: Request, token: str | None, trusted_proxies: Sequence[Network]
+) -> None:
     """Metrics show all tenants: the operator's token opens them, or, without one, this machine.
 
     Raises ApiError.
     """
     if token is None:
-        if not _is_local(request):
+        if not _is_local(request, trusted_proxies):
             raise ApiError("missing_api_key", "Set a metrics token to read them from elsewhere.")
         return
     if not hmac.compare_digest(bearer_token(request).encode(), token.encode()):
@@ -110,8 +114,8 @@ def bearer_token(request: Request) -> str:
     return token.strip()
 
 
-def _is_local(request: Request) -> bool:
-    try:
-        return request.client is not None and ip_address(request.client.host).is_loopback
-    except ValueError:  # a Unix socket has no address: whoever reaches it is here
+def _is_local(request: Request, trusted_proxies: Sequence[Network]) -> bool:
+    if request.client is None:  # a Unix socket has no address: whoever reaches it is here
         return True
+    address = peer_address(request, trusted_proxies)
+    return address is not None and address.is_loopback

@@ -5,33 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import structlog
+
 from ..platform.audit.event import Changed, Origin
 from ..platform.audit.service import AuditLog
 from ..platform.database import Database
-from ..platform.keys.principal import OperatorPrincipal, Principal
+from ..platform.errors import (
+    DatabaseUnavailable,
+    InvalidApiKey,
+    TenantNotFound,
+    TenantSuspended,
+)
+from ..platform.keyring import Keyring
+from ..platform.keys.principal import AnyPrincipal
 from ..platform.keys.service import ApiKeyService
+from ..platform.keys.token import is_operators
 from ..platform.operators.service import OperatorService
-from ..platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY, derive_key
+from ..platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
 from ..platform.sessions import PlatformSession, TenantSession
-from ..platform.tenants import service as tenants
+from ..platform.tenants.access import act_on_tenant
+from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
+from .database_watch import DatabaseWatch
 from .threads import WorkerThreads
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
+STALE_SECONDS = 300.0
 
 
 class ControlPlane:
     """Runs functions inside units of work; what they return is committed."""
 
-    def __init__(self, database: Database, secret: bytes) -> None:
-        """`secret`: the server's, from which the keys of every purpose are derived."""
-        pepper = derive_key(secret, API_KEY_PEPPER)
+    def __init__(
+        self, database: Database, *secrets: bytes, stale_seconds: float = MAX_STALE_SECONDS
+    ) -> None:
+        """`secrets`: the server's, from which the keys of every purpose are derived; the present
+        one first.
+
+        While the database is away, keys are good that were so at most `stale_seconds` ago.
+        """
+        peppers = Keyring(secrets, API_KEY_PEPPER)
         self._database = database
-        self._keys = ApiKeyService(pepper)
-        self._operators = OperatorService(pepper)
-        self._audit_log = AuditLog(derive_key(secret, AUDIT_CHAIN_KEY))
+        self.keys = ApiKeyService(peppers)
+        self.operators = OperatorService(peppers)
+        self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
+        self._auth_cache = AuthCache(stale_seconds=stale_seconds)
         self._threads = WorkerThreads("control-plane", NUM_THREADS)
+        self.watch = DatabaseWatch(database.ping)
 
     async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
         """The query's result, on the tenant's rows. Raises a PlatformError."""
@@ -40,7 +63,7 @@ class ControlPlane:
             with self._database.transaction(tenant_id, read_only=True) as session:
                 return query(session)
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
     async def write(self, tenant_id: str, change: Callable[[TenantSession], Result]) -> Result:
         """The change's result, once it is committed. Raises a PlatformError."""
@@ -49,7 +72,7 @@ class ControlPlane:
             with self._database.transaction(tenant_id) as session:
                 return change(session)
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
     async def change(
         self, tenant_id: str, origin: Origin, change: Callable[[TenantSession], Changed[Result]]
@@ -64,9 +87,10 @@ class ControlPlane:
                 changed = change(session)
                 if changed.event is not None:
                     self._audit_log.record(session, origin, changed.event)
-                return changed.result
+            self._auth_cache.clear()
+            return changed.result
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
     async def change_platform(
         self, origin: Origin, change: Callable[[PlatformSession], Changed[Result]]
@@ -78,9 +102,10 @@ class ControlPlane:
                 changed = change(session)
                 if changed.event is not None:
                     self._audit_log.record_platform(session, origin, changed.event)
-                return changed.result
+            self._auth_cache.clear()
+            return changed.result
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
     async def read_all_tenants(self, query: Callable[[PlatformSession], Result]) -> Result:
         """The query's result, on everybody's rows: for recovery after a start."""
@@ -89,7 +114,7 @@ class ControlPlane:
             with self._database.platform_transaction(read_only=True) as session:
                 return query(session)
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
     async def write_all_tenants(self, change: Callable[[PlatformSession], Result]) -> Result:
         """The change's result, once it is committed, on everybody's rows: for upkeep."""
@@ -98,42 +123,51 @@ class ControlPlane:
             with self._database.platform_transaction() as session:
                 return change(session)
 
-        return await self._threads.run(run)
+        return await self._run(run)
 
-    async def authenticate(self, key: str) -> Principal:
-        """Who calls with this tenant's key. Raises a PlatformError."""
+    async def authenticate(self, token: str, tenant_slug: str | None = None) -> AnyPrincipal:
+        """Who calls with this key, on the tenant of this slug if one is given.
 
-        def run() -> Principal:
+        Known for a few seconds after it was looked up, and for longer while the database is away.
+        Raises a PlatformError: InvalidApiKey,
+        TenantSuspended, or TenantNotFound for a slug that the key has nothing to do with.
+        """
+        known = self._auth_cache.get(token, tenant_slug)
+        if known is not None and is_current(known):
+            return known
+        try:
+            return await self._run(lambda: self._look_up(token, tenant_slug))
+        except DatabaseUnavailable:
+            known = self._auth_cache.get(token, tenant_slug, allow_stale=True)
+            if known is None or not is_current(known):
+                raise
+            return known
+
+    def _look_up(self, token: str, tenant_slug: str | None) -> AnyPrincipal:
+        ticket = self._auth_cache.begin()
+        service = self.operators if is_operators(token) else self.keys
+        try:
+            with self._database.platform_transaction(read_only=True) as session:
+                found = service.authenticate(session, token)
+                principal = act_on_tenant(session, found.principal, tenant_slug)
+        except (InvalidApiKey, TenantSuspended, TenantNotFound):
+            self._auth_cache.drop(token, tenant_slug)
+            raise
+        self._auth_cache.put(token, tenant_slug, principal, ticket)
+        if found.is_use_to_be_noted:
+            self._threads.start(self._note_use, token)
+        return principal
+
+    def _note_use(self, token: str) -> None:
+        service = self.operators if is_operators(token) else self.keys
+        try:
             with self._database.platform_transaction() as session:
-                return self._keys.authenticate(session, key)
+                service.note_use(session, token)
+        except DatabaseUnavailable:
+            log.warning("key_use_not_noted")  # the next look-up tries again
 
-        return await self._threads.run(run)
-
-    async def authenticate_operator(self, key: str) -> OperatorPrincipal:
-        """Which operator calls with this key. Raises a PlatformError."""
-
-        def run() -> OperatorPrincipal:
-            with self._database.platform_transaction(read_only=True) as session:
-                return self._operators.authenticate(session, key)
-
-        return await self._threads.run(run)
-
-    async def act_on_tenant(self, operator: OperatorPrincipal, slug: str) -> Principal:
-        """The operator as a caller within a tenant. Raises TenantNotFound."""
-
-        def run() -> Principal:
-            with self._database.platform_transaction(read_only=True) as session:
-                tenant = tenants.get_tenant(session, slug)
-            return Principal(
-                tenant_id=tenant.id,
-                tenant_slug=tenant.slug,
-                actor=operator.actor,
-                scopes=operator.role.scopes,
-                key_id=None,
-                tenant_weight=tenant.weight,
-            )
-
-        return await self._threads.run(run)
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await self.watch.unless_away(lambda: self._threads.run(work))
 
     def close(self) -> None:
         """Wait for the units of work that run."""

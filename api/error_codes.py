@@ -53,14 +53,32 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "missing_api_key": ErrorCode(401, "No `Authorization: Bearer <key>` was sent."),
     "invalid_api_key": ErrorCode(401, "The key is malformed, unknown, expired or revoked."),
     "insufficient_scope": ErrorCode(403, "The key's scopes do not allow this."),
+    "address_not_allowed": ErrorCode(403, "The key may not be used from this network."),
     "tenant_required": ErrorCode(
         400, "An operator has to say on which tenant it acts: `X-Loraplex-Tenant: <slug>`."
     ),
     "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
     "not_found": ErrorCode(404, "There is nothing at this path."),
     "method_not_allowed": ErrorCode(405, "The path does not know this method."),
+    "etag_mismatch": ErrorCode(
+        412, "The resource is not what `If-Match` names: it was changed since; read it again."
+    ),
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True
+    ),
+    "rate_limited": ErrorCode(
+        429,
+        "The tenant's requests or tokens per minute are used up; the message says which limit, and "
+        "`retry-after-ms` when there is room for this request.",
+        True,
+    ),
+    "too_many_requests_at_once": ErrorCode(
+        429, "The tenant has as many requests running as it may have at once.", True
+    ),
+    "insufficient_quota": ErrorCode(
+        429,
+        "What is left of the tenant's tokens of this day or month is less than the request may "
+        "use; the message says how much that is.",
     ),
     "body_too_large": ErrorCode(413, "The body exceeds the limit of its route."),
     "unsupported_media_type": ErrorCode(
@@ -96,6 +114,7 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
         "The engine stopped, or its numbers broke down, repeatedly under this version: check it "
         "and push a new one.",
     ),
+    "request_cancelled": ErrorCode(409, "Somebody of the tenant, or an operator, ended it."),
     "request_quarantined": ErrorCode(
         422, "The engine stopped twice while this request ran; it is not tried again."
     ),
@@ -104,10 +123,29 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
 PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "tenant_not_found": ErrorCode(404, "No such tenant."),
     "tenant_exists": ErrorCode(409, "A tenant with this slug exists already."),
+    "quota_exceeded": ErrorCode(
+        403,
+        "The tenant has as many adapters, versions, stored bytes, keys or users as its quota "
+        "allows; the message says which. Remove some, or ask the operator for more.",
+    ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
+    "user_not_found": ErrorCode(404, "No such user of this tenant."),
+    "user_exists": ErrorCode(409, "The tenant has a user with this address already."),
+    "operator_not_found": ErrorCode(404, "No such operator."),
+    "operator_exists": ErrorCode(409, "An operator with this name exists already."),
+    "grant_too_wide": ErrorCode(
+        403, "Nobody gives away more than they have; `param` names what goes beyond it."
+    ),
+    "own_account": ErrorCode(403, "Nobody changes their own role, or disables themselves."),
+    "last_administrator": ErrorCode(
+        409,
+        "The last active owner of a tenant, or administrator of the platform, can neither be "
+        "disabled nor be given another role.",
+    ),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
+    "request_not_found": ErrorCode(404, "No such request for this key, or its entry is too old."),
     "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
     "alias_not_found": ErrorCode(404, "The adapter has no such alias."),

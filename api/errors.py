@@ -87,7 +87,7 @@ def error_response(request: Request, error: ApiError) -> Response:
     headers = {"x-should-retry": "true" if error.published.retryable else "false"}
     if error.published.retryable:
         seconds = error.retry_after_seconds or _retry_seconds(request, error.code)
-        headers["retry-after-ms"] = str(round(seconds * 1000))
+        headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
         headers["retry-after"] = str(math.ceil(seconds))
     if error.published.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -124,7 +124,8 @@ def as_api_error(error: Exception) -> ApiError:
             param = getattr(error, "param", None)
             return _published(error.code, str(error), param, error.retry_after_seconds)
         case PlatformError():
-            return _published(error.code, str(error), getattr(error, "param", None))
+            retry_after = getattr(error, "retry_after_seconds", None)
+            return _published(error.code, str(error), getattr(error, "param", None), retry_after)
         case HTTPException() if error.status_code in _HTTP_CODES:
             return ApiError(_HTTP_CODES[error.status_code])
         case _:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
@@ -67,6 +67,9 @@ class Metrics:
             "adapter_tier_hits", "Where a request found its adapter.", ("tier",)
         )
         self.sequences = self._counter("sequences", "Sequences ended.", ("finish_reason",))
+        self.request_log_dropped = self._counter(
+            "request_log_dropped", "Entries of the request log that were left out."
+        )
         self._tokens = self._counter("tokens", "Tokens metered.", ("tenant", "kind"))
         self._prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
@@ -74,6 +77,19 @@ class Metrics:
         self._completion_tokens = self._histogram(
             "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
         )
+
+    def show_ledger(
+        self, *, is_database_away: Callable[[], bool], num_unsettled: Callable[[], int]
+    ) -> None:
+        """Ask these whenever somebody looks."""
+        up = Gauge("loraplex_database_up", "The database answers.", registry=self._registry)
+        up.set_function(lambda: float(not is_database_away()))
+        unsettled = Gauge(
+            "loraplex_usage_unsettled",
+            "Requests that ended and wait for the database, to be in the ledger.",
+            registry=self._registry,
+        )
+        unsettled.set_function(lambda: float(num_unsettled()))
 
     def observe_request(
         self, *, method: str, route: str, status: int, code: str, seconds: float
@@ -98,7 +114,7 @@ class Metrics:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"loraplex_{name}", text, labels, registry=self._registry)
 
     def _histogram(

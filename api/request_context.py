@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers
@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
+from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
+from .services.request_log import RequestLog
 from .tracing import EndedRequest, Tracing
 
 log = structlog.get_logger(__name__)
@@ -68,6 +70,7 @@ class _ObservedRequest:
         self.receive = receive
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
+        self.request_log: RequestLog = runtime.request_log
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.downstream_send = send
@@ -109,6 +112,8 @@ class _ObservedRequest:
             self.status = message["status"]
             headers = list(message.get("headers", []))
             headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
+            if standing := self.measures.standing:
+                headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
             if not any(name == b"cache-control" for name, _ in headers):
                 headers.append(_NO_STORE)
             message = {**message, "headers": headers}
@@ -122,6 +127,17 @@ class _ObservedRequest:
         self.metrics.observe_request(
             method=method, route=route, status=self.status, code=code, seconds=seconds
         )
+        if tenant_id := self.state.get("tenant_id"):
+            self.request_log.add(
+                request_id=self.state["request_id"],
+                tenant_id=tenant_id,
+                key_id=self.state.get("key_id"),
+                route=route,
+                status=self.status,
+                code=code,
+                seconds=seconds,
+                measures=self.measures,
+            )
         log.info(
             "request_finished",
             request_id=self.state["request_id"],
@@ -131,7 +147,7 @@ class _ObservedRequest:
             status=self.status,
             code=code or None,
             seconds=round(seconds, 6),
-            **_known(self.measures),
+            **_rounded(self.measures.figures()),
         )
         if self.tracing and route.startswith(_API_PREFIX):
             self.tracing.record(
@@ -149,9 +165,8 @@ class _ObservedRequest:
             )
 
 
-def _known(measures: RequestMeasures) -> dict[str, object]:
+def _rounded(figures: Mapping[str, str | int | float]) -> dict[str, object]:
     return {
         name: round(value, 6) if isinstance(value, float) else value
-        for name, value in asdict(measures).items()
-        if value is not None
+        for name, value in figures.items()
     }

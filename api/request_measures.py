@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from ..platform.quotas.standing import Standing
 
 
 @dataclass(slots=True)
@@ -20,3 +23,18 @@ class RequestMeasures:
     first_token_seconds: float | None = None
     finish_reason: str | None = None
     """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    adapter_name: str | None = None
+    """None for the base model, as the next."""
+    adapter_version: int | None = None
+    tier: str | None = None
+    """Where the adapter was when the request came."""
+    load_ms: float | None = None
+    """How long the load took that it waited for."""
+    standing: Standing | None = None
+    """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
+
+    def figures(self) -> Mapping[str, str | int | float]:
+        """What is known, by name."""
+        known = asdict(self)
+        del known["standing"]
+        return {name: value for name, value in known.items() if value is not None}

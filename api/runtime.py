@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,33 +20,49 @@ from starlette.requests import Request
 
 from ..adapters.errors import ObjectNotFound
 from ..adapters.fetcher import BlockSource, FetchedBlock
-from ..adapters.fetcher_client import FetcherClient
+from ..adapters.fetcher_client import FetcherClient, FetcherStats
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
 from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from ..engine.messages import EngineInfo
+from ..engine.token_journal import TokenJournal
 from ..engine.tokenizer import Tokenizer
 from ..platform.adapters import repository
+from ..platform.adapters.models import AdapterVersion
+from ..platform.adapters.registry import AdapterRef
+from ..platform.base import utc_now
 from ..platform.database import Database
-from ..platform.errors import InvalidValue
+from ..platform.errors import DatabaseUnavailable, InvalidValue
+from ..platform.servers.service import ServerInfo
+from ..platform.version import __version__
 from .control_plane import ControlPlane
-from .data_dir_lock import locked_data_dir
+from .data_dir_lock import DataDirInUse, locked_data_dir
 from .metrics import Metrics
 from .readiness import Readiness
+from .server_id import load_or_create_server_id
+from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
 from .services.garbage import Garbage
 from .services.inference import Inference
+from .services.metering import Metering
+from .services.presence import Presence
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.quantization_contract import QuantizationContract, check_reference
 from .services.reconciliation import Reconciliation
+from .services.request_log import RequestLog
+from .services.residency_usage import ResidencyUsage
+from .services.seen_adapters import SeenAdapters
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
+
+JOURNAL_FILE = "tokens.journal"
+"""In the data folder: it outlives the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,8 @@ class Runtime:
     deletions: Deletions
     downloads: Downloads
     reconciliation: Reconciliation
+    request_log: RequestLog
+    fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -89,6 +108,10 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
+        control_plane.watch.start()
+        stack.push_async_callback(control_plane.watch.close)
+        journal = await asyncio.to_thread(_open_journal, settings)
+        stack.callback(journal.close)
         fetcher = FetcherClient(
             store_url=settings.store_url,
             cache_directory=settings.data_dir / "cache",
@@ -99,19 +122,36 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await asyncio.to_thread(_start_fetcher, fetcher)
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
-        source = _BlockSource(control_plane, fetcher)
+        seen_adapters = SeenAdapters(settings.stale_seconds)
+        source = _BlockSource(control_plane, fetcher, seen_adapters)
         engine = EngineClient(
-            replace(engine_config, model=str(model_dir)), on_adapter_wanted=source.fetch
+            replace(engine_config, model=str(model_dir)),
+            on_adapter_wanted=source.fetch,
+            journal=journal,
         )
         stack.push_async_callback(engine.stop)
         await engine.start()
 
         name = settings.served_model_name or _public_name(engine_config.model, model_dir)
         metrics = Metrics(lambda: engine.stats, fetcher.stats)
+        metering = Metering(
+            journal=journal, engine=engine, control_plane=control_plane, metrics=metrics
+        )
+        stack.push_async_callback(metering.close)
+        metrics.show_ledger(
+            is_database_away=lambda: control_plane.watch.is_away,
+            num_unsettled=lambda: metering.num_unsettled,
+        )
+        server_id = load_or_create_server_id(settings.data_dir)
+        admission = Admission(control_plane, server_id)
+        stack.push_async_callback(admission.close)
         inference = Inference(
             engine=engine,
             tokenizer=tokenizer,
             control_plane=control_plane,
+            metering=metering,
+            seen_adapters=seen_adapters,
+            admission=admission,
             metrics=metrics,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
@@ -150,11 +190,22 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         downloads = Downloads(settings.data_dir / "exports", source.fetch)
         stack.callback(downloads.close)
 
+        presence = Presence(_describe_server(server_id, engine.info), control_plane)
+        stack.push_async_callback(presence.close)
+        residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
+        stack.push_async_callback(residency_usage.close)
+
+        request_log = RequestLog(control_plane, metrics)
+        stack.push_async_callback(request_log.close)
         started_at = int(time.time())
+        await metering.recover()
+        await presence.start()
+        residency_usage.start()
         attestations.start()
         for service in (pushes, attestations, deletions):
             await service.recover()
         reconciliation.start()
+        request_log.start()
         garbage.start()
         yield Runtime(
             settings=settings,
@@ -166,6 +217,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             deletions=deletions,
             downloads=downloads,
             reconciliation=reconciliation,
+            request_log=request_log,
+            fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,
@@ -175,15 +228,22 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 class _BlockSource:
     """Brings the adapters that the engine wants to this machine's disk."""
 
-    def __init__(self, control_plane: ControlPlane, fetcher: BlockSource) -> None:
+    def __init__(
+        self, control_plane: ControlPlane, fetcher: BlockSource, seen_adapters: SeenAdapters
+    ) -> None:
         self._control_plane = control_plane
         self._fetcher = fetcher
+        self._seen_adapters = seen_adapters
 
     async def fetch(self, key: AdapterKey) -> FetchedBlock:
         """The verified block. Raises an AdapterError or PlatformError."""
-        version = await self._control_plane.read(
-            key.tenant_id, lambda session: repository.find_content(session, key.digest)
-        )
+        version: AdapterVersion | AdapterRef | None
+        try:
+            version = await self._control_plane.read(
+                key.tenant_id, lambda session: repository.find_content(session, key.digest)
+            )
+        except DatabaseUnavailable:
+            version = self._seen_adapters.recall_content(key)
         if version is None:
             raise ObjectNotFound("no version has this content any more")
         return await asyncio.wrap_future(
@@ -243,4 +303,22 @@ def _open_control_plane(settings: Settings) -> ControlPlane:
     if settings.is_database_embedded:
         database.upgrade()
     database.check_revision()
-    return ControlPlane(database, settings.load_secret())
+    return ControlPlane(database, *settings.load_secrets(), stale_seconds=settings.stale_seconds)
+
+
+def _open_journal(settings: Settings) -> TokenJournal:
+    """Raises DataDirInUse if an earlier server's engine does not end."""
+    try:
+        return TokenJournal(settings.data_dir / JOURNAL_FILE)
+    except TimeoutError:
+        raise DataDirInUse(settings.data_dir) from None
+
+
+def _describe_server(server_id: str, info: EngineInfo) -> ServerInfo:
+    return ServerInfo(
+        id=server_id,
+        name=socket.gethostname(),
+        version=__version__,
+        base_id=info.base_id,
+        started_at=utc_now(),
+    )

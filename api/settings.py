@@ -8,14 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
 from ..platform.errors import InvalidValue
-from ..platform.secrets import load_or_create_secret, parse_secret
+from ..platform.networks import Network
+from ..platform.secrets import (
+    load_or_create_secret,
+    load_secrets,
+    parse_secret,
+    parse_secrets,
+)
 
 
 def default_data_dir() -> Path:
@@ -39,10 +45,14 @@ class Settings(BaseSettings):
     """URL of the adapter store; None is a folder in `data_dir`."""
     secret: SecretStr | None = None
     """64 hexadecimal digits; None is the file `secret` in `data_dir`, made on first use."""
+    secret_previous: SecretStr | None = None
+    """Earlier secrets, which still verify; None is the file `secret.previous`, if it is there."""
     served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
     """What callers name the base model; None is its folder's name or its hub id."""
     metrics_token: SecretStr | None = None
     """What opens `/metrics`; None opens it to this machine only."""
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
+    """Networks of proxies whose `X-Forwarded-For` says where a request comes from."""
     otel: bool | None = None
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
@@ -57,10 +67,20 @@ class Settings(BaseSettings):
     """Folder or hub id of the base before quantization: every new version is compared with it."""
     max_reference_kl: float | None = Field(default=None, gt=0)
     """A version under which the served base strays further from it is rejected; None: none is."""
+    stale_seconds: float = Field(default=300.0, ge=0)
+    """For how long a server that cannot reach the database goes by what it saw there last."""
     reader_patience_seconds: float = Field(default=30.0, gt=0)
     """A stream's reader that takes nothing for so long counts as gone."""
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _split_networks(cls, value: object) -> object:
+        """Several are separated by commas."""
+        if not isinstance(value, str):
+            return value
+        return [part.strip() for part in value.split(",") if part.strip()]
 
     @property
     def database_url(self) -> str:
@@ -91,11 +111,23 @@ class Settings(BaseSettings):
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.data_dir
 
-    def load_secret(self) -> bytes:
-        """The server's secret, from which every key is derived. Raises InsecureSecretFile."""
+    def load_secrets(self) -> list[bytes]:
+        """The server's secrets, from which every key is derived: the present one first.
+
+        Raises InsecureSecretFile.
+        """
+        return [self._load_present_secret(), *self._load_previous_secrets()]
+
+    def _load_present_secret(self) -> bytes:
         if self.secret is not None:
             return parse_secret(self.secret.get_secret_value(), source="LORAPLEX_SECRET")
         return load_or_create_secret(self.data_dir / "secret")
+
+    def _load_previous_secrets(self) -> list[bytes]:
+        if self.secret_previous is not None:
+            text = self.secret_previous.get_secret_value()
+            return parse_secrets(text, source="LORAPLEX_SECRET_PREVIOUS")
+        return load_secrets(self.data_dir / "secret.previous")
 
 
 def load_settings(**flags: Any) -> Settings:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -52,8 +52,10 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
+    RequestList,
     SetPinned,
     StepEvents,
     Submit,
@@ -62,6 +64,7 @@ from .messages import (
 from .quarantine import Quarantine
 from .request_stream import RequestEvent, RequestStream
 from .supervisor import ENGINE_COMMAND, EngineProcess, RestartPolicy
+from .token_journal import TokenJournal
 
 MAX_SUBMISSIONS = 2
 WARM_UP_SECONDS = 10.0
@@ -112,14 +115,21 @@ class EngineClient:
         on_adapter_wanted: Callable[[AdapterKey], Awaitable[FetchedBlock]],
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
+        journal: TokenJournal | None = None,
     ) -> None:
-        """`on_adapter_wanted` brings a block to this machine, or raises; many run side by side."""
+        """`on_adapter_wanted` brings a block to this machine, or raises; many run side by side.
+
+        The engine counts in `journal` the tokens of those requests that have a slot there.
+        """
         self._config = config
+        self._journal = journal
         self._on_adapter_wanted = on_adapter_wanted
         self._command = command
         self._restarts = restarts or RestartPolicy()
         self._streams: dict[str, RequestStream] = {}
         """Every request that has not finished."""
+        self._in_engine: dict[str, asyncio.Future[None]] = {}
+        """Every request that the process may still work on, with what becomes done when not."""
         self._max_open_requests = config.max_queued + config.max_num_seqs
         self._quarantine = Quarantine(time.monotonic)
         self._residents: list[AdapterKey] = []
@@ -128,6 +138,8 @@ class EngineClient:
         """What every process is told to keep; see `SetPinned`."""
         self._evictions: dict[AdapterKey, asyncio.Future[EvictionReceipt]] = {}
         self._explanations: dict[AdapterKey, asyncio.Future[AdapterExplanation]] = {}
+        self._lists: dict[int, asyncio.Future[RequestList]] = {}
+        self._list_numbers = count()
         self._fetches: set[asyncio.Task[None]] = set()
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
@@ -210,7 +222,11 @@ class EngineClient:
         self._spawned_at = time.monotonic()
         in_step: Set[str] = frozenset()
         try:
-            self._process = process = await EngineProcess.spawn(self._config, command=self._command)
+            self._process = process = await EngineProcess.spawn(
+                self._config,
+                command=self._command,
+                journal=self._journal.path if self._journal else None,
+            )
             if self._is_stopping.is_set():
                 process.kill()
             watching = asyncio.create_task(self._watch_progress(process))
@@ -233,7 +249,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(seconds / SILENT_LOOKS)
             has_work = self.is_ready and bool(
-                self._streams or self._evictions or self._explanations
+                self._streams or self._evictions or self._explanations or self._lists
             )
             if watch.look(process.heartbeat.count, has_work=has_work):
                 break
@@ -259,7 +275,12 @@ class EngineClient:
             self._on_evicted(key, EvictionReceipt())
         for explanation in self._explanations.values():
             explanation.cancel()
+        for listing in self._lists.values():
+            listing.cancel()
         self._explanations.clear()
+        self._lists.clear()
+        for request_id in list(self._in_engine):
+            self._note_gone(request_id)
         for stream in list(self._streams.values()):
             if stream.is_started or stream.is_aborted or stream.num_submissions == MAX_SUBMISSIONS:
                 objection = self._quarantine.objection(stream.request)
@@ -307,9 +328,24 @@ class EngineClient:
             async for event in stream:
                 yield event
 
+    async def until_gone(self, request_ids: Iterable[str]) -> None:
+        """Return once no process works on these requests: nothing is counted for them any more."""
+        waited_for = [self._in_engine[name] for name in request_ids if name in self._in_engine]
+        if waited_for:
+            await asyncio.wait(waited_for)
+
+    def _note_gone(self, request_id: str) -> None:
+        gone = self._in_engine.pop(request_id, None)
+        if gone is not None and not gone.done():
+            gone.set_result(None)
+
     def _send_request(self, stream: RequestStream) -> None:
         stream.num_submissions += 1
         request = stream.request
+        if self._journal and request.journal_slot is not None:
+            self._journal.reset(request.journal_slot)  # what a dead process did was for nobody
+        if request.request_id not in self._in_engine:
+            self._in_engine[request.request_id] = asyncio.get_running_loop().create_future()
         if stream.expiry is not None and stream.num_submissions > 1:
             seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
             left = max(0.0, seconds - asyncio.get_running_loop().time())
@@ -401,6 +437,22 @@ class EngineClient:
             raise EngineUnavailable
         return answer.result()
 
+    async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
+        """Which sequences are in the engine now, and what they do; None: of all tenants.
+
+        Raises EngineUnavailable while there is no engine to ask.
+        """
+        if not self.is_ready:
+            raise EngineUnavailable
+        number = next(self._list_numbers)
+        answer: asyncio.Future[RequestList] = asyncio.get_running_loop().create_future()
+        self._lists[number] = answer
+        self._send(ListRequests(number, tenant_id, limit))
+        await asyncio.wait([answer])
+        if answer.cancelled():
+            raise EngineUnavailable
+        return answer.result()
+
     def _on_evicted(self, key: AdapterKey, receipt: EvictionReceipt) -> None:
         self._forget_resident(key)
         eviction = self._evictions.pop(key, None)
@@ -411,6 +463,11 @@ class EngineClient:
         answer = self._explanations.pop(explanation.key, None)
         if answer is not None:
             answer.set_result(explanation)
+
+    def _on_listed(self, listed: RequestList) -> None:
+        answer = self._lists.pop(listed.number, None)
+        if answer is not None:
+            answer.set_result(listed)
 
     def _send_pinned(self) -> None:
         self._send(SetPinned([key for key in self._pinned if not self._quarantine.holds(key)]))
@@ -463,12 +520,16 @@ class EngineClient:
                 events: Iterable[RequestEvent] = chain(started, tokens, finished)
                 for event in events:
                     self._deliver(event)
+                for end in finished:
+                    self._note_gone(end.request_id)
             case AdapterWanted(key):
                 self._start_fetch(key)
             case AdapterEvicted(key, receipt):
                 self._on_evicted(key, receipt)
             case AdapterExplanation():
                 self._on_explained(message)
+            case RequestList():
+                self._on_listed(message)
             case EngineStats():
                 self.stats = message
                 self._note_residents(message)

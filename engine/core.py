@@ -46,6 +46,7 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
     RequestStarted,
@@ -60,6 +61,7 @@ from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
 from .request import Request
+from .request_reports import list_requests
 from .runner import ModelRunner, StepOutput
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.draft_loading import load_draft_model
@@ -68,6 +70,7 @@ from .speculation.medusa import heads_bytes, open_medusas
 from .speculation.speculation import open_speculation
 from .step_costs import StepCosts
 from .tenant_service import TenantService
+from .token_journal import TokenCounters
 from .utilization import KvReads, Utilization
 
 logger = logging.getLogger(__name__)
@@ -100,6 +103,7 @@ class EngineCore:
         self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
         self._heartbeat: Heartbeat | None = None
+        self._counters: TokenCounters | None = None
         self._events = StepEvents()
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = 0
         self._num_generated_tokens = 0
@@ -209,6 +213,10 @@ class EngineCore:
         for model in self._models:
             model.call_between_layers(heartbeat.beat)
 
+    def count_tokens_in(self, counters: TokenCounters) -> None:
+        """Keep the journal's counts of each request that has a slot there."""
+        self._counters = counters
+
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""
         match message:
@@ -230,6 +238,8 @@ class EngineCore:
             case ExplainAdapter(key):
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
+            case ListRequests():
+                self._outbox.append(list_requests(message, self._scheduler, self._clock()))
             case _:
                 assert_never(message)
 
@@ -260,6 +270,13 @@ class EngineCore:
             self._hits.add(event)
             if request := self._scheduler.get(event.request_id):
                 num_prompt_tokens = request.num_prompt_tokens
+                slot = request.submitted.journal_slot
+                if self._counters and slot is not None:
+                    self._counters.start(
+                        slot,
+                        num_prompt_tokens=num_prompt_tokens,
+                        num_cached_tokens=event.num_cached_tokens,
+                    )
                 self._num_prompt_tokens += num_prompt_tokens
                 if self._config.prefix_caching:
                     self._num_prefix_query_tokens += num_prompt_tokens
@@ -379,6 +396,9 @@ class EngineCore:
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
         num_tokens = len(generated.token_ids)
+        slot = request.submitted.journal_slot
+        if self._counters and slot is not None:  # first: nobody sees a token that is not counted
+            self._counters.generate(slot, request.num_generated_tokens + num_tokens)
         self._events.tokens.append(generated)
         self._num_generated_tokens += num_tokens
         self._tenant_service.add(request.submitted.tenant_id, num_tokens)

@@ -89,6 +89,8 @@ class GenerationRequest:
     """The tenant's share of the device, in proportion to the others'."""
     deadline_seconds: float | None = None
     """The request must have ended so long after its arrival in the engine; None: whenever."""
+    journal_slot: int | None = None
+    """Where its tokens are counted in the journal; None: nobody is charged for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,17 @@ class ExplainAdapter:
     """Tell why this adapter is where it is; AdapterExplanation answers."""
 
     key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequests:
+    """Tell which requests are in the engine, and what they do; RequestList answers."""
+
+    number: int
+    """Comes back with the answer."""
+    tenant_id: str | None = None
+    """Those of one tenant alone; None: everybody's."""
+    limit: int = 500
 
 
 # --- from the engine ----------------------------------------------------------------------------
@@ -359,6 +372,37 @@ class AdapterExplanation:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestState:
+    """One sequence in the engine."""
+
+    request_id: str
+    tenant_id: str
+    adapter: AdapterKey | None
+    state: str
+    """`waiting`, `prefilling` or `decoding`."""
+    waits_for: str | None
+    """Of one that waits, the first thing in its way: one of `request_reports.REASONS`."""
+    age_seconds: float
+    """Since it came to the engine."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Whose keys and values are there; of one that is swapped, on the host."""
+    num_generated_tokens: int
+    num_preemptions: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestList:
+    """The answer to ListRequests, the oldest first."""
+
+    number: int
+    requests: list[RequestState]
+    num_requests: int
+    """All there are, of the tenant if one was named: more than `requests` if the limit cut it."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterResidency:
     """Where one adapter is."""
 
@@ -499,6 +543,7 @@ ToEngine = (
     | SetPinned
     | Prefetch
     | ExplainAdapter
+    | ListRequests
 )
 FromEngine = (
     EngineReady
@@ -506,6 +551,7 @@ FromEngine = (
     | AdapterWanted
     | AdapterEvicted
     | AdapterExplanation
+    | RequestList
     | EngineStats
     | EngineFailed
 )

@@ -1,9 +1,9 @@
-"""The engine process: `python -m loraplex.engine.process ENDPOINT HEARTBEAT CONFIG`.
+"""The engine process: `python -m loraplex.engine.process ENDPOINT HEARTBEAT CONFIG [JOURNAL]`.
 
 CONFIG is an EngineConfig as JSON, ENDPOINT the socket that the parent has bound, HEARTBEAT the file
-in which it watches for progress. Standard input carries nothing: its end says that the parent is
-gone. Nothing outlives the parent, and nothing is waited for: SIGTERM ends the process at once,
-draining is the parent's business.
+in which it watches for progress, JOURNAL the one in which tokens are counted. Standard input
+carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
+waited for: SIGTERM ends the process at once, draining is the parent's business.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .errors import EngineError, MalformedMessage
 from .garbage import GarbageCollection
 from .heartbeat import Heartbeat
 from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
+from .token_journal import TokenCounters
 from .transport import decode_to_engine, encode
 
 IDLE_POLL_MS = 250
@@ -55,6 +56,8 @@ class Core(Protocol):
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None: ...
 
+    def count_tokens_in(self, counters: TokenCounters) -> None: ...
+
     def handle(self, message: ToEngine) -> None: ...
 
     def step(self) -> list[FromEngine]: ...
@@ -68,7 +71,7 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
     end_with_parent()
-    endpoint, heartbeat_path, config_json = sys.argv[1:]
+    endpoint, heartbeat_path, config_json, *journal_path = sys.argv[1:]
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.RCVHWM, 0)  # the parent bounds what it submits
         socket.setsockopt(zmq.SNDHWM, MAX_UNSENT_MESSAGES)
@@ -77,6 +80,8 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
             core = (make_core or _load_core)(config)
+            for path in journal_path:
+                core.count_tokens_in(TokenCounters(Path(path)))
             _serve(core, socket, Heartbeat(Path(heartbeat_path)))
         except Exception as exc:
             _log_failure(exc)

@@ -67,8 +67,14 @@ class EngineProcess:
         self._resources = resources
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> Self:
-        """Start a process. Raises OSError if the system cannot."""
+    async def spawn(
+        cls,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        journal: Path | None = None,
+    ) -> Self:
+        """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
             # Its mode is 0700: nobody else can reach the socket and the heartbeat.
             directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
@@ -88,6 +94,7 @@ class EngineProcess:
                     f"ipc://{directory}/engine",
                     str(heartbeat_path),
                     msgspec.json.encode(config).decode(),
+                    *([str(journal)] if journal else []),
                     stdin=stdin,
                     stdout=_STDERR,
                     env=engine_environment(os.environ),

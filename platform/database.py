@@ -21,7 +21,14 @@ from .sessions import PlatformSession, TenantSession, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for the one before it."""
-CONNECT_TIMEOUT_SECONDS = 5
+POSTGRES_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""A host that is gone without a word holds nobody up for ever (libpq's connection parameters)."""
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
 
 AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
@@ -76,6 +83,11 @@ class Database:
         """Raise RevisionMismatch unless the schema is exactly the one this software knows."""
         revisions.check_revision(self.current_revision())
 
+    def ping(self) -> None:
+        """Have it answer something simple. Raises DatabaseUnavailable."""
+        with _unavailable_if_unanswered(), self._reading.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
     def close(self) -> None:
         """Close the idle connections."""
         self._writing.dispose()
@@ -92,9 +104,7 @@ def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
     if _parse_url(url).get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
     try:
-        return create_engine(
-            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-        )
+        return create_engine(url, pool_pre_ping=True, connect_args=POSTGRES_OPTIONS)
     except ModuleNotFoundError as exc:
         raise InvalidValue(f"PostgreSQL needs the package {exc.name}.", param="database") from exc
 

@@ -5,7 +5,10 @@ Things of another tenant raise the same error, with the same message, as things 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .quotas.standing import Standing
 
 
 class PlatformError(Exception):
@@ -78,6 +81,53 @@ class TenantSuspended(PlatformError):
     code = "tenant_suspended"
 
 
+class UserNotFound(PlatformError):
+    """No such user."""
+
+    code = "user_not_found"
+
+
+class UserExists(PlatformError):
+    """The tenant has a user with this address already."""
+
+    code = "user_exists"
+
+
+class OperatorNotFound(PlatformError):
+    """No such operator."""
+
+    code = "operator_not_found"
+
+
+class OperatorExists(PlatformError):
+    """An operator with this name exists already."""
+
+    code = "operator_exists"
+
+
+class OwnAccount(PlatformError):
+    """Nobody changes their own role, or disables themselves."""
+
+    code = "own_account"
+
+
+class LastAdministrator(PlatformError):
+    """It is the last active one of its kind: somebody must be left who can let others in."""
+
+    code = "last_administrator"
+
+
+class GrantTooWide(PlatformError):
+    """Nobody gives away more than they have."""
+
+    code = "grant_too_wide"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(f"{self.__doc__} {message}")
+        self.param = param
+        """In what it is too wide."""
+
+
 class KeyNotFound(PlatformError):
     """No such API key."""
 
@@ -96,6 +146,59 @@ class ApiKeyExpired(InvalidApiKey):
 
 class ApiKeyRevoked(InvalidApiKey):
     """The API key was revoked."""
+
+
+class RequestNotFound(PlatformError):
+    """No such request."""
+
+    code = "request_not_found"
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+class QuotaExceeded(PlatformError):
+    """The tenant has as much of something as its quota allows."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, what: str, *, limit: int, used: int, wanted: int = 1) -> None:
+        super().__init__(
+            f"The quota is {limit} {what}: {used} are used, and this takes {wanted} more."
+        )
+        self.limit = limit
+        self.used = used
+
+
+class LimitReached(PlatformError):
+    """A limit on requests does not let this one pass now; the message says which."""
+
+    def __init__(
+        self, message: str, *, standing: Standing, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.standing = standing
+        """What is left of the tenant's rates."""
+        self.retry_after_seconds = retry_after_seconds
+        """When the same request would pass if no other came first, where that is known."""
+
+
+class RateLimited(LimitReached):
+    """The tenant's requests or tokens per minute are used up."""
+
+    code = "rate_limited"
+
+
+class TooManyRequestsAtOnce(LimitReached):
+    """The tenant has as many requests running as it may have at once."""
+
+    code = "too_many_requests_at_once"
+
+
+class InsufficientQuota(LimitReached):
+    """The tenant's tokens of this day or month are used up."""
+
+    code = "insufficient_quota"
 
 
 # --- models by name -----------------------------------------------------------------------------

@@ -55,6 +55,17 @@ def check_adapter_name(text: str, *, param: str = "name") -> str:
     return text
 
 
+def check_operator_name(text: str, *, param: str = "name") -> str:
+    """Return the operator's name, formed like an adapter's, or raise InvalidValue."""
+    if not is_adapter_name(text):
+        raise InvalidValue(
+            "An operator's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter "
+            "or digit.",
+            param=param,
+        )
+    return text
+
+
 def check_alias_name(text: str, *, param: str = "alias") -> str:
     """Return the alias, or raise InvalidValue."""
     if not is_alias_name(text):

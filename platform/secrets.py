@@ -37,9 +37,12 @@ def load_or_create_secret(path: Path) -> bytes:
     """
     if not path.exists():
         _create(path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise InsecureSecretFile(f"{path} may be read by others: run `chmod 600` on it.")
-    return parse_secret(path.read_text(), source=str(path))
+    return parse_secret(_read(path), source=str(path))
+
+
+def load_secrets(path: Path) -> list[bytes]:
+    """The secrets in this file, one a line; none if it is not there. Raises as above."""
+    return parse_secrets(_read(path), source=str(path)) if path.exists() else []
 
 
 def parse_secret(text: str, *, source: str) -> bytes:
@@ -51,6 +54,17 @@ def parse_secret(text: str, *, source: str) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise InsecureSecretFile(f"{source} does not hold {2 * SECRET_BYTES} hexadecimal digits.")
     return secret
+
+
+def parse_secrets(text: str, *, source: str) -> list[bytes]:
+    """Secrets between white space. Raises as `parse_secret`."""
+    return [parse_secret(word, source=source) for word in text.split()]
+
+
+def _read(path: Path) -> str:
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InsecureSecretFile(f"{path} may be read by others: run `chmod 600` on it.")
+    return path.read_text()
 
 
 def _create(path: Path) -> None:

@@ -16,19 +16,48 @@ from typer.core import TyperGroup
 
 from ...engine.errors import EngineError
 from ...platform.errors import PlatformError
+from .connection import add_connection_options
 from .exit_codes import CommandFailed, exit_code_of
 
 COMMANDS: Mapping[str, str] = {
     "serve": "Serve a base model and its tenants' adapters.",
+    "login": "Remember a server and a key for it.",
+    "logout": "Forget a remembered key.",
+    "whoami": "Show whose key it is, and what it may do.",
     "adapters": "Push, list, alias and remove adapters.",
-    "tenants": "Make, list, suspend and resume tenants.",
-    "keys": "Issue, list and revoke a tenant's API keys.",
+    "keys": "Issue, list, rotate and revoke a tenant's API keys.",
+    "users": "Let people into a tenant, as what, and no longer.",
+    "tenants": "Make, list, weigh, suspend and resume tenants.",
+    "requests": "What became of requests, and what runs now.",
+    "chat": "Talk to an adapter or the base.",
+    "top": "Watch a server: what runs, what waits, what its memory holds.",
+    "doctor": "Check this machine's installation, and the server that commands ask.",
+    "operators": "Make the first operator, and manage the others.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
     "bench": "Measure how fast this machine serves.",
     "medusa": "Train heads that guess a base's next tokens.",
 }
+
+ASKING_A_SERVER = frozenset(
+    {
+        "login",
+        "logout",
+        "whoami",
+        "adapters",
+        "keys",
+        "users",
+        "requests",
+        "chat",
+        "top",
+        "doctor",
+        "tenants",
+        "operators",
+    }
+)
+"""Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
+database."""
 
 
 class LazyGroup(TyperGroup):
@@ -47,7 +76,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, in full."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, _load(name) if stand_in is not None else None, rest
+        return name, load_command(name) if stand_in is not None else None, rest
 
 
 def main() -> int:
@@ -60,10 +89,13 @@ def main() -> int:
     return 0
 
 
-def _load(name: str | None) -> Any:
+def load_command(name: str) -> Any:
+    """The command of `COMMANDS` in full, with all below it."""
     module = import_module(f"{__name__}.{name}")
     command = typer.main.get_command(module.app)
     command.name = name
+    if name in ASKING_A_SERVER:
+        add_connection_options(command)
     return command
 
 
@@ -71,7 +103,6 @@ app = typer.Typer(
     name="loraplex",
     cls=LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Serve thousands of tenants' LoRA adapters from one base model, every batch mixed.",
 )

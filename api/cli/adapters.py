@@ -50,7 +50,8 @@ def push(
             _print_pushed(client, version)
 
 
-@app.command("ls")
+@app.command("list")
+@app.command("ls", hidden=True)
 def list_(as_json: AsJson = False) -> None:
     """List your adapters."""
     with open_client() as client:

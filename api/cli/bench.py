@@ -137,7 +137,7 @@ def _site(
         options = ["--model", str(model), "--data-dir", str(data_dir), *serve_options]
         log = Path(temporary) / "serve.log"
         with running_server(options, port=None, log=log) as server:
-            site = Installation(data_dir, server.url, console.print)
+            site = Installation(data_dir, server.url, console.print).with_operator()
             yield site, site.create_tenant(TENANT)
 
 

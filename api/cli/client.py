@@ -1,9 +1,9 @@
-"""The API as commands use it: `LORAPLEX_URL` and `LORAPLEX_API_KEY` say where and as whom."""
+"""The API as commands use it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -11,9 +11,12 @@ from urllib.parse import quote
 import httpx
 
 from ...adapters.rejections import REJECTIONS
+from .connection import DEFAULT_URL, Connection, find_connection
 from .exit_codes import CommandFailed, ExitCode
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+__all__ = ["DEFAULT_URL", "ApiClient", "ApiRefused", "ServerUnreachable", "api_path", "open_client"]
+
+TENANT_HEADER = "x-loraplex-tenant"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 SLOW_TIMEOUT = httpx.Timeout(1200.0, connect=5.0)
 """For what the server answers only when it is done: examinations, and deletions, which drain."""
@@ -24,6 +27,7 @@ _EXIT_CODES = {
     403: ExitCode.AUTHENTICATION,
     404: ExitCode.NOT_FOUND,
     409: ExitCode.CONFLICT,
+    412: ExitCode.CONFLICT,
     422: ExitCode.INVALID_ADAPTER,
 }
 
@@ -44,19 +48,31 @@ class ApiRefused(CommandFailed):
 class ApiClient:
     """Calls the API; an error answer raises CommandFailed with its message and exit code."""
 
-    def __init__(self, client: httpx.Client, url: str) -> None:
+    def __init__(
+        self, client: httpx.Client, url: str, *, tenant: str | None = None, prefix: str = "/v1"
+    ) -> None:
+        """`tenant` is on which an operator acts; `prefix` is before every path."""
         self._client = client
+        self._headers = {} if tenant is None else {TENANT_HEADER: tenant}
+        self._prefix = prefix
         self.url = url
 
-    def get(self, path: str, **query: str | int) -> Any:
-        return self._send("GET", path, params=query)
+    @property
+    def admin(self) -> ApiClient:
+        """The same for what belongs to no tenant: paths below `/admin`."""
+        return ApiClient(self._client, self.url, prefix="/admin")
 
-    def pages(self, path: str) -> Iterator[Any]:
+    def get(self, path: str, **query: str | int | bool | None) -> Any:
+        """Filters that are None are left out."""
+        sent = {name: value for name, value in query.items() if value is not None}
+        return self._send("GET", path, params=sent)
+
+    def pages(self, path: str, **query: str | int | bool | None) -> Iterator[Any]:
         """Every entry of a list that is given page by page."""
-        page = self.get(path)
+        page = self.get(path, **query)
         yield from page["data"]
         while page["has_more"]:
-            page = self.get(path, after=page["next_after"])
+            page = self.get(path, **query, after=page["next_after"])
             yield from page["data"]
 
     def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
@@ -64,6 +80,9 @@ class ApiClient:
 
     def put(self, path: str, body: Any) -> Any:
         return self._send("PUT", path, json=body)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self._send("PATCH", path, json=body)
 
     def put_bytes(self, path: str, content: bytes, *, offset: int) -> Any:
         """Send raw bytes that begin at `offset`."""
@@ -81,15 +100,48 @@ class ApiClient:
     @contextmanager
     def download(self, path: str) -> Iterator[httpx.Response]:
         """A file's answer, whose content is yet to be read."""
-        with self._reaching(), self._client.stream("GET", f"/v1{path}") as response:
+        streaming = self._client.stream("GET", self._prefix + path, headers=self._headers)
+        with self._reaching(), streaming as response:
             if not response.is_success:
                 response.read()
                 raise _failure(response, self.url)
             yield response
 
-    def _send(self, method: str, path: str, **options: Any) -> Any:
+    @contextmanager
+    def stream(self, path: str, body: Any) -> Iterator[Iterator[Any]]:
+        """The events of a streamed answer, as they come.
+
+        Raises CommandFailed where the server refuses, or ends the stream with an error.
+        """
+        sent = self._client.stream("POST", self._prefix + path, json=body, headers=self._headers)
+        with self._reaching(), sent as response:
+            if not response.is_success:
+                response.read()
+                raise _failure(response, self.url)
+            yield self._events(response)
+
+    def _events(self, response: httpx.Response) -> Iterator[Any]:
+        is_whole = False
+        for line in response.iter_lines():
+            field, _, data = line.partition(": ")
+            if field != "data":
+                continue
+            if data == "[DONE]":
+                is_whole = True
+                break
+            event = json.loads(data)
+            if "error" in event:
+                raise _refused(event["error"], ExitCode.UNAVAILABLE)
+            yield event
+        if not is_whole:
+            raise ServerUnreachable(f"{self.url}: the answer broke off", ExitCode.UNAVAILABLE)
+
+    def _send(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
+        sent = {**self._headers, **(headers or {})}
         with self._reaching():
-            response = self._client.request(method, f"/v1{path}", **options)
+            response = self._client.request(method, self._prefix + path, headers=sent, **options)
         if not response.is_success:
             raise _failure(response, self.url)
         try:
@@ -121,23 +173,17 @@ def api_path(*parts: str | int) -> str:
 
 
 @contextmanager
-def open_client() -> Iterator[ApiClient]:
-    """The client of the environment. Raises CommandFailed without a key and a URL to send it to."""
-    url = (os.environ.get("LORAPLEX_URL") or DEFAULT_URL).rstrip("/").removesuffix("/v1")
-    key = os.environ.get("LORAPLEX_API_KEY", "").strip()
-    if not key:
-        raise CommandFailed(
-            "Set LORAPLEX_API_KEY to your key; `loraplex keys create` makes one.",
-            ExitCode.AUTHENTICATION,
-        )
-    with _connect(url, key) as client:
-        yield ApiClient(client, url)
+def open_client(connection: Connection | None = None) -> Iterator[ApiClient]:
+    """The client of this connection, or of the one that the command means. Raises CommandFailed."""
+    found = connection or find_connection()
+    with _connect(found.url, found.key) as client:
+        yield ApiClient(client, found.url, tenant=found.tenant)
 
 
 def _connect(url: str, key: str) -> httpx.Client:
     # Checked here: what is no header's value is repeated by those who refuse it later.
     if not (key.isascii() and key.isprintable()):
-        raise CommandFailed("LORAPLEX_API_KEY is not a key.", ExitCode.AUTHENTICATION)
+        raise CommandFailed("What is set as the key is no key.", ExitCode.AUTHENTICATION)
     headers = {"authorization": f"Bearer {key}"}
     try:
         return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
@@ -163,12 +209,15 @@ def _failure(response: httpx.Response, url: str) -> CommandFailed:
     fallback = ExitCode.UNAVAILABLE if response.status_code >= 500 else ExitCode.FAILED
     exit_code = _EXIT_CODES.get(response.status_code, fallback)
     try:
-        error = response.json()["error"]
-        return ApiRefused(
-            f"{error['message']} ({error['code']}){_way_out(error)}",
-            exit_code,
-            code=error["code"],
-            is_retryable=error.get("retryable") is True,
-        )
+        return _refused(response.json()["error"], exit_code)
     except (ValueError, KeyError, TypeError):
         return _not_ours(url, f" {response.status_code}")
+
+
+def _refused(error: dict[str, Any], exit_code: ExitCode) -> ApiRefused:
+    return ApiRefused(
+        f"{error['message']} ({error['code']}){_way_out(error)}",
+        exit_code,
+        code=error["code"],
+        is_retryable=error.get("retryable") is True,
+    )

@@ -95,7 +95,7 @@ def _run(
         with starting as server:
             installation = Installation(data_dir=data_dir, url=server.url, show=progress.print)
             status.update("Pushing adapters ...")
-            pushed = push_all(installation)
+            pushed = push_all(installation.with_operator())
             status.stop()
             outcome = _ask(pushed, server, progress)
             print_outcome(out, outcome)

@@ -41,7 +41,7 @@ _EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
     (ExitCode.USAGE, (errors.InvalidValue, errors.InsecureSecretFile)),
     (ExitCode.USAGE, (InvalidParameter, UnsupportedModel, InsufficientMemory)),
     (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),
-    (ExitCode.CONFLICT, (errors.TenantExists,)),
+    (ExitCode.CONFLICT, (errors.TenantExists, errors.OperatorExists)),
     (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch, EngineError)),
 )
 """Of the errors that commands meet which work on the database or a model directly; the first that

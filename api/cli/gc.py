@@ -68,7 +68,7 @@ async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -
         garbage = Garbage(
             store=open_store(settings.store_url),
             staging=staging,
-            control_plane=ControlPlane(database, settings.load_secret()),
+            control_plane=ControlPlane(database, *settings.load_secrets()),
             grace_seconds=grace_seconds,
         )
         try:

@@ -2,114 +2,128 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
-from ...platform.base import utc_now
-from ...platform.database import Database
-from ...platform.keys.models import ApiKey
-from ...platform.keys.principal import Scope
-from ...platform.keys.service import ApiKeyService
-from ...platform.secrets import API_KEY_PEPPER, derive_key
-from ...platform.tenants import service as tenants
-from ..settings import Settings, load_settings
-from .admin import DatabaseUrl, DataDir, moment, open_current_database
+from ...platform.keys.principal import SCOPES_OF_ADAPTERS, Scope, TenantRole
+from .client import api_path, open_client
 from .output import AsJson, note, print_json, print_rows
+from .users import find_user_id
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-TenantSlug = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's slug.")]
-Scopes = Annotated[
-    list[Scope] | None,
-    typer.Option("--scope", help="What the key may do; may be repeated.", show_default="all"),
-]
+COLUMNS = ["id", "name", "scopes", "adapters", "user", "expires_at", "revoked_at", "last_used_at"]
+DEFAULT_SCOPES = sorted(TenantRole.DEVELOPER.scopes)
+
+KeyId = Annotated[str, typer.Argument(help="The key's id, the part after 'lpx_live_'.")]
 
 
 @app.command("create")
 def create(
-    tenant: TenantSlug,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
-    scopes: Scopes = None,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(
+            help="What the key may do; may be repeated.", show_default=", ".join(DEFAULT_SCOPES)
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The only adapters there are for it; may be repeated.",
+            show_default="all, and the base model",
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CIDR", help="Where it may be used from; may be repeated.", show_default="any"
+        ),
+    ] = None,
     expires_in_days: Annotated[
         int | None, typer.Option(min=1, max=3650, show_default="never")
     ] = None,
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
+    user: Annotated[
+        str | None, typer.Option(help="Whose it is, by address or id.", show_default="a machine's")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Issue a key and print it: this once, and never again."""
-    settings = load_settings(database=database, data_dir=data_dir)
-    expires_at = None if expires_in_days is None else utc_now() + timedelta(days=expires_in_days)
-    with open_current_database(settings) as opened:
-        tenant_id = _tenant_id(opened, tenant)
-        with opened.transaction(tenant_id) as session:
-            issued = _key_service(settings).issue(
-                session, name=name, scopes=scopes or list(Scope), expires_at=expires_at
-            )
-    if as_json:
-        print_json({**_key_row(issued.key), "key": issued.text})
-    else:
-        typer.echo(issued.text)
-    note("Keep this key now: only its hash is stored.")
+    body: dict[str, Any] = {
+        "name": name,
+        "scopes": scope or _default_scopes(is_restricted=bool(adapter)),
+        "adapters": adapter or None,
+        "networks": network or None,
+        "expires_in_days": expires_in_days,
+    }
+    with open_client() as client:
+        body["user"] = None if user is None else find_user_id(client, user)
+        _print_issued(client.post("/keys", body), as_json=as_json)
 
 
-@app.command("ls")
+@app.command("list")
 def list_(
-    tenant: TenantSlug,
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
+    active: Annotated[
+        bool, typer.Option("--active", help="Leave out revoked and expired ones.")
+    ] = False,
+    user: Annotated[str | None, typer.Option(help="Only this user's, by address or id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List a tenant's keys, revoked ones included."""
-    settings = load_settings(database=database, data_dir=data_dir)
-    with open_current_database(settings) as opened:
-        tenant_id = _tenant_id(opened, tenant)
-        with opened.transaction(tenant_id, read_only=True) as session:
-            rows = [_key_row(key) for key in _key_service(settings).list_keys(session)]
-    if as_json:
-        print_json(rows)
-    else:
-        print_rows(rows, ["id", "name", "scopes", "expires_at", "revoked_at", "last_used_at"])
+    """List the tenant's keys, revoked ones included."""
+    with open_client() as client:
+        user_id = None if user is None else find_user_id(client, user)
+        keys = list(client.pages("/keys", active=active, user=user_id))
+    _print(keys, keys, as_json=as_json)
+
+
+@app.command("show")
+def show(key_id: KeyId, as_json: AsJson = False) -> None:
+    """Show a key, but never its text."""
+    with open_client() as client:
+        key = client.get(api_path("keys", key_id))
+    _print([key], key, as_json=as_json)
+
+
+@app.command("rotate")
+def rotate(
+    key_id: KeyId,
+    overlap_seconds: Annotated[
+        int, typer.Option(min=0, max=30 * 24 * 3600, help="How long the old key goes on.")
+    ] = 24 * 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key's successor and print it: this once. The old key ends after the overlap."""
+    with open_client() as client:
+        issued = client.post(
+            api_path("keys", key_id, "rotate"), {"overlap_seconds": overlap_seconds}
+        )
+    _print_issued(issued, as_json=as_json)
+    note(f"The key {key_id} ends in {overlap_seconds} s.")
 
 
 @app.command("revoke")
-def revoke(
-    tenant: TenantSlug,
-    key_id: Annotated[str, typer.Argument(help="The key's id, the part after 'lpx_live_'.")],
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Refuse a key from now on."""
-    settings = load_settings(database=database, data_dir=data_dir)
-    with open_current_database(settings) as opened:
-        tenant_id = _tenant_id(opened, tenant)
-        with opened.transaction(tenant_id) as session:
-            row = _key_row(_key_service(settings).revoke(session, key_id))
+def revoke(key_id: KeyId, as_json: AsJson = False) -> None:
+    """Refuse a key from now on, everywhere within five seconds."""
+    with open_client() as client:
+        key = client.delete(api_path("keys", key_id))
+    _print([key], key, as_json=as_json)
+
+
+def _default_scopes(*, is_restricted: bool) -> list[Scope]:
+    return [scope for scope in DEFAULT_SCOPES if not is_restricted or scope in SCOPES_OF_ADAPTERS]
+
+
+def _print_issued(issued: Any, *, as_json: bool) -> None:
     if as_json:
-        print_json(row)
+        print_json(issued)
     else:
-        print_rows([row], ["id", "name", "revoked_at"])
+        typer.echo(issued["key"])
+    note("Keep this key now: only its hash is stored.")
 
 
-def _tenant_id(database: Database, slug: str) -> str:
-    with database.platform_transaction(read_only=True) as session:
-        return tenants.get_tenant(session, slug).id
-
-
-def _key_service(settings: Settings) -> ApiKeyService:
-    return ApiKeyService(derive_key(settings.load_secret(), API_KEY_PEPPER))
-
-
-def _key_row(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "scopes": key.scopes,
-        "created_at": moment(key.created_at),
-        "expires_at": moment(key.expires_at),
-        "revoked_at": moment(key.revoked_at),
-        "last_used_at": moment(key.last_used_at),
-    }
+def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+    else:
+        print_rows(rows, COLUMNS)

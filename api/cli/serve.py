@@ -272,13 +272,13 @@ def next_steps(settings: Settings, url: str) -> list[str]:
         where += f" --data-dir {shlex.quote(str(settings.data_dir.absolute()))}"
     if settings.database is not None:
         where += " --database ..."  # not shown: it may hold a password
-    lines = [
-        f"Make a tenant and a key: loraplex tenants create NAME{where} && "
-        f"loraplex keys create NAME{where}"
+    server = "" if url == DEFAULT_URL else f" --url {url}"
+    return [
+        f"Make the first operator: loraplex operators create NAME{where}",
+        f"Log in with its key: loraplex login{server}",
+        "Make a tenant and a key: loraplex tenants create SLUG && "
+        "loraplex keys create --tenant SLUG",
     ]
-    if url != DEFAULT_URL:
-        lines.append(f"Push to it: LORAPLEX_URL={url} loraplex adapters push FOLDER NAME")
-    return lines
 
 
 def _bytes(gib: float | None) -> int | None:

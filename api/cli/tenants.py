@@ -1,4 +1,4 @@
-"""`loraplex tenants`: who may use this installation."""
+"""`loraplex tenants`: who may use this installation. For operators."""
 
 from __future__ import annotations
 
@@ -6,88 +6,91 @@ from typing import Annotated, Any
 
 import typer
 
-from ...platform.tenants import service as tenants
-from ...platform.tenants.models import Tenant
-from ..settings import load_settings
-from .admin import DatabaseUrl, DataDir, moment, open_current_database
+from .client import api_path, open_client
+from .exit_codes import CommandFailed, ExitCode
+from .numbers import check_finite
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+COLUMNS = ["slug", "name", "weight", "id", "created_at", "suspended_at"]
+
 Slug = Annotated[str, typer.Argument(help="The tenant's short name: a-z, 0-9 and '-'.")]
+DisplayName = Annotated[str | None, typer.Option(help="A name for people.")]
+Weight = Annotated[
+    float | None,
+    typer.Option(
+        callback=check_finite, help="Its share of the device, in proportion to the others'."
+    ),
+]
 
 
 @app.command("create")
 def create(
-    slug: Slug,
-    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
 ) -> None:
     """Make a tenant."""
-    with (
-        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
-        opened.platform_transaction() as session,
-    ):
-        tenant = tenants.create_tenant(session, slug, name=name)
-    _print_tenant(tenant, as_json=as_json)
-    note(f"Made the tenant {slug!r}. Next: loraplex keys create {slug}")
+    body = {"slug": slug, "name": name, "weight": 1.0 if weight is None else weight}
+    with open_client() as client:
+        tenant = client.admin.post("/tenants", body)
+    _print([tenant], tenant, as_json=as_json)
+    note(f"Made the tenant {slug!r}. Next: loraplex keys create --tenant {slug}")
 
 
-@app.command("ls")
-def list_(database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@app.command("list")
+def list_(
+    suspended: Annotated[
+        bool | None, typer.Option("--suspended/--active", help="Only these.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the tenants."""
-    with (
-        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
-        opened.platform_transaction(read_only=True) as session,
-    ):
-        rows = [_tenant_row(tenant) for tenant in tenants.list_tenants(session)]
-    if as_json:
-        print_json(rows)
-    else:
-        print_rows(rows, ["slug", "name", "id", "created_at", "suspended_at"])
+    with open_client() as client:
+        tenants = list(client.admin.pages("/tenants", suspended=suspended))
+    _print(tenants, tenants, as_json=as_json)
+
+
+@app.command("show")
+def show(slug: Slug, as_json: AsJson = False) -> None:
+    """Show a tenant."""
+    with open_client() as client:
+        tenant = client.admin.get(api_path("tenants", slug))
+    _print([tenant], tenant, as_json=as_json)
+
+
+@app.command("set")
+def set_(
+    slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
+) -> None:
+    """Give a tenant another name or weight; an empty name takes it away."""
+    changes: dict[str, Any] = {} if weight is None else {"weight": weight}
+    if name is not None:
+        changes["name"] = name or None
+    if not changes:
+        raise CommandFailed("Say what to set: --name or --weight.", ExitCode.USAGE)
+    _change(slug, changes, as_json=as_json)
 
 
 @app.command("suspend")
-def suspend(
-    slug: Slug, database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
+def suspend(slug: Slug, as_json: AsJson = False) -> None:
     """Refuse a tenant's keys; its adapters stay."""
-    with (
-        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
-        opened.platform_transaction() as session,
-    ):
-        tenant = tenants.suspend_tenant(session, slug)
-    _print_tenant(tenant, as_json=as_json)
+    _change(slug, {"suspended": True}, as_json=as_json)
 
 
 @app.command("resume")
-def resume(
-    slug: Slug, database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
+def resume(slug: Slug, as_json: AsJson = False) -> None:
     """Accept a suspended tenant's keys again."""
-    with (
-        open_current_database(load_settings(database=database, data_dir=data_dir)) as opened,
-        opened.platform_transaction() as session,
-    ):
-        tenant = tenants.resume_tenant(session, slug)
-    _print_tenant(tenant, as_json=as_json)
+    _change(slug, {"suspended": False}, as_json=as_json)
 
 
-def _print_tenant(tenant: Tenant, *, as_json: bool) -> None:
-    row = _tenant_row(tenant)
+def _change(slug: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    with open_client() as client:
+        tenant = client.admin.patch(api_path("tenants", slug), changes)
+    _print([tenant], tenant, as_json=as_json)
+
+
+def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:
     if as_json:
-        print_json(row)
+        print_json(data)
     else:
-        print_rows([row], list(row))
-
-
-def _tenant_row(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "slug": tenant.slug,
-        "name": tenant.name,
-        "id": tenant.id,
-        "created_at": moment(tenant.created_at),
-        "suspended_at": moment(tenant.suspended_at),
-    }
+        print_rows(rows, COLUMNS)

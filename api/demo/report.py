@@ -47,7 +47,7 @@ def print_next_steps(console: Console, namesakes: Sequence[PushedAdapter], url: 
         f"# {theirs.tenant.api_key}",
         f'{python} -c "from openai import OpenAI; '
         f"print(OpenAI(base_url='{url}/v1', api_key='{key}').models.list())\"",
-        f"LORAPLEX_URL={url} LORAPLEX_API_KEY={key} {python} -m loraplex adapters ls",
+        f"LORAPLEX_URL={url} LORAPLEX_API_KEY={key} {python} -m loraplex adapters list",
     ):
         # Plain text without wrapping, so that it can be copied.
         console.print(Text(line), soft_wrap=True)

@@ -7,12 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 COMMAND_SECONDS = 120.0
+OPERATOR = "local"
 
 
 class StepFailed(Exception):
@@ -34,25 +35,32 @@ class Installation:
     data_dir: Path
     url: str
     show: Callable[[str], None]
+    operator_key: str = field(default="", repr=False)
+    """Of the operator who makes tenants; see `with_operator`."""
+
+    def with_operator(self) -> Installation:
+        """The same with its first operator, who is made on the database itself."""
+        operator_key = self._run("operators", "create", OPERATOR)["key"]
+        return replace(self, operator_key=operator_key)
 
     def create_tenant(self, slug: str) -> TenantAccess:
         """Make a tenant and a key."""
-        self._run("tenants", "create", slug)
-        key = self._run("keys", "create", slug)["key"]
-        return TenantAccess(slug=slug, api_key=key)
+        self._run("tenants", "create", slug, api_key=self.operator_key)
+        created = self._run("keys", "create", "--tenant", slug, api_key=self.operator_key)
+        return TenantAccess(slug=slug, api_key=created["key"])
 
     def push(self, tenant: TenantAccess, folder: Path, name: str) -> str:
         """Push an adapter's folder as `name`; returns the version it became, in its pinned form."""
-        version: str = self._run(
-            "adapters", "push", str(folder), name, environment={"LORAPLEX_API_KEY": tenant.api_key}
-        )["id"]
+        version: str = self._run("adapters", "push", str(folder), name, api_key=tenant.api_key)[
+            "id"
+        ]
         return version
 
-    def _run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+    def _run(self, *arguments: str, api_key: str = "") -> Any:
         self.show(shlex.join(["loraplex", *arguments]))
         result = subprocess.run(
             [sys.executable, "-m", "loraplex", *arguments, "--json"],
-            env={**os.environ, **self.environment, **(environment or {})},
+            env={**os.environ, **self.environment, "LORAPLEX_API_KEY": api_key},
             capture_output=True,
             text=True,
             timeout=COMMAND_SECONDS,
@@ -64,5 +72,11 @@ class Installation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands read instead of the user's own settings."""
-        return {"LORAPLEX_DATA_DIR": str(self.data_dir), "LORAPLEX_URL": self.url}
+        """What the commands read instead of the user's own settings and profiles."""
+        return {
+            "LORAPLEX_DATA_DIR": str(self.data_dir),
+            "LORAPLEX_URL": self.url,
+            "LORAPLEX_PROFILE": "",
+            "LORAPLEX_TENANT": "",
+            "XDG_CONFIG_HOME": str(self.data_dir / "config"),
+        }

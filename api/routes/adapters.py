@@ -54,7 +54,9 @@ async def list_adapters(
     """The adapters behind the name `after`, by name."""
     adapters = await runtime.control_plane.read(
         principal.tenant_id,
-        lambda session: service.list_adapters(session, after=after, limit=limit + 1),
+        lambda session: service.list_adapters(
+            session, after=after, limit=limit + 1, names=principal.adapters
+        ),
     )
     views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
     page = [views.adapter(adapter) for adapter in adapters[:limit]]

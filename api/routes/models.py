@@ -26,11 +26,12 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
     base_id = runtime.engine.info.base_id
     adapters = await runtime.control_plane.read(
-        principal.tenant_id, lambda session: service.list_callable_adapters(session, base_id)
+        principal.tenant_id,
+        lambda session: service.list_callable_adapters(session, base_id, names=principal.adapters),
     )
     base = _base_card(runtime)
     cards = [_adapter_card(adapter, principal, parent=base.id) for adapter in adapters]
-    return json_response(ModelList([base, *cards]))
+    return json_response(ModelList([base, *cards] if principal.may_use(None) else cards))
 
 
 @router.get("/models/{model:path}")

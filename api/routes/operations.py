@@ -30,5 +30,7 @@ async def ready(runtime: CurrentRuntime) -> Response:
 async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
     """For Prometheus."""
     token = runtime.settings.metrics_token
-    check_metrics_access(request, token.get_secret_value() if token else None)
+    check_metrics_access(
+        request, token.get_secret_value() if token else None, runtime.settings.trusted_proxies
+    )
     return Response(runtime.metrics.render(), media_type=CONTENT_TYPE_LATEST)

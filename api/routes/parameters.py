@@ -5,17 +5,42 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Path
+from starlette.requests import Request
 
 from ...adapters.identity import AdapterKey
 from ...platform.adapters import service
+from ...platform.adapters.lookup import no_adapter
 from ...platform.adapters.models import Adapter, AdapterVersion
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
 from ..auth import require
 from ..runtime import Runtime
 
-Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
-Writer = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+_MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
+_MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+
+
+async def _reader(request: Request, principal: _MayRead) -> Principal:
+    return _with_adapter(request, principal)
+
+
+async def _writer(request: Request, principal: _MayWrite) -> Principal:
+    return _with_adapter(request, principal)
+
+
+def _with_adapter(request: Request, principal: Principal) -> Principal:
+    """The caller, for whom the adapter in the path is there to see.
+
+    For a key that is restricted to others it is not there, whether it is or not.
+    """
+    name = request.path_params.get("name")
+    if name is not None and not principal.may_use(name):
+        raise no_adapter(name)
+    return principal
+
+
+Reader = Annotated[Principal, Depends(_reader)]
+Writer = Annotated[Principal, Depends(_writer)]
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 
 

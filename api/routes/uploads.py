@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters.uploads import NewUpload
+from ...platform.errors import UploadNotFound
 from ...platform.keys.principal import Principal
 from ..bodies import body_chunks, check_encoding, json_body
 from ..json_response import json_response
@@ -23,6 +24,18 @@ from .adapter_views import AdapterViews, upload_view
 from .parameters import Writer, find_version
 
 router = APIRouter(prefix="/v1")
+
+
+async def _upload_writer(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Principal:
+    """The caller, if the upload is not of an adapter that its key is not for."""
+    if principal.adapters is not None:
+        upload = await runtime.pushes.get(principal.tenant_id, upload_id)
+        if not principal.may_use(upload.adapter_name):
+            raise UploadNotFound
+    return principal
+
+
+UploadWriter = Annotated[Principal, Depends(_upload_writer)]
 
 
 @router.post("/adapters/{name}/uploads")
@@ -49,7 +62,7 @@ async def open_upload(
 
 
 @router.get("/uploads/{upload_id}")
-async def get_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
+async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id: str) -> Response:
     """`received_bytes` is where to go on."""
     return json_response(upload_view(await runtime.pushes.get(principal.tenant_id, upload_id)))
 
@@ -58,7 +71,7 @@ async def get_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str)
 async def put_content(
     request: Request,
     runtime: CurrentRuntime,
-    principal: Writer,
+    principal: UploadWriter,
     upload_id: str,
     offset: Annotated[int, Query(ge=0)],
 ) -> Response:
@@ -74,7 +87,9 @@ async def put_content(
 
 
 @router.post("/uploads/{upload_id}/commit")
-async def commit_upload(runtime: CurrentRuntime, principal: Writer, upload_id: str) -> Response:
+async def commit_upload(
+    runtime: CurrentRuntime, principal: UploadWriter, upload_id: str
+) -> Response:
     """Examine and store the adapter; the version it became, which is still to be attested."""
     return json_response(await _pushed_version(runtime, principal, upload_id))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from pydantic import Field, StringConstraints
@@ -14,6 +14,7 @@ from .request_model import RequestModel
 MAX_ALIASES = 16
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+View = TypeVar("View")
 
 
 class UploadBody(RequestModel):
@@ -107,15 +108,15 @@ class AdapterView(msgspec.Struct, frozen=True):
     object: Literal["adapter"] = "adapter"
 
 
-class ListView(msgspec.Struct, frozen=True):
-    data: list[Any]
+class ListView(msgspec.Struct, Generic[View], frozen=True):
+    data: list[View]
     object: Literal["list"] = "list"
 
 
-class PageView(msgspec.Struct, frozen=True):
+class PageView(msgspec.Struct, Generic[View], frozen=True):
     """A part of a list, in a stable order."""
 
-    data: list[Any]
+    data: list[View]
     has_more: bool
     next_after: str | None
     """What to give as `after` for the next page; None on the last one."""

@@ -1,14 +1,14 @@
 """One caller's generation: several sequences of the engine as one stream of text.
 
 A sequence is one choice for one prompt. `Generation` owns the engine requests behind them: whoever
-starts it must `aclose` it, which ends what still runs and meters what was generated.
+starts it, or not, must `aclose` it, which ends what still runs and has it charged.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,10 +60,13 @@ class Outcome(NamedTuple):
     """What is metered at the end of a generation."""
 
     counts: TokenCounts
+    """Of an answer that is not whole: what has come of it here, which may be less than was done."""
     tier: Tier | None
     """Where the adapter was when the request came."""
     finish_reason: str
     """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    load_ms: float | None = None
+    """How long the load took that the request waited for."""
 
 
 class Generation:
@@ -80,6 +83,7 @@ class Generation:
         measures: RequestMeasures,
         meter: Callable[[Outcome], Awaitable[None]],
     ) -> None:
+        """`meter` is told of the end exactly once, and before the last delta is given."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -90,6 +94,7 @@ class Generation:
         self._meter = meter
         self._is_metered = False
         self._tier: Tier | None = None
+        self._load_ms: float | None = None
         self._events: asyncio.Queue[RequestStarted | Delta | Exception] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -116,7 +121,8 @@ class Generation:
             self._metrics.observe_start(event)
             self._measures.queue_seconds = event.queue_seconds
             self._measures.adapter_wait_seconds = event.adapter_wait_seconds
-            self._tier = event.adapter_tier
+            self._tier = self._measures.tier = event.adapter_tier
+            self._load_ms = self._measures.load_ms = event.adapter_load_ms
             return event
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -133,14 +139,16 @@ class Generation:
                 await self._meter_once(event.finish_reason or ABORTED)
             yield event
 
+    def cancel(self) -> None:
+        """End it for somebody else than its caller, who gets `request_cancelled`."""
+        self._events.put_nowait(ApiError("request_cancelled"))
+
     async def aclose(self) -> None:
         """End what still runs and meter it. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.counts.num_prompt_tokens:
-            with suppress(ApiError):
-                await asyncio.shield(self._meter_once(ABORTED))
+        await self._meter_once(ABORTED)
 
     async def _meter_once(self, finish_reason: str) -> None:
         if not self._is_metered:
@@ -149,7 +157,7 @@ class Generation:
             self._measures.prompt_tokens = self.counts.num_prompt_tokens
             self._measures.cached_tokens = self.counts.num_cached_tokens
             self._measures.completion_tokens = self.counts.num_completion_tokens
-            await self._meter(Outcome(self.counts, self._tier, finish_reason))
+            await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
 
     async def _run(self, spec: SequenceSpec) -> None:
         times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)

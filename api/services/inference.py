@@ -6,6 +6,9 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import structlog
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
@@ -15,15 +18,21 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
+from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
-from ...platform.usage import service as ledger
-from ...platform.usage.service import Usage
+from ...platform.quotas.limits import MAX_COUNT
+from ...platform.quotas.service import Demand
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
+from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
+from .metering import Account, Metering
+from .seen_adapters import SeenAdapters
+
+log = structlog.get_logger(__name__)
 
 NUM_TOKENIZERS = 2
 
@@ -72,6 +81,13 @@ class Running:
     started: RequestStarted
 
 
+class OpenRequest(NamedTuple):
+    """A generation that was admitted and has not ended."""
+
+    order: Order
+    generation: Generation
+
+
 class Inference:
     """Starts generations; one for the server."""
 
@@ -81,6 +97,9 @@ class Inference:
         engine: EngineClient,
         tokenizer: Tokenizer,
         control_plane: ControlPlane,
+        metering: Metering,
+        seen_adapters: SeenAdapters,
+        admission: Admission,
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
@@ -89,34 +108,56 @@ class Inference:
         self.tokenizer = tokenizer
         self._engine = engine
         self._control_plane = control_plane
+        self._metering = metering
+        self._seen_adapters = seen_adapters
+        self._admission = admission
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
+        self._open: dict[str, OpenRequest] = {}
 
     def close(self) -> None:
         self._threads.close()
+
+    def find_open(self, request_id: str) -> OpenRequest | None:
+        """The request of this id that this server is generating for."""
+        return self._open.get(request_id)
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
     ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Which version of a split alias answers depends on `request_id` alone. Raises a
-        PlatformError: unknown, foreign, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. While the database is
+        away a name means what it meant last. Raises a PlatformError: unknown, foreign, beyond the
+        key's restriction, not ready or of another base.
         """
         if model == self.served_model_name:
+            if not principal.may_use(None):
+                raise ModelNotFound(model)
             return ServedModel(model, None)
         name = registry.parse_model_name(model)
-        adapter = await self._control_plane.read(
-            principal.tenant_id,
-            lambda session: registry.resolve(
-                session,
-                name,
-                tenant_slug=principal.tenant_slug,
-                base_id=self._engine.info.base_id,
-                request_id=request_id,
-            ),
-        )
+        if not principal.may_use(name.adapter):
+            raise ModelNotFound(model)
+        tenant_id = principal.tenant_id
+        try:
+            adapter = await self._control_plane.read(
+                tenant_id,
+                lambda session: registry.resolve(
+                    session,
+                    name,
+                    tenant_slug=principal.tenant_slug,
+                    base_id=self._engine.info.base_id,
+                    request_id=request_id,
+                ),
+            )
+        except DatabaseUnavailable:
+            adapter = self._seen_adapters.recall(tenant_id, model)
+        except PlatformError:
+            self._seen_adapters.forget(tenant_id, model)
+            raise
+        else:
+            self._seen_adapters.note(tenant_id, model, adapter)
         return ServedModel(adapter.pinned, adapter)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -140,11 +181,17 @@ class Inference:
         return capacity - len(prompt)
 
     async def start(self, order: Order) -> Running:
-        """Submit the order; return once it is scheduled. Raises ApiError or an EngineError."""
+        """Submit the order if the tenant's limits let it pass; return once it is scheduled.
+
+        Raises ApiError, an EngineError or a LimitReached.
+        """
         order.measures.model = order.model.name
+        if order.model.adapter is not None:
+            order.measures.adapter_name = order.model.adapter.name
+            order.measures.adapter_version = order.model.adapter.version
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
-        generation = self._prepare(order)
+        generation = await self._admit(order)
         try:
             started = await generation.start(
                 is_loading=lambda: self._is_loading(order.model),
@@ -155,8 +202,24 @@ class Inference:
             raise
         return Running(order, generation, started)
 
-    def _prepare(self, order: Order) -> Generation:
-        specs = [
+    async def _admit(self, order: Order) -> Generation:
+        """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
+
+        While the database is away there is nothing to ask: limits rest, what is used counts later.
+        """
+        specs = self._sequences(order)
+        account = self._open_account(order, specs)
+        try:
+            await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
+        except DatabaseUnavailable:
+            log.warning("admitted_without_limits", request_id=order.request_id)
+        except BaseException:
+            self._metering.discard(account)
+            raise
+        return self._prepare(order, specs, account)
+
+    def _sequences(self, order: Order) -> list[SequenceSpec]:
+        return [
             SequenceSpec(
                 index=position * order.num_choices + choice,
                 request=self._sequence_request(order, position, choice),
@@ -168,11 +231,18 @@ class Inference:
             for choice in range(order.num_choices)
         ]
 
-        async def meter(outcome: Outcome) -> None:
-            await self._meter(order, outcome)
+    def _prepare(self, order: Order, specs: Sequence[SequenceSpec], account: Account) -> Generation:
+        counted = [
+            replace(spec, request=replace(spec.request, journal_slot=slot))
+            for spec, slot in zip(specs, account.slots, strict=True)
+        ]
 
-        return Generation(
-            specs,
+        async def meter(outcome: Outcome) -> None:
+            self._open.pop(order.request_id, None)
+            await self._metering.settle(account, outcome)
+
+        generation = Generation(
+            counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
             metrics=self._metrics,
@@ -180,25 +250,16 @@ class Inference:
             measures=order.measures,
             meter=meter,
         )
+        self._open[order.request_id] = OpenRequest(order, generation)
+        return generation
 
-    async def _meter(self, order: Order, outcome: Outcome) -> None:
-        counts = outcome.counts
-        usage = Usage(
-            request_id=order.request_id,
-            adapter=order.model.adapter,
-            prompt_tokens=counts.num_prompt_tokens,
-            cached_tokens=counts.num_cached_tokens,
-            completion_tokens=counts.num_completion_tokens,
-            tier=outcome.tier,
-            finish_reason=outcome.finish_reason,
-        )
-        await self._control_plane.write(
-            order.principal.tenant_id, lambda session: ledger.record(session, usage)
-        )
-        self._metrics.observe_usage(
-            order.principal.tenant_slug,
-            prompt_tokens=counts.num_prompt_tokens,
-            completion_tokens=counts.num_completion_tokens,
+    def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
+        return self._metering.open(
+            order.request_id,
+            order.principal,
+            order.model.adapter,
+            sequence_ids=[spec.request.request_id for spec in specs],
+            counts_prompt=[spec.is_first_choice for spec in specs],
         )
 
     def _check_token_ids(self, order: Order) -> None:
@@ -229,6 +290,7 @@ class Inference:
             speculation=order.speculation,
             priority=order.priority,
             deadline_seconds=_seconds_left(order),
+            tenant_weight=order.principal.tenant_weight,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -237,6 +299,17 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _demand(order: Order) -> Demand:
+    num_sequences = len(order.prompts) * order.num_choices
+    return Demand(
+        request_id=order.request_id,
+        key_id=order.principal.key_id,
+        adapter=order.model.adapter,
+        input_tokens=sum(map(len, order.prompts)),
+        output_tokens=min(order.sampling.max_tokens * num_sequences, MAX_COUNT),
+    )
 
 
 def _seconds_left(order: Order) -> float | None:

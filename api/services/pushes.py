@@ -26,7 +26,7 @@ from ...platform.adapters.models import AdapterVersion, Upload
 from ...platform.adapters.service import NewVersion
 from ...platform.adapters.states import UploadState, VersionState
 from ...platform.adapters.uploads import NewUpload
-from ...platform.errors import UploadConflict
+from ...platform.errors import QuotaExceeded, UploadConflict
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
@@ -209,29 +209,36 @@ class Pushes:
             return await self._outcome(upload)  # another examination has ended meanwhile
         try:
             report = await self._examiners.run(self._examine, upload)
+            failpoint("pushes.examined")
+            version = await self._accept(upload, report)
         except AdapterRejected as exc:
-            reason, message, pointer = exc.reason, str(exc), exc.pointer
-            await self._control_plane.write(
-                upload.tenant_id,
-                lambda session: uploads.mark_refused(
-                    session, upload.id, reason=reason, message=message
-                ),
-            )
-            self._staging.discard(upload.id)
-            log.info(
-                "adapter_rejected",
-                tenant_id=upload.tenant_id,
-                adapter=upload.adapter_name,
-                reason=reason,
-            )
-            raise ApiError(reason, message, param=pointer) from exc
-        failpoint("pushes.examined")
-        version = await self._accept(upload, report)
+            raise await self._refuse(upload, exc.reason, str(exc), exc.pointer) from exc
+        except QuotaExceeded as exc:
+            raise await self._refuse(upload, exc.code, str(exc)) from exc
         failpoint("pushes.accepted")
         self._staging.discard(upload.id)
         if version.state is VersionState.VALIDATED:
             self._attestations.add(version)
         return Pushed(upload.adapter_name, version.number)
+
+    async def _refuse(
+        self, upload: Upload, reason: str, message: str, pointer: str | None = None
+    ) -> ApiError:
+        """Write down that nothing comes of the upload; what to tell its owner."""
+        await self._control_plane.write(
+            upload.tenant_id,
+            lambda session: uploads.mark_refused(
+                session, upload.id, reason=reason, message=message
+            ),
+        )
+        self._staging.discard(upload.id)
+        log.info(
+            "adapter_rejected",
+            tenant_id=upload.tenant_id,
+            adapter=upload.adapter_name,
+            reason=reason,
+        )
+        return ApiError(reason, message, param=pointer)
 
     def _examine(self, upload: Upload) -> IntakeReport:
         """In a thread. Raises AdapterRejected."""

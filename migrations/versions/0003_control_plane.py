@@ -55,12 +55,14 @@ def downgrade() -> None:
             table.drop_constraint(f"fk_api_keys_tenant_id_{target}", type_="foreignkey")
         for column in ("created_by", "successor_id", "networks", "adapters", "user_id"):
             table.drop_column(column)
+        table.drop_column("secret_id")
     for name in ("operator_keys", "operators", "users"):
         op.drop_table(name)
 
 
 def _extend_keys() -> None:
     with op.batch_alter_table("api_keys") as table:
+        table.add_column(sa.Column("secret_id", sa.String(8), nullable=True))
         table.add_column(sa.Column("user_id", sa.String(36), nullable=True))
         table.add_column(sa.Column("adapters", sa.JSON(none_as_null=True), nullable=True))
         table.add_column(sa.Column("networks", sa.JSON(none_as_null=True), nullable=True))
@@ -144,6 +146,7 @@ def _create_people() -> None:
         sa.Column("operator_id", sa.String(36), nullable=False),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("mac", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=True),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("expires_at", MOMENT, nullable=True),
         sa.Column("revoked_at", MOMENT, nullable=True),
@@ -233,8 +236,11 @@ def _create_quotas() -> None:
         sa.Column("adapter_digest", sa.String(71), nullable=True),
         sa.Column("input_tokens", sa.Integer(), nullable=False),
         sa.Column("output_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_input_tokens", sa.Integer(), nullable=False),
+        sa.Column("paid_output_tokens", sa.Integer(), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
-        sa.Column("expires_at", MOMENT, nullable=False),
+        sa.Column("clock", sa.String(64), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("tenant_id", sa.String(36), nullable=False),
         sa.CheckConstraint(
             "input_tokens >= 0 AND output_tokens >= 0", name=op.f("ck_reservations_tokens")
@@ -335,6 +341,7 @@ def _create_audit_log() -> None:
         sa.Column("address", sa.String(45), nullable=True),
         sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id"], ["tenants.id"], name=op.f("fk_audit_entries_tenant_id_tenants")
         ),
@@ -377,6 +384,7 @@ def _create_audit_log() -> None:
         sa.Column("address", sa.String(45), nullable=True),
         sa.Column("previous_hash", sa.LargeBinary(32), nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.Column("secret_id", sa.String(8), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_platform_audit_entries")),
     )
     op.create_table(

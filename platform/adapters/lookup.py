@@ -23,7 +23,7 @@ def get_adapter(session: TenantSession, name: str) -> Adapter:
     """The adapter with its visible versions and aliases. Raises AdapterNotFound."""
     adapter = repository.find_visible_adapter(session, name)
     if adapter is None:
-        raise _no_adapter(name)
+        raise no_adapter(name)
     return adapter
 
 
@@ -31,7 +31,7 @@ def get_bare_adapter(session: TenantSession, name: str) -> Adapter:
     """The adapter's own row only. Raises AdapterNotFound."""
     adapter = repository.find_adapter(session, name)
     if adapter is None or not adapter.is_visible:
-        raise _no_adapter(name)
+        raise no_adapter(name)
     return adapter
 
 
@@ -39,7 +39,7 @@ def get_known_adapter(session: TenantSession, name: str) -> Adapter:
     """The row of an adapter that is or was. Raises AdapterNotFound."""
     adapter = repository.find_adapter(session, name)
     if adapter is None:
-        raise _no_adapter(name)
+        raise no_adapter(name)
     return adapter
 
 
@@ -69,7 +69,8 @@ def get_known_version(session: TenantSession, name: str, number: int) -> Adapter
     return version
 
 
-def _no_adapter(name: str) -> AdapterNotFound:
+def no_adapter(name: str) -> AdapterNotFound:
+    """What is said of an adapter that is not there, or not the caller's to see."""
     return AdapterNotFound(f"There is no adapter {name!r}.")
 
 

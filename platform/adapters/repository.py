@@ -54,22 +54,35 @@ def find_visible_adapter(session: TenantSession, name: str) -> Adapter | None:
 
 
 def list_visible_adapters(
-    session: TenantSession, *, after: str | None = None, limit: int | None = None
+    session: TenantSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    names: Collection[str] | None = None,
 ) -> Sequence[Adapter]:
     """The adapters of which something is visible, by name, with versions and aliases.
 
-    Only those with names behind `after`, and at most `limit` of them.
+    Only those with names behind `after`, at most `limit`; where `names` are given, of these.
     """
     query = _visible_adapters().order_by(Adapter.name)
+    if names is not None:
+        query = query.where(Adapter.name.in_(names))
     if after is not None:
         query = query.where(Adapter.name > after)
     return session.scalars(query.limit(limit)).all()
 
 
-def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
-    """The adapters with a ready version for this base, by name; their own rows only."""
+def list_callable_adapters(
+    session: TenantSession, base_id: str, *, names: Collection[str] | None = None
+) -> Sequence[Adapter]:
+    """The adapters with a ready version for this base, by name; their own rows only.
+
+    Where `names` are given, of these.
+    """
     is_callable = (AdapterVersion.state == VersionState.READY) & (AdapterVersion.base_id == base_id)
     query = select(Adapter).where(Adapter.is_visible.is_(True), Adapter.versions.any(is_callable))
+    if names is not None:
+        query = query.where(Adapter.name.in_(names))
     return session.scalars(query.order_by(Adapter.name)).all()
 
 
@@ -412,3 +425,20 @@ def list_stale_uploads_of_all_tenants(
         .with_for_update(skip_locked=True)
     )
     return session.scalars(query).all()
+
+
+def names_of(
+    session: PlatformSession, contents: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[str]]:
+    """By (tenant id, digest): the live versions of that content, as `name@number`."""
+    digests = {digest for _, digest in contents}
+    query = (
+        select(AdapterVersion.tenant_id, AdapterVersion.digest, Adapter.name, AdapterVersion.number)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(AdapterVersion.digest.in_(digests), AdapterVersion.state.in_(LIVE_STATES))
+        .order_by(Adapter.name, AdapterVersion.number)
+    )
+    names: dict[tuple[str, str], list[str]] = {}
+    for tenant_id, digest, name, number in session.execute(query):
+        names.setdefault((tenant_id, digest), []).append(f"{name}@{number}")
+    return names

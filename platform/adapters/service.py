@@ -9,7 +9,7 @@ The caller orders the effects outside the database around these steps: bytes are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ...adapters.identity import AdapterKey
 from ..base import JsonObject, utc_now
 from ..errors import AdapterBeingDeleted, VersionAliased, VersionNotFound
 from ..names import check_adapter_name
+from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
 from .aliases import forget_alias, list_alias_changes, remove_alias, rollback_alias, set_alias
@@ -104,18 +105,28 @@ class VersionHistory(NamedTuple):
 
 
 def list_adapters(
-    session: TenantSession, *, after: str | None = None, limit: int | None = None
+    session: TenantSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    names: Collection[str] | None = None,
 ) -> Sequence[Adapter]:
     """The tenant's adapters by name, with their visible versions and aliases.
 
-    A page of them: those with names behind `after`, at most `limit`.
+    A page of them: those with names behind `after`, at most `limit`; where `names` are given, of
+    these.
     """
-    return repository.list_visible_adapters(session, after=after, limit=limit)
+    return repository.list_visible_adapters(session, after=after, limit=limit, names=names)
 
 
-def list_callable_adapters(session: TenantSession, base_id: str) -> Sequence[Adapter]:
-    """The adapters that a request can name while this base is served, by name; rows only."""
-    return repository.list_callable_adapters(session, base_id)
+def list_callable_adapters(
+    session: TenantSession, base_id: str, *, names: Collection[str] | None = None
+) -> Sequence[Adapter]:
+    """The adapters that a request can name while this base is served, by name; rows only.
+
+    Where `names` are given, of these.
+    """
+    return repository.list_callable_adapters(session, base_id, names=names)
 
 
 def version_history(session: TenantSession, name: str, number: int) -> VersionHistory:
@@ -153,7 +164,7 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     """Give the content the adapter's next number; the adapter is made if it is not there.
 
     Content that the adapter has already keeps its number, unless it was rejected. Raises
-    InvalidValue, and AdapterBeingDeleted while the same content is on its way out.
+    InvalidValue, QuotaExceeded, and AdapterBeingDeleted while the same content is on its way out.
     """
     check_adapter_name(new.adapter_name)
     lock_catalog(session)
@@ -163,6 +174,8 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     existing = repository.find_same_content(session, adapter.id, new.digest)
     if existing is not None:
         return CreatedVersion(existing, is_new=False)
+    quotas.check_room_for_version(session, new.adapter_name)
+    quotas.check_room_for_content(session, new.digest, new.size_bytes)
     return CreatedVersion(_add_version(session, adapter, new), is_new=True)
 
 

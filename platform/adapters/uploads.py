@@ -13,6 +13,7 @@ from datetime import datetime
 from ..base import utc_now
 from ..errors import InvalidValue, UploadConflict, UploadNotFound
 from ..names import check_adapter_name, check_alias_name
+from ..quotas import service as quotas
 from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .models import SHA256_HEX_LENGTH, Upload
@@ -56,11 +57,15 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
 def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     """The upload that waits for the rest of what `new` declares, else a new one.
 
-    So a sender that lost its place finds it again. Raises InvalidValue.
+    So a sender that lost its place finds it again. Raises InvalidValue, and QuotaExceeded for what
+    the tenant has no room for, beside what it has and what is on its way.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
         if _declares_the_same(upload, new):
             return upload
+    check_adapter_name(new.adapter_name)
+    quotas.check_room_for_version(session, new.adapter_name)
+    quotas.check_room_for_upload(session, new.size_bytes)
     return open_upload(session, new)
 
 

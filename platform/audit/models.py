@@ -8,6 +8,7 @@ from sqlalchemy import JSON, BigInteger, ForeignKey, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime, state_type
+from ..keyring import SECRET_ID_LENGTH
 from ..keys.principal import ActorKind
 
 ACTION_LENGTH = 64
@@ -35,6 +36,8 @@ class AuditColumns:
     previous_hash: Mapped[bytes] = mapped_column(LargeBinary(HASH_LENGTH))
     hash: Mapped[bytes] = mapped_column(LargeBinary(HASH_LENGTH))
     """Keyed, over everything above and the previous entry's."""
+    secret_id: Mapped[str] = mapped_column(String(SECRET_ID_LENGTH))
+    """Of the server's secret that the hash is keyed with."""
 
 
 class AuditEntry(AuditColumns, TenantOwned, Base):

@@ -6,14 +6,13 @@ verifies; the heads say where chains end, so a cut-off tail shows.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from ..base import utc_now
+from ..keyring import Keyring
 from ..sessions import PlatformSession, TenantSession
 from .event import Event, Origin
 from .models import (
@@ -32,10 +31,10 @@ _HEAD_ID = 1
 
 
 class AuditLog:
-    """Appends under one key; whoever verifies needs the same."""
+    """Appends under the server's present secret; each entry names the one that it needs."""
 
-    def __init__(self, key: bytes, *, clock: Callable[[], datetime] = utc_now) -> None:
-        self._key = key
+    def __init__(self, keys: Keyring, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._keys = keys
         self._clock = clock
 
     def record(self, session: TenantSession, origin: Origin, event: Event) -> None:
@@ -45,7 +44,7 @@ class AuditLog:
             head = AuditHead(number=0, hash=_NO_HASH)
             session.add(head)
         entry = AuditEntry(number=head.number + 1, **self._columns(origin, event, head.hash))
-        entry.hash = self.hash_of(session.tenant_id, entry.number, entry)
+        entry.hash = self._keys.sign(_signed_text(session.tenant_id, entry.number, entry))
         session.add(entry)
         head.number, head.hash = entry.number, entry.hash
         session.flush()
@@ -58,29 +57,14 @@ class AuditLog:
             session.add(head)
         number = head.number + 1
         entry = PlatformAuditEntry(number=number, **self._columns(origin, event, head.hash))
-        entry.hash = self.hash_of(PLATFORM_CHAIN, number, entry)
+        entry.hash = self._keys.sign(_signed_text(PLATFORM_CHAIN, number, entry))
         session.add(entry)
         head.number, head.hash = number, entry.hash
         session.flush()
 
-    def hash_of(self, chain: str, number: int, entry: AuditColumns) -> bytes:
-        """What the entry's `hash` must be."""
-        fields = [
-            chain,
-            number,
-            entry.at.isoformat(),
-            str(entry.actor_kind),
-            entry.actor_id,
-            entry.actor_name,
-            entry.action,
-            entry.resource,
-            entry.details,
-            entry.request_id,
-            entry.address,
-            entry.previous_hash.hex(),
-        ]
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        return hmac.digest(self._key, text.encode(), hashlib.sha256)
+    def hash_of(self, chain: str, number: int, entry: AuditColumns) -> bytes | None:
+        """What the entry's `hash` must be; None if the server does not have the entry's secret."""
+        return self._keys.mac(_signed_text(chain, number, entry), entry.secret_id)
 
     def _columns(self, origin: Origin, event: Event, previous_hash: bytes) -> dict[str, Any]:
         return {
@@ -94,4 +78,24 @@ class AuditLog:
             "request_id": origin.request_id,
             "address": origin.address,
             "previous_hash": previous_hash,
+            "secret_id": self._keys.current_id,
         }
+
+
+def _signed_text(chain: str, number: int, entry: AuditColumns) -> bytes:
+    fields = [
+        chain,
+        number,
+        entry.at.isoformat(),
+        str(entry.actor_kind),
+        entry.actor_id,
+        entry.actor_name,
+        entry.action,
+        entry.resource,
+        entry.details,
+        entry.request_id,
+        entry.address,
+        entry.previous_hash.hex(),
+    ]
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return text.encode()

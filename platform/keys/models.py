@@ -1,21 +1,21 @@
-"""The API key as it is stored: its id and the keyed hash of its text, never the text."""
+"""A tenant's API key as it is stored."""
 
 from __future__ import annotations
 
-from datetime import datetime
-
-from sqlalchemy import JSON, ForeignKeyConstraint, LargeBinary, String, UniqueConstraint
+from sqlalchemy import JSON, ForeignKeyConstraint, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, utc_now
+from ..base import ID_LENGTH, Base, TenantOwned
+from ..networks import Network, parse_networks
+from .principal import Grant, Scope
+from .stored_key import StoredKey
 from .token import KEY_ID_LENGTH
 
-MAX_KEY_NAME_LENGTH = 200
 MAX_ACTOR_LENGTH = 64
 
 
-class ApiKey(TenantOwned, Base):
-    """A key of a tenant. Revoked keys stay: what they made refers to them."""
+class ApiKey(StoredKey, TenantOwned, Base):
+    """A key of a tenant: what its holder may do, and whose it is."""
 
     __tablename__ = "api_keys"
     __table_args__ = (
@@ -24,16 +24,7 @@ class ApiKey(TenantOwned, Base):
         ForeignKeyConstraint(["tenant_id", "successor_id"], ["api_keys.tenant_id", "api_keys.id"]),
     )
 
-    id: Mapped[str] = mapped_column(String(KEY_ID_LENGTH), primary_key=True)
-    name: Mapped[str] = mapped_column(String(MAX_KEY_NAME_LENGTH))
-    mac: Mapped[bytes] = mapped_column(LargeBinary(32))
-    """HMAC-SHA256 of the key's whole text under the server's pepper."""
     scopes: Mapped[list[str]] = mapped_column(JSON)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
-    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """To the hour: see `LAST_USED_GRANULARITY`."""
     user_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
     """Whose it is: it may do no more than its user; None: a machine's."""
     adapters: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
@@ -44,3 +35,16 @@ class ApiKey(TenantOwned, Base):
     """The key that replaces it; `expires_at` is then the end of the overlap."""
     created_by: Mapped[str | None] = mapped_column(String(MAX_ACTOR_LENGTH))
     """The actor, as `str(Actor)` writes it; None for keys older than that."""
+
+    @property
+    def grant(self) -> Grant:
+        """What the key allows, its user's role aside."""
+        return Grant(
+            scopes=frozenset(map(Scope, self.scopes)),
+            adapters=None if self.adapters is None else frozenset(self.adapters),
+            networks=self._networks,
+        )
+
+    @property
+    def _networks(self) -> tuple[Network, ...] | None:
+        return None if self.networks is None else parse_networks(self.networks)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
+
+from ..networks import Network, is_covered
 
 
 class Scope(StrEnum):
@@ -27,6 +30,10 @@ class Scope(StrEnum):
 
 ALL_SCOPES = frozenset(Scope)
 READING_SCOPES = frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ})
+SCOPES_OF_ADAPTERS = frozenset(
+    {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.KEYS_MANAGE}
+)
+"""What a key restricted to adapters may have: the others show or touch the tenant's others."""
 
 
 class TenantRole(StrEnum):
@@ -90,6 +97,40 @@ class Actor:
 SYSTEM = Actor(ActorKind.SYSTEM, "system", "system")
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What somebody may do in a tenant, with which adapters, and from where."""
+
+    scopes: frozenset[Scope]
+    adapters: frozenset[str] | None = None
+    """By name; None: all, and the base model."""
+    networks: tuple[Network, ...] | None = None
+    """None: any."""
+
+    def excess(self, other: Grant) -> str | None:
+        """In what the other goes beyond this: `scopes`, `adapters` or `networks`; None: in nothing.
+
+        Nobody gives away, or gets hold of, more than they have.
+        """
+        if not other.scopes <= self.scopes:
+            return "scopes"
+        if not self.covers_adapters(other.adapters):
+            return "adapters"
+        if not self._covers_networks(other.networks):
+            return "networks"
+        return None
+
+    def covers_adapters(self, adapters: frozenset[str] | None) -> bool:
+        """Whoever is restricted to these sees nothing beyond what this allows to see."""
+        return self.adapters is None or (adapters is not None and adapters <= self.adapters)
+
+    def _covers_networks(self, networks: tuple[Network, ...] | None) -> bool:
+        if self.networks is None:
+            return True
+        own = self.networks
+        return networks is not None and all(is_covered(network, own) for network in networks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """Who calls, in one tenant: a key of it, or an operator who acts on it."""
@@ -102,8 +143,19 @@ class Principal:
     """The tenant's key; None for an operator."""
     adapters: frozenset[str] | None = None
     """The names of the adapters that the key is restricted to; None: all, and the base model."""
+    networks: tuple[Network, ...] | None = None
+    """From which the key may be used; None: any."""
+    expires_at: datetime | None = None
+    """When the key ends; None: never."""
     tenant_weight: float = 1.0
     """The tenant's share of the device, in proportion to the others'."""
+    operator_role: OperatorRole | None = None
+    """Of an operator who acts on the tenant."""
+
+    @property
+    def grant(self) -> Grant:
+        """What the caller has, and may give away."""
+        return Grant(self.scopes, self.adapters, self.networks)
 
     def can(self, scope: Scope) -> bool:
         """The caller may do this."""
@@ -121,7 +173,26 @@ class OperatorPrincipal:
     id: str
     name: str
     role: OperatorRole
+    expires_at: datetime | None = None
+    """When the key ends; None: never."""
 
     @property
     def actor(self) -> Actor:
+        """As the audit log names it."""
         return Actor(ActorKind.OPERATOR, self.id, self.name)
+
+    def within(self, tenant_id: str, tenant_slug: str, tenant_weight: float) -> Principal:
+        """The operator as a caller in this tenant."""
+        return Principal(
+            tenant_id=tenant_id,
+            tenant_slug=tenant_slug,
+            actor=self.actor,
+            scopes=self.role.scopes,
+            key_id=None,
+            expires_at=self.expires_at,
+            tenant_weight=tenant_weight,
+            operator_role=self.role,
+        )
+
+
+AnyPrincipal = Principal | OperatorPrincipal

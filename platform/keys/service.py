@@ -1,31 +1,50 @@
-"""Issuing, checking and revoking API keys."""
+"""Issuing, checking, rotating and revoking API keys."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from ..base import utc_now
 from ..errors import (
-    ApiKeyExpired,
     ApiKeyRevoked,
+    GrantTooWide,
     InvalidApiKey,
+    InvalidTransition,
     InvalidValue,
     KeyNotFound,
     TenantSuspended,
 )
+from ..keyring import Keyring
+from ..names import check_adapter_name
+from ..networks import parse_networks
 from ..sessions import PlatformSession, TenantSession
-from ..tenants.models import Tenant
+from ..users import service as users
 from . import repository
-from .models import MAX_KEY_NAME_LENGTH, ApiKey
-from .principal import Actor, ActorKind, Principal, Scope
+from .models import ApiKey
+from .principal import (
+    SCOPES_OF_ADAPTERS,
+    SYSTEM,
+    Actor,
+    ActorKind,
+    Grant,
+    Principal,
+    Scope,
+)
+from .repository import KeyHolder
+from .stored_key import (
+    LAST_USED_GRANULARITY,
+    check_key_name,
+    is_text_of,
+    is_use_to_be_noted,
+    note_use,
+    sign,
+)
 from .token import make_token, parse_token
 
-LAST_USED_GRANULARITY = timedelta(hours=1)
-_UNKNOWN_MAC = bytes(hashlib.sha256().digest_size)
+__all__ = ["LAST_USED_GRANULARITY", "ApiKeyService", "Authenticated", "IssuedKey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +55,18 @@ class IssuedKey:
     text: str = field(repr=False)
 
 
-class ApiKeyService:
-    """Keys under one pepper: a key's stored hash is worthless without it."""
+class Authenticated(NamedTuple):
+    """Who calls, and whether the use of the key is to be noted."""
 
-    def __init__(self, pepper: bytes, *, clock: Callable[[], datetime] = utc_now) -> None:
-        self._pepper = pepper
+    principal: Principal
+    is_use_to_be_noted: bool
+
+
+class ApiKeyService:
+    """Keys under the server's peppers: a key's stored hash is worthless without them."""
+
+    def __init__(self, peppers: Keyring, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._peppers = peppers
         self._clock = clock
 
     def issue(
@@ -49,23 +75,33 @@ class ApiKeyService:
         *,
         name: str,
         scopes: Iterable[Scope],
+        adapters: Iterable[str] | None = None,
+        networks: Iterable[str] | None = None,
+        user_id: str | None = None,
         expires_at: datetime | None = None,
+        issuer: Principal | None = None,
     ) -> IssuedKey:
-        """Make a key for the session's tenant. Raises InvalidValue."""
-        token = make_token()
-        key = ApiKey(
-            id=token.key_id,
-            name=_check_key_name(name),
-            mac=self._mac(token.text),
-            scopes=sorted(set(scopes)),
-            expires_at=expires_at,
-            created_at=self._clock(),
-        )
-        session.add(key)
-        session.flush()
-        return IssuedKey(key, token.text)
+        """Make a key for the session's tenant; without an issuer it is the system's own doing.
 
-    def authenticate(self, session: PlatformSession, text: str) -> Principal:
+        Raises InvalidValue, UserNotFound, or GrantTooWide for more than the issuer or the key's
+        user has.
+        """
+        wanted = _check_grant(scopes, adapters, networks)
+        if issuer is not None:
+            _check_covered(issuer.grant, wanted, by="your key")
+        if user_id is not None:
+            role = users.get_active_user(session, user_id).role
+            _check_covered(Grant(role.scopes), wanted, by=f"a user who is {role}")
+        return self._add(
+            session,
+            name=check_key_name(name),
+            grant=wanted,
+            user_id=user_id,
+            expires_at=expires_at,
+            created_by=SYSTEM if issuer is None else issuer.actor,
+        )
+
+    def authenticate(self, session: PlatformSession, text: str) -> Authenticated:
         """Who calls with this key.
 
         Raises InvalidApiKey (ApiKeyExpired, ApiKeyRevoked) or TenantSuspended. A key's state is
@@ -73,54 +109,198 @@ class ApiKeyService:
         """
         token = parse_token(text)
         found = repository.find_for_any_tenant(session, token.key_id)
-        expected = _UNKNOWN_MAC if found is None else found[0].mac
-        matches = hmac.compare_digest(expected, self._mac(token.text))
-        if found is None or not matches:
+        is_right = is_text_of(found.key if found else None, token, self._peppers)
+        if found is None or not is_right:
             raise InvalidApiKey
-        key, tenant = found
-        self._check_usable(key, tenant)
-        self._note_use(key)
-        return Principal(
-            tenant_id=tenant.id,
-            tenant_slug=tenant.slug,
-            actor=Actor(ActorKind.KEY, key.id, key.name),
-            scopes=frozenset(map(Scope, key.scopes)),
-            key_id=key.id,
-            adapters=None if key.adapters is None else frozenset(key.adapters),
-            tenant_weight=tenant.weight,
+        now = self._clock()
+        found.key.check_usable(now)
+        if found.user is not None and found.user.disabled_at is not None:
+            raise ApiKeyRevoked
+        if found.tenant.is_suspended:
+            raise TenantSuspended
+        return Authenticated(_principal(found), is_use_to_be_noted(found.key, self._peppers, now))
+
+    def note_use(self, session: PlatformSession, text: str) -> None:
+        """Write down that the key was used, and sign it under the present pepper."""
+        token = parse_token(text)
+        found = repository.find_for_any_tenant(session, token.key_id)
+        if found is not None and is_text_of(found.key, token, self._peppers):
+            note_use(found.key, token, self._peppers, self._clock())
+
+    def list_keys(
+        self,
+        session: TenantSession,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        user_id: str | None = None,
+        is_active: bool | None = None,
+        viewer: Principal | None = None,
+    ) -> Sequence[ApiKey]:
+        """The tenant's keys, the oldest first, revoked ones included unless only active are wanted.
+
+        Those behind the key `after`, at most `limit`. A viewer who is restricted to adapters sees
+        the keys that are restricted to some of them.
+        """
+        sees_all = viewer is None or viewer.adapters is None
+        keys = repository.list_keys(
+            session,
+            after=after,
+            limit=limit if sees_all else None,
+            user_id=user_id,
+            active_at=self._clock() if is_active else None,
         )
+        return keys if sees_all else [key for key in keys if _sees(viewer, key)][:limit]
 
-    def list_keys(self, session: TenantSession) -> Sequence[ApiKey]:
-        """The tenant's keys, the oldest first, revoked ones included."""
-        return repository.list_keys(session)
+    def get(
+        self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
+    ) -> ApiKey:
+        """The tenant's key of this id. Raises KeyNotFound, also for what the viewer may not see."""
+        return _visible(repository.find(session, key_id), key_id, viewer)
 
-    def revoke(self, session: TenantSession, key_id: str) -> ApiKey:
+    def get_to_change(
+        self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
+    ) -> ApiKey:
+        """The same, locked until this unit of work ends. Raises KeyNotFound."""
+        return _visible(repository.find_and_lock(session, key_id), key_id, viewer)
+
+    def rotate(
+        self, session: TenantSession, key_id: str, *, overlap: timedelta, issuer: Principal
+    ) -> IssuedKey:
+        """Make the key's successor, with the same grant and lifetime; the key ends after `overlap`.
+
+        Raises KeyNotFound, GrantTooWide, or InvalidTransition for a key that is not in use or has
+        a successor already.
+        """
+        key = self.get_to_change(session, key_id, viewer=issuer)
+        now = self._clock()
+        key.check_rotatable(now)
+        if key.successor_id is not None:
+            raise InvalidTransition("rotated", "rotated")
+        _check_covered(issuer.grant, key.grant, by="your key")
+        issued = self._add(
+            session,
+            name=key.name,
+            grant=key.grant,
+            user_id=key.user_id,
+            expires_at=None if key.expires_at is None else now + _lifetime(key),
+            created_by=issuer.actor,
+        )
+        key.successor_id = issued.key.id
+        key.expires_at = min(now + overlap, key.expires_at or now + overlap)
+        session.flush()
+        return issued
+
+    def revoke(
+        self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
+    ) -> ApiKey:
         """Refuse this key from now on. Idempotent. Raises KeyNotFound."""
-        key = repository.find(session, key_id)
-        if key is None:
-            raise KeyNotFound(f"No API key has the id {key_id!r}.")
+        key = self.get_to_change(session, key_id, viewer=viewer)
         key.revoked_at = key.revoked_at or self._clock()
         return key
 
-    def _mac(self, text: str) -> bytes:
-        return hmac.digest(self._pepper, text.encode(), hashlib.sha256)
-
-    def _check_usable(self, key: ApiKey, tenant: Tenant) -> None:
-        if key.revoked_at is not None:
-            raise ApiKeyRevoked
-        if key.expires_at is not None and key.expires_at <= self._clock():
-            raise ApiKeyExpired
-        if tenant.is_suspended:
-            raise TenantSuspended
-
-    def _note_use(self, key: ApiKey) -> None:
+    def revoke_keys_of_user(self, session: TenantSession, user_id: str) -> int:
+        """Refuse the user's keys from now on, for good; how many there were."""
         now = self._clock()
-        # Coarse, so that a busy key costs one write an hour instead of one a request.
-        if key.last_used_at is None or abs(now - key.last_used_at) >= LAST_USED_GRANULARITY:
-            key.last_used_at = now
+        keys = repository.list_keys(session, user_id=user_id, active_at=now)
+        for key in keys:
+            key.revoked_at = now
+        return len(keys)
+
+    def _add(
+        self,
+        session: TenantSession,
+        *,
+        name: str,
+        grant: Grant,
+        user_id: str | None,
+        expires_at: datetime | None,
+        created_by: Actor,
+    ) -> IssuedKey:
+        token = make_token()
+        key = ApiKey(
+            id=token.key_id,
+            name=name,
+            scopes=sorted(grant.scopes),
+            adapters=None if grant.adapters is None else sorted(grant.adapters),
+            networks=None if grant.networks is None else [str(net) for net in grant.networks],
+            user_id=user_id,
+            expires_at=expires_at,
+            created_at=self._clock(),
+            created_by=str(created_by),
+        )
+        sign(key, token, self._peppers)
+        session.add(key)
+        session.flush()
+        return IssuedKey(key, token.text)
 
 
-def _check_key_name(name: str) -> str:
-    if not 1 <= len(name) <= MAX_KEY_NAME_LENGTH:
-        raise InvalidValue(f"A key's name has 1 to {MAX_KEY_NAME_LENGTH} characters.", param="name")
-    return name
+def _principal(found: KeyHolder) -> Principal:
+    key, tenant, user = found
+    grant = key.grant
+    actor = Actor(ActorKind.KEY, key.id, key.name)
+    if user is not None:
+        actor = Actor(ActorKind.USER, user.id, user.email)
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_slug=tenant.slug,
+        actor=actor,
+        # The user's role may have become less since.
+        scopes=grant.scopes if user is None else grant.scopes & user.role.scopes,
+        key_id=key.id,
+        adapters=grant.adapters,
+        networks=grant.networks,
+        expires_at=key.expires_at,
+        tenant_weight=tenant.weight,
+    )
+
+
+def _check_grant(
+    scopes: Iterable[Scope], adapters: Iterable[str] | None, networks: Iterable[str] | None
+) -> Grant:
+    grant = Grant(
+        scopes=frozenset(scopes),
+        adapters=_check_adapters(adapters),
+        networks=None if networks is None else parse_networks(networks),
+    )
+    if grant.networks == ():
+        raise InvalidValue("A key that may come from nowhere is none.", param="networks")
+    if grant.adapters is not None and not grant.scopes <= SCOPES_OF_ADAPTERS:
+        allowed = ", ".join(sorted(SCOPES_OF_ADAPTERS))
+        raise InvalidValue(
+            f"A key that is restricted to adapters takes only {allowed}.", param="scopes"
+        )
+    return grant
+
+
+def _check_adapters(names: Iterable[str] | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    checked = frozenset(check_adapter_name(name, param="adapters") for name in names)
+    if not checked:
+        raise InvalidValue("A key restricted to no adapter is none.", param="adapters")
+    return checked
+
+
+def _check_covered(own: Grant, wanted: Grant, *, by: str) -> None:
+    param = own.excess(wanted)
+    if param == "scopes":
+        missing = ", ".join(sorted(wanted.scopes - own.scopes))
+        raise GrantTooWide(f"Beyond {by}: {missing}.", param=param)
+    if param is not None:
+        raise GrantTooWide(f"The {param} have to be among those of {by}.", param=param)
+
+
+def _sees(viewer: Principal | None, key: ApiKey) -> bool:
+    return viewer is None or viewer.grant.covers_adapters(key.grant.adapters)
+
+
+def _visible(key: ApiKey | None, key_id: str, viewer: Principal | None) -> ApiKey:
+    if key is None or not _sees(viewer, key):
+        raise KeyNotFound(f"No API key has the id {key_id!r}.")
+    return key
+
+
+def _lifetime(key: ApiKey) -> timedelta:
+    assert key.expires_at is not None
+    return key.expires_at - key.created_at

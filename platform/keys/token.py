@@ -36,10 +36,10 @@ class KeyToken:
     key_id: str
     text: str = field(repr=False)
 
-    @property
-    def is_operators(self) -> bool:
-        """It is an operator's key, not a tenant's."""
-        return self.text.startswith(OPERATOR_PREFIX)
+
+def is_operators(text: str) -> bool:
+    """It can only be an operator's key, not a tenant's."""
+    return text.startswith(OPERATOR_PREFIX)
 
 
 def make_token(prefix: str = TENANT_PREFIX) -> KeyToken:
@@ -51,7 +51,7 @@ def make_token(prefix: str = TENANT_PREFIX) -> KeyToken:
 
 def parse_token(text: str) -> KeyToken:
     """Take a key apart. Raises InvalidApiKey unless its form and checksum are right."""
-    prefix = OPERATOR_PREFIX if text.startswith(OPERATOR_PREFIX) else TENANT_PREFIX
+    prefix = OPERATOR_PREFIX if is_operators(text) else TENANT_PREFIX
     rest = text.removeprefix(prefix)
     key_id, separator, secret = (
         rest[:KEY_ID_LENGTH],

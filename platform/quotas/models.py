@@ -100,13 +100,19 @@ class Reservation(TenantOwned, Base):
 
     request_id: Mapped[str] = mapped_column(String(REQUEST_ID_LENGTH), primary_key=True)
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
-    """The installation that serves it: nobody else settles it before `expires_at`."""
+    """The installation that serves it, and that settles it."""
     key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
     adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
     adapter_version: Mapped[int | None]
     adapter_digest: Mapped[str | None] = mapped_column(String(DIGEST_LENGTH))
     input_tokens: Mapped[int]
     output_tokens: Mapped[int]
+    """The most that it may generate."""
+    paid_input_tokens: Mapped[int]
+    """What the bucket of input tokens was charged; 0 if there was none."""
+    paid_output_tokens: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    """Put off while its server lives."""
+    clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
+    """Whose seconds `expires_at` counts; under another clock it has expired."""
+    expires_at: Mapped[float]
+    """From then on it counts against no limit. Put off while its server lives."""

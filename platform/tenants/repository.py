@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from ..sessions import PlatformSession
 from .models import Tenant
 
 
-def list_all(session: PlatformSession) -> Sequence[Tenant]:
-    """Every tenant, by slug."""
-    return session.scalars(select(Tenant).order_by(Tenant.slug)).all()
+def list_tenants(
+    session: PlatformSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    is_suspended: bool | None = None,
+) -> Sequence[Tenant]:
+    """Tenants by slug: those behind the slug `after`, at most `limit`."""
+    query = select(Tenant).order_by(Tenant.slug).limit(limit)
+    if after is not None:
+        query = query.where(Tenant.slug > after)
+    if is_suspended is not None:
+        query = query.where(Tenant.suspended_at.is_not(None) == is_suspended)
+    return session.scalars(query).all()
 
 
 def find_by_slug(session: PlatformSession, slug: str) -> Tenant | None:
     """The tenant of this slug."""
-    return session.scalars(select(Tenant).where(Tenant.slug == slug)).one_or_none()
+    return session.scalars(_tenant(slug)).one_or_none()
+
+
+def find_and_lock(session: PlatformSession, slug: str) -> Tenant | None:
+    """The same as the database has it now, locked against other writers of tenants."""
+    locked = _tenant(slug).with_for_update(key_share=True)
+    return session.scalars(locked.execution_options(populate_existing=True)).one_or_none()
+
+
+def _tenant(slug: str) -> Select[Tenant]:
+    return select(Tenant).where(Tenant.slug == slug)
+
+
+def slugs_of(session: PlatformSession, tenant_ids: Collection[str]) -> dict[str, str]:
+    """The slug of each of these tenants, by id."""
+    query = select(Tenant.id, Tenant.slug).where(Tenant.id.in_(tenant_ids))
+    return {row.id: row.slug for row in session.execute(query)}

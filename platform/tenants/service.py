@@ -13,10 +13,16 @@ from ..sessions import PlatformSession
 from . import repository
 from .models import MAX_DISPLAY_NAME_LENGTH, Tenant
 
+MIN_WEIGHT = 0.01
+MAX_WEIGHT = 100.0
 
-def create_tenant(session: PlatformSession, slug: str, *, name: str | None = None) -> Tenant:
+
+def create_tenant(
+    session: PlatformSession, slug: str, *, name: str | None = None, weight: float = 1.0
+) -> Tenant:
     """Add a tenant. Raises InvalidValue or TenantExists."""
     tenant = Tenant(slug=check_slug(slug), name=_check_display_name(name))
+    set_weight(tenant, weight)
     try:
         with session.begin_nested():
             session.add(tenant)
@@ -25,30 +31,61 @@ def create_tenant(session: PlatformSession, slug: str, *, name: str | None = Non
     return tenant
 
 
-def list_tenants(session: PlatformSession) -> Sequence[Tenant]:
-    """Every tenant, by slug."""
-    return repository.list_all(session)
+def list_tenants(
+    session: PlatformSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    is_suspended: bool | None = None,
+) -> Sequence[Tenant]:
+    """Tenants by slug: those behind the slug `after`, at most `limit`."""
+    return repository.list_tenants(session, after=after, limit=limit, is_suspended=is_suspended)
 
 
 def get_tenant(session: PlatformSession, slug: str) -> Tenant:
     """The tenant of this slug. Raises TenantNotFound."""
-    tenant = repository.find_by_slug(session, slug)
-    if tenant is None:
-        raise TenantNotFound(f"No tenant has the slug {slug!r}.")
-    return tenant
+    return _found(repository.find_by_slug(session, slug), slug)
+
+
+def get_tenant_to_change(session: PlatformSession, slug: str) -> Tenant:
+    """The same, locked until this unit of work ends. Raises TenantNotFound."""
+    return _found(repository.find_and_lock(session, slug), slug)
 
 
 def suspend_tenant(session: PlatformSession, slug: str) -> Tenant:
     """Refuse the tenant's keys from now on; its adapters stay. Idempotent."""
-    tenant = get_tenant(session, slug)
-    tenant.suspended_at = tenant.suspended_at or utc_now()
+    tenant = get_tenant_to_change(session, slug)
+    set_suspended(tenant, True)
     return tenant
 
 
 def resume_tenant(session: PlatformSession, slug: str) -> Tenant:
     """Accept the tenant's keys again. Idempotent."""
-    tenant = get_tenant(session, slug)
-    tenant.suspended_at = None
+    tenant = get_tenant_to_change(session, slug)
+    set_suspended(tenant, False)
+    return tenant
+
+
+def set_suspended(tenant: Tenant, is_suspended: bool) -> None:
+    """Refuse the tenant's keys, or accept them again; the first suspension's time stays."""
+    tenant.suspended_at = (tenant.suspended_at or utc_now()) if is_suspended else None
+
+
+def rename(tenant: Tenant, name: str | None) -> None:
+    """Give the tenant another name for people, or none. Raises InvalidValue."""
+    tenant.name = _check_display_name(name)
+
+
+def set_weight(tenant: Tenant, weight: float) -> None:
+    """Give the tenant another share of the device. Raises InvalidValue."""
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise InvalidValue(f"A weight is from {MIN_WEIGHT} to {MAX_WEIGHT}.", param="weight")
+    tenant.weight = weight
+
+
+def _found(tenant: Tenant | None, slug: str) -> Tenant:
+    if tenant is None:
+        raise TenantNotFound(f"No tenant has the slug {slug!r}.")
     return tenant
 
 

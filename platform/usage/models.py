@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from typing import Self
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -72,3 +73,18 @@ class UsageDay(TenantOwned, Base):
     """Requests that waited for a load."""
     residency_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
     """Bytes on the device times how long."""
+
+    @classmethod
+    def begin(cls, day: date, adapter_name: str, adapter_version: int) -> Self:
+        """Sums of nothing."""
+        return cls(
+            day=day,
+            adapter_name=adapter_name,
+            adapter_version=adapter_version,
+            num_requests=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            completion_tokens=0,
+            num_cold_loads=0,
+            residency_byte_seconds=0,
+        )

@@ -1,28 +1,75 @@
-"""Queries on the usage ledger."""
+"""Queries on the usage ledger and its sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date
+from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute
 
+from ..adapters.models import Adapter, AdapterVersion
+from ..adapters.states import VersionState
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
-from .models import UsageRecord
+from .models import UsageDay, UsageRecord
 
 
-class UsageTotal(NamedTuple):
-    """Sums over requests of one tenant with one adapter."""
+class Group(StrEnum):
+    """What sums can be kept apart by, in the order in which they are sorted."""
 
-    tenant_slug: str
-    adapter_name: str | None
-    """None for the base model."""
+    TENANT = "tenant"
+    DAY = "day"
+    ADAPTER = "adapter"
+    VERSION = "version"
+
+
+_COLUMNS: dict[Group, InstrumentedAttribute[Any]] = {
+    Group.TENANT: Tenant.slug,
+    Group.DAY: UsageDay.day,
+    Group.ADAPTER: UsageDay.adapter_name,
+    Group.VERSION: UsageDay.adapter_version,
+}
+
+GroupKey = tuple[str | date | int, ...]
+"""The values of a query's groups, in their order."""
+
+
+class UsageQuery(NamedTuple):
+    """Which days are summed, and how."""
+
+    groups: tuple[Group, ...]
+    """In the order of Group; a version is always one of an adapter."""
+    since: date | None = None
+    until: date | None = None
+    """The first day that is not meant."""
+    adapter_name: str | None = None
+    """Empty for the base model."""
+    tenant_slug: str | None = None
+    after: GroupKey | None = None
+    limit: int | None = None
+
+
+class UsageSum(NamedTuple):
+    """The sums of one group."""
+
+    key: GroupKey
     num_requests: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    num_cold_loads: int
+    residency_byte_seconds: int
+
+
+class Residency(NamedTuple):
+    """For how long how many bytes of one content were on the device on one day."""
+
+    day: date
+    digest: str
+    byte_seconds: int
 
 
 def find(session: TenantSession, request_id: str) -> UsageRecord | None:
@@ -31,36 +78,84 @@ def find(session: TenantSession, request_id: str) -> UsageRecord | None:
     return session.scalars(query).one_or_none()
 
 
-def sum_by_adapter(
-    session: TenantSession, since: datetime, until: datetime
-) -> Sequence[UsageTotal]:
-    """The tenant's sums in `[since, until)`, by adapter name, the base model first."""
-    return _totals(session.execute(_sums(since, until)).all())
-
-
-def sum_by_adapter_of_all_tenants(
-    session: PlatformSession, since: datetime, until: datetime
-) -> Sequence[UsageTotal]:
-    """Every tenant's sums in `[since, until)`, by tenant and adapter name."""
-    return _totals(session.execute(_sums(since, until)).all())
-
-
-def _sums(since: datetime, until: datetime) -> Select[str, str | None, int, int, int, int]:
-    group = (Tenant.slug, UsageRecord.adapter_name)
-    return (
-        select(
-            *group,
-            func.count(),
-            func.sum(UsageRecord.prompt_tokens),
-            func.sum(UsageRecord.cached_tokens),
-            func.sum(UsageRecord.completion_tokens),
+def lock_day(session: TenantSession, day: date, name: str, version: int) -> UsageDay | None:
+    """The tenant's sums of this day, locked until the unit of work ends."""
+    query = (
+        select(UsageDay)
+        .where(
+            UsageDay.day == day,
+            UsageDay.adapter_name == name,
+            UsageDay.adapter_version == version,
         )
-        .join(Tenant, Tenant.id == UsageRecord.tenant_id)
-        .where(UsageRecord.created_at >= since, UsageRecord.created_at < until)
-        .group_by(*group)
-        .order_by(Tenant.slug, UsageRecord.adapter_name.nulls_first())
+        .with_for_update()
+        .execution_options(populate_existing=True)
     )
+    return session.scalars(query).one_or_none()
 
 
-def _totals(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[UsageTotal]:
-    return [UsageTotal._make(row) for row in rows]
+def find_version_of_content(session: TenantSession, digest: str) -> tuple[str, int] | None:
+    """Adapter name and number of the version that a content counts for."""
+    is_deleted = case((AdapterVersion.state == VersionState.DELETED, 1), else_=0)
+    query = (
+        select(Adapter.name, AdapterVersion.number)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(AdapterVersion.digest == digest)
+        .order_by(is_deleted, AdapterVersion.number, Adapter.name)
+        .limit(1)
+    )
+    found = session.execute(query).one_or_none()
+    return None if found is None else (found[0], found[1])
+
+
+def sum_days(session: TenantSession, query: UsageQuery) -> Sequence[UsageSum]:
+    """The tenant's sums, in the order of their keys."""
+    return _sums(session.execute(_select_sums(query)).all(), query)
+
+
+def sum_days_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Sequence[UsageSum]:
+    """Everybody's sums, in the order of their keys."""
+    return _sums(session.execute(_select_sums(query)).all(), query)
+
+
+def _select_sums(query: UsageQuery) -> Select[*tuple[Any, ...]]:
+    groups = [_COLUMNS[group] for group in query.groups]
+    selected = (
+        select(
+            *groups,
+            func.coalesce(func.sum(UsageDay.num_requests), 0),
+            func.coalesce(func.sum(UsageDay.prompt_tokens), 0),
+            func.coalesce(func.sum(UsageDay.cached_tokens), 0),
+            func.coalesce(func.sum(UsageDay.completion_tokens), 0),
+            func.coalesce(func.sum(UsageDay.num_cold_loads), 0),
+            func.coalesce(func.sum(UsageDay.residency_byte_seconds), 0),
+        )
+        .select_from(UsageDay)
+        .join(Tenant, Tenant.id == UsageDay.tenant_id)
+        .where(*_conditions(query))
+        .limit(query.limit)
+    )
+    return selected.group_by(*groups).order_by(*groups) if groups else selected
+
+
+def _conditions(query: UsageQuery) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if query.since is not None:
+        conditions.append(UsageDay.day >= query.since)
+    if query.until is not None:
+        conditions.append(UsageDay.day < query.until)
+    if query.adapter_name is not None:
+        conditions.append(UsageDay.adapter_name == query.adapter_name)
+    if query.tenant_slug is not None:
+        conditions.append(Tenant.slug == query.tenant_slug)
+    if query.after is not None:
+        columns = tuple_(*(_COLUMNS[group] for group in query.groups))
+        conditions.append(columns > tuple_(*query.after))
+    return conditions
+
+
+def _sums(rows: Sequence[Any], query: UsageQuery) -> list[UsageSum]:
+    num_groups = len(query.groups)
+    return [
+        UsageSum(tuple(row[:num_groups]), *(int(value) for value in row[num_groups:]))
+        for row in rows
+    ]

@@ -145,7 +145,7 @@ def test_a_refusal_by_the_engine_is_raised_at_the_start(tokenizer: Tokenizer, co
     with pytest.raises(ApiError) as failure:
         run(begin())
     assert failure.value.code == code
-    assert scenario.outcomes == []
+    assert scenario.charged == [("aborted", 0, 0)]
 
 
 def test_an_error_on_the_way_is_raised_and_what_was_generated_is_metered(
@@ -214,7 +214,7 @@ def test_a_caller_waits_for_its_turn_if_the_adapter_is_there(tokenizer: Tokenize
     assert num_questions >= 3
 
 
-def test_closing_before_anything_started_meters_nothing(tokenizer: Tokenizer) -> None:
+def test_closing_before_anything_started_gives_the_account_back_once(tokenizer: Tokenizer) -> None:
     scenario = Scenario(tokenizer, [])
 
     async def close() -> None:
@@ -226,4 +226,4 @@ def test_closing_before_anything_started_meters_nothing(tokenizer: Tokenizer) ->
         await scenario.generation.aclose()
 
     run(close())
-    assert scenario.outcomes == []
+    assert scenario.charged == [("aborted", 0, 0)]

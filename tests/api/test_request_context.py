@@ -26,7 +26,9 @@ class Exchange:
         self.metrics = Metrics(lambda: None)
         self.readiness = Readiness(cast(EngineClient, None))
         self.readiness.is_draining = is_draining
-        runtime = SimpleNamespace(metrics=self.metrics, readiness=self.readiness, tracing=None)
+        runtime = SimpleNamespace(
+            metrics=self.metrics, readiness=self.readiness, tracing=None, request_log=None
+        )
         state = SimpleNamespace(runtime=runtime)
         self.scope: dict[str, Any] = {
             "type": "http",

@@ -24,6 +24,7 @@ from loraplex.platform.adapters.canary import Canary
 from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
 from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import RevisionMismatch
+from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.principal import Scope
 from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.models import Base
@@ -64,7 +65,9 @@ def fill(database: Database) -> None:
     """At least one row in every table."""
     tenant_id = make_tenant(database, "acme").id
     with database.transaction(tenant_id) as session:
-        ApiKeyService(b"pepper").issue(session, name="ci", scopes=[Scope.INFER])
+        ApiKeyService(Keyring([b"secret" * 8], "pepper")).issue(
+            session, name="ci", scopes=[Scope.INFER]
+        )
         for state in VersionState:
             make_version(session, content=state, state=state)
         for content in ("one", "two"):

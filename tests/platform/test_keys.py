@@ -22,18 +22,9 @@ from loraplex.platform.keys.service import LAST_USED_GRANULARITY, ApiKeyService,
 from loraplex.platform.keys.token import make_token
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
+from support.identity import SettableClock, peppers
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-
-
-class SettableClock:
-    """A clock that stands until it is set."""
-
-    def __init__(self, now: datetime) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 @pytest.fixture
@@ -43,7 +34,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 def keys(clock: SettableClock) -> ApiKeyService:
-    return ApiKeyService(b"pepper", clock=clock)
+    return ApiKeyService(peppers("secret"), clock=clock)
 
 
 def issue(
@@ -54,8 +45,8 @@ def issue(
 
 
 def authenticate(database: Database, keys: ApiKeyService, text: str) -> Principal:
-    with database.platform_transaction() as session:
-        return keys.authenticate(session, text)
+    with database.platform_transaction(read_only=True) as session:
+        return keys.authenticate(session, text).principal
 
 
 def read_last_use(database: Database, tenant: Tenant) -> datetime | None:
@@ -96,7 +87,7 @@ def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
     database: Database, keys: ApiKeyService, acme: Tenant
 ) -> None:
     known, other = issue(database, keys, acme), make_token()
-    forged = ApiKeyService(b"pepper")
+    forged = ApiKeyService(peppers("secret"))
     with database.transaction(acme.id) as session:
         session.add(
             ApiKey(id=other.key_id, name="ci", mac=known.key.mac, scopes=[], created_at=NOON)
@@ -114,7 +105,7 @@ def test_refuses_a_key_made_under_another_pepper(
 ) -> None:
     issued = issue(database, keys, acme)
     with pytest.raises(InvalidApiKey):
-        authenticate(database, ApiKeyService(b"other pepper"), issued.text)
+        authenticate(database, ApiKeyService(peppers("other")), issued.text)
 
 
 def test_refuses_a_malformed_key_without_asking_the_database(keys: ApiKeyService) -> None:
@@ -194,13 +185,20 @@ def test_notes_the_last_use_to_the_hour(
     database: Database, keys: ApiKeyService, clock: SettableClock, acme: Tenant
 ) -> None:
     text = issue(database, keys, acme).text
-    assert read_last_use(database, acme) is None
-    authenticate(database, keys, text)
+
+    def use() -> bool:
+        with database.platform_transaction(read_only=True) as session:
+            is_due = keys.authenticate(session, text).is_use_to_be_noted
+        with database.platform_transaction() as session:
+            keys.note_use(session, text)
+        return is_due
+
+    assert use()
     clock.now = NOON + LAST_USED_GRANULARITY - timedelta(seconds=1)
-    authenticate(database, keys, text)
+    assert not use()
     assert read_last_use(database, acme) == NOON
     clock.now = NOON + LAST_USED_GRANULARITY
-    authenticate(database, keys, text)
+    assert use()
     assert read_last_use(database, acme) == clock.now
 
 

@@ -37,9 +37,12 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
+    RequestList,
     RequestStarted,
+    RequestState,
     SetPinned,
     StepEvents,
     Submit,
@@ -47,6 +50,7 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.process import main
+from loraplex.engine.token_journal import TokenCounters
 
 HANG = [1000]
 """Starts and gives one token; ends only by an abort."""
@@ -83,6 +87,8 @@ _NOTHING = EngineStats(
 class FakeCore:
     """Speaks for the engine."""
 
+    _counters: TokenCounters | None = None
+
     def __init__(self, config: EngineConfig) -> None:
         home = Path(config.model)
         with (home / _LIVES_FILE).open("a") as lives:
@@ -108,6 +114,9 @@ class FakeCore:
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
+
+    def count_tokens_in(self, counters: TokenCounters) -> None:
+        self._counters = counters
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -135,6 +144,8 @@ class FakeCore:
                 self._want(key)
             case ExplainAdapter(key):
                 self._outbox.append(self._explain(key))
+            case ListRequests(number, tenant_id, limit):
+                self._outbox.append(self._list(number, tenant_id, limit))
 
     def step(self) -> list[FromEngine]:
         ready = [
@@ -171,6 +182,26 @@ class FakeCore:
         is_pinned = key in self._pinned
         return AdapterExplanation(key, state, tier, None, None, None, 0, None, 0, 0, 0, is_pinned)
 
+    def _list(self, number: int, tenant_id: str | None, limit: int) -> RequestList:
+        found = [
+            RequestState(
+                request_id=request.request_id,
+                tenant_id=request.tenant_id,
+                adapter=request.adapter,
+                state="waiting" if self._is_held(request) else "decoding",
+                waits_for="turn" if self._is_held(request) else None,
+                age_seconds=1.0,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_computed_tokens=len(request.prompt_token_ids),
+                num_generated_tokens=len(self._outputs.get(request.request_id, [])),
+                num_preemptions=0,
+                priority=request.priority,
+            )
+            for request in self._requests.values()
+            if tenant_id in (None, request.tenant_id)
+        ]
+        return RequestList(number, found[:limit], len(found))
+
     def _is_held(self, request: GenerationRequest) -> bool:
         return request.prompt_token_ids == QUEUE and self._life == 1
 
@@ -188,6 +219,7 @@ class FakeCore:
             return
         output = self._outputs.get(request.request_id)
         if output is None:
+            self._count_start(request)
             tier = self._fetched.get(request.adapter) if request.adapter else None
             events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
             self._outbox.append(self._stats())
@@ -200,9 +232,19 @@ class FakeCore:
         events.tokens.append(
             TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_guessed)
         )
+        if self._counters and request.journal_slot is not None:
+            self._counters.generate(request.journal_slot, len(output))
         self._outbox.append(events)
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
+
+    def _count_start(self, request: GenerationRequest) -> None:
+        if self._counters and request.journal_slot is not None:
+            self._counters.start(
+                request.journal_slot,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=0,
+            )
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]

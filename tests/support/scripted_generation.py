@@ -108,6 +108,15 @@ class Scenario:
             raise ApiError("database_unavailable")
         self.outcomes.append(outcome)
 
+    @property
+    def charged(self) -> list[tuple[str, int, int]]:
+        """Of each outcome why it ended, and its tokens of prompt and output."""
+        return [
+            (outcome.finish_reason, counts.num_prompt_tokens, counts.num_completion_tokens)
+            for outcome in self.outcomes
+            for counts in [outcome.counts]
+        ]
+
     async def start(self, *, is_loading: bool = False) -> RequestStarted:
         return await self.generation.start(is_loading=lambda: is_loading, patience_seconds=0.01)
 

@@ -20,12 +20,13 @@ from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
 from loraplex.api.settings import Settings
 from loraplex.platform.database import Database
+from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.principal import OperatorRole, Scope
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.models import UsageRecord
 from loraplex.platform.operators.service import OperatorService
-from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
+from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
-from loraplex.platform.usage.models import UsageRecord
 from support.waiting import wait_for
 
 LORAPLEX = (sys.executable, "-m", "loraplex")
@@ -102,7 +103,7 @@ class ServerUnderTest:
 
     def make_caller(self, slug: str, scopes: list[Scope] | None = None) -> Caller:
         """A new tenant with a key."""
-        service = ApiKeyService(derive_key(self.settings.load_secret(), API_KEY_PEPPER))
+        service = ApiKeyService(Keyring(self.settings.load_secrets(), API_KEY_PEPPER))
         database = self.database
         with database.platform_transaction() as session:
             tenant_id = tenants.create_tenant(session, slug).id
@@ -114,7 +115,7 @@ class ServerUnderTest:
 
     def make_operator(self, name: str, role: OperatorRole = OperatorRole.ADMIN) -> str:
         """A new operator's key."""
-        service = OperatorService(derive_key(self.settings.load_secret(), API_KEY_PEPPER))
+        service = OperatorService(Keyring(self.settings.load_secrets(), API_KEY_PEPPER))
         database = self.database
         with database.platform_transaction() as session:
             operator = service.create(session, name, role)

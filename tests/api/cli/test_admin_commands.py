@@ -1,4 +1,4 @@
-"""`loraplex tenants`, `keys` and `db`: what they print where, how they exit, what they leave."""
+"""`loraplex db` and `operators create`: commands on the database itself, without a server."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import select
 
 from loraplex.api import cli
 from loraplex.api.cli.client import DEFAULT_URL
 from loraplex.api.cli.serve import next_steps
 from loraplex.api.settings import Settings, default_data_dir, load_settings
+from loraplex.platform.audit.models import PlatformAuditEntry
+from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.errors import ApiKeyRevoked, InvalidValue, TenantSuspended
-from loraplex.platform.keys.principal import Principal, Scope
-from loraplex.platform.keys.service import ApiKeyService
-from loraplex.platform.keys.token import parse_token
-from loraplex.platform.secrets import API_KEY_PEPPER, derive_key
-from loraplex.platform.tenants import service as tenants
+from loraplex.platform.errors import InvalidApiKey, InvalidValue
+from loraplex.platform.keyring import Keyring
+from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole
+from loraplex.platform.operators.service import OperatorService
+from loraplex.platform.secrets import API_KEY_PEPPER
 from support.server import free_port
 
 
@@ -42,7 +45,7 @@ Loraplex = Callable[..., Outcome]
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of an installation that has never run."""
-    for name in ("LORAPLEX_DATABASE", "LORAPLEX_SECRET"):
+    for name in ("LORAPLEX_DATABASE", "LORAPLEX_SECRET", "LORAPLEX_SECRET_PREVIOUS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path / "home"))
     return tmp_path / "home"
@@ -67,20 +70,19 @@ def loraplex(
 
 @pytest.fixture
 def installed(loraplex: Loraplex) -> Loraplex:
-    """The command, on a database with the tenant `acme`."""
+    """The command, on a database that is there."""
     assert loraplex("db", "upgrade").exit_code == 0
-    assert loraplex("tenants", "create", "acme", "--name", "Acme Ltd").exit_code == 0
     return loraplex
 
 
-def authenticate(text: str) -> Principal:
+def authenticate(text: str) -> OperatorPrincipal:
     """As the server does."""
     settings = Settings()
-    keys = ApiKeyService(derive_key(settings.load_secret(), API_KEY_PEPPER))
+    operators = OperatorService(Keyring(settings.load_secrets(), API_KEY_PEPPER))
     database = Database(settings.database_url)
     try:
-        with database.platform_transaction() as session:
-            return keys.authenticate(session, text)
+        with database.platform_transaction(read_only=True) as session:
+            return operators.authenticate(session, text).principal
     finally:
         database.close()
 
@@ -99,14 +101,13 @@ def test_makes_the_embedded_database_for_its_owner_alone(
 
 
 def test_works_on_the_database_that_is_named(
-    loraplex: Loraplex, data_dir: Path, tmp_path: Path
+    loraplex: Loraplex, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path / 'other.db'}"
     loraplex("db", "upgrade", "--database", url)
-    loraplex("tenants", "create", "acme", "--database", url)
-    assert [row["slug"] for row in loraplex("tenants", "ls", "--json", "--database", url).data] == [
-        "acme"
-    ]
+    text = loraplex("operators", "create", "root", "--database", url).out.strip()
+    monkeypatch.setenv("LORAPLEX_DATABASE", url)
+    assert authenticate(text).name == "root"
     assert not (data_dir / "loraplex.db").exists()
 
 
@@ -120,7 +121,7 @@ def test_the_flag_wins_over_the_environment(
 
 
 def test_asks_for_the_schema_before_anything_else(loraplex: Loraplex) -> None:
-    outcome = loraplex("tenants", "ls")
+    outcome = loraplex("operators", "create", "root")
     assert (outcome.exit_code, outcome.out) == (7, "")
     assert "loraplex db upgrade" in outcome.err
 
@@ -129,7 +130,7 @@ def test_a_database_without_a_schema_is_named_and_not_made(
     loraplex: Loraplex, tmp_path: Path
 ) -> None:
     path = tmp_path / "other.db"
-    outcome = loraplex("tenants", "ls", "--database", f"sqlite:///{path}")
+    outcome = loraplex("operators", "create", "root", "--database", f"sqlite:///{path}")
     assert outcome.exit_code == 7
     assert str(path) in outcome.err
     assert not path.exists()
@@ -140,8 +141,7 @@ def test_works_in_the_data_folder_that_is_named(
 ) -> None:
     where = ("--data-dir", str(tmp_path / "elsewhere"))
     assert loraplex("db", "upgrade", *where).exit_code == 0
-    assert loraplex("tenants", "create", "acme", *where).exit_code == 0
-    assert loraplex("keys", "create", "acme", *where).out.startswith("lpx_live_")
+    assert loraplex("operators", "create", "root", *where).out.startswith("lpx_admin_")
     assert not (data_dir / "loraplex.db").exists()
     assert (tmp_path / "elsewhere" / "secret").exists()
 
@@ -173,7 +173,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(
 ) -> None:
     pytest.importorskip("psycopg")
     url = f"postgresql+psycopg://user:hunter2@127.0.0.1:{free_port()}/db?application_name=hunter2"
-    outcome = loraplex("tenants", "ls", "--database", url)
+    outcome = loraplex("operators", "create", "root", "--database", url)
     assert outcome.exit_code == 7
     assert "user:***@127.0.0.1" in outcome.err
     assert "refused" in outcome.err
@@ -185,7 +185,7 @@ def test_a_setting_that_cannot_be_read_is_named_and_not_repeated(
     loraplex: Loraplex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LORAPLEX_DRAIN_SECONDS", "hunter2")
-    outcome = loraplex("tenants", "ls")
+    outcome = loraplex("operators", "create", "root")
     assert outcome.exit_code == 2
     assert "LORAPLEX_DRAIN_SECONDS" in outcome.err
     assert "hunter2" not in outcome.err
@@ -199,114 +199,73 @@ def test_a_flag_that_cannot_be_taken_is_named() -> None:
 
 def test_the_next_steps_are_for_the_installation_that_serves(tmp_path: Path) -> None:
     plain = next_steps(Settings(data_dir=default_data_dir(), database=None), DEFAULT_URL)
-    assert plain == [
-        "Make a tenant and a key: loraplex tenants create NAME && loraplex keys create NAME"
+    assert plain[:2] == [
+        "Make the first operator: loraplex operators create NAME",
+        "Log in with its key: loraplex login",
     ]
     settings = Settings(
         data_dir=tmp_path / "my data", database="postgresql+psycopg://u:hunter2@h/d"
     )
-    make, push = next_steps(settings, "http://127.0.0.1:9000")
-    assert make.count(f" --data-dir '{tmp_path / 'my data'}' --database ...") == 2
-    assert "hunter2" not in make
-    assert "LORAPLEX_URL=http://127.0.0.1:9000 loraplex adapters push" in push
-
-
-def test_lists_what_it_made(installed: Loraplex) -> None:
-    installed("tenants", "create", "bolt")
-    rows = installed("tenants", "ls", "--json").data
-    assert [(row["slug"], row["name"], row["suspended_at"]) for row in rows] == [
-        ("acme", "Acme Ltd", None),
-        ("bolt", None, None),
-    ]
-    header, *lines = installed("tenants", "ls").out.splitlines()
-    assert header.split() == ["slug", "name", "id", "created_at", "suspended_at"]
-    assert [line.split()[0] for line in lines] == ["acme", "bolt"]
-
-
-def test_prints_data_on_stdout_and_advice_on_stderr(installed: Loraplex) -> None:
-    outcome = installed("tenants", "create", "bolt", "--json")
-    assert outcome.data["slug"] == "bolt"
-    assert "loraplex keys create bolt" in outcome.err
+    create, login, _ = next_steps(settings, "http://127.0.0.1:9000")
+    assert create.endswith(f" --data-dir '{tmp_path / 'my data'}' --database ...")
+    assert "hunter2" not in create
+    assert login.endswith("loraplex login --url http://127.0.0.1:9000")
 
 
 def test_prints_a_key_alone_so_that_scripts_can_take_it(installed: Loraplex) -> None:
-    outcome = installed("keys", "create", "acme")
-    principal = authenticate(outcome.out.removesuffix("\n"))
-    assert (principal.tenant_slug, principal.scopes) == ("acme", frozenset(Scope))
+    outcome = installed("operators", "create", "root")
+    operator = authenticate(outcome.out.removesuffix("\n"))
+    assert (operator.name, operator.role) == ("root", OperatorRole.ADMIN)
     assert outcome.out.strip() not in outcome.err
+    assert "loraplex login" in outcome.err
 
 
-def test_issues_a_key_as_it_is_told(installed: Loraplex) -> None:
-    row = installed(
-        *("keys", "create", "acme", "--name", "ci", "--scope", "infer"),
-        *("--scope", "usage:read", "--expires-in-days", "7", "--json"),
+def test_makes_an_operator_as_it_is_told(installed: Loraplex) -> None:
+    made = installed(
+        *("operators", "create", "eve", "--role", "viewer", "--expires-in-days", "7", "--json")
     ).data
-    assert (row["name"], row["scopes"]) == ("ci", ["infer", "usage:read"])
-    assert row["expires_at"] > row["created_at"]
-    assert authenticate(row["key"]).key_id == row["id"]
+    operator = authenticate(made["key"])
+    assert (operator.name, operator.role) == ("eve", OperatorRole.VIEWER)
+    assert operator.expires_at is not None
+    left = operator.expires_at - utc_now()
+    assert timedelta(days=6) < left <= timedelta(days=7)
 
 
-def test_never_shows_a_key_again(installed: Loraplex) -> None:
-    text = installed("keys", "create", "acme").out.strip()
-    listed = installed("keys", "ls", "acme", "--json")
-    assert [row["id"] for row in listed.data] == [parse_token(text).key_id]
-    assert text.rpartition("_")[2] not in listed.out
-
-
-def test_revokes_a_key(installed: Loraplex) -> None:
-    row = installed("keys", "create", "acme", "--json").data
-    assert installed("keys", "revoke", "acme", row["id"], "--json").data["revoked_at"]
-    with pytest.raises(ApiKeyRevoked):
-        authenticate(row["key"])
-
-
-def test_suspends_and_resumes_a_tenant(installed: Loraplex) -> None:
-    text = installed("keys", "create", "acme").out.strip()
-    assert installed("tenants", "suspend", "acme", "--json").data["suspended_at"]
-    with pytest.raises(TenantSuspended):
-        authenticate(text)
-    assert installed("tenants", "resume", "acme", "--json").data["suspended_at"] is None
-    assert authenticate(text)
+def test_writes_into_the_audit_log_whom_it_made(installed: Loraplex, data_dir: Path) -> None:
+    installed("operators", "create", "root")
+    database = Database(f"sqlite:///{data_dir / 'loraplex.db'}")
+    with database.platform_transaction(read_only=True) as session:
+        entry = session.scalars(select(PlatformAuditEntry)).one()
+    database.close()
+    assert (entry.action, entry.resource, entry.actor_name) == ("operator.create", "root", "system")
 
 
 @pytest.mark.parametrize(
     ("arguments", "exit_code"),
     [
         (["no-such-command"], 2),
-        (["tenants", "create"], 2),
-        (["tenants", "create", "Not A Slug"], 2),
-        (["keys", "create", "acme", "--scope", "everything"], 2),
-        (["keys", "create", "acme", "--expires-in-days", "0"], 2),
-        (["keys", "create", "nobody"], 4),
-        (["keys", "ls", "nobody"], 4),
-        (["keys", "revoke", "acme", "no-such-key"], 4),
-        (["tenants", "suspend", "nobody"], 4),
-        (["tenants", "create", "acme"], 5),
-        (["tenants", "ls", "--database", "sqlite:////no/such/folder/x.db"], 7),
+        (["operators", "create"], 2),
+        (["operators", "create", "Not A Name"], 2),
+        (["operators", "create", "root", "--role", "owner"], 2),
+        (["operators", "create", "root", "--expires-in-days", "0"], 2),
+        (["operators", "create", "root", "--tenant", "acme"], 2),
+        (["operators", "create", "taken"], 5),
+        (["operators", "create", "root", "--database", "sqlite:////no/such/folder/x.db"], 7),
     ],
 )
 def test_says_by_its_exit_code_what_went_wrong(
     installed: Loraplex, arguments: list[str], exit_code: int
 ) -> None:
+    installed("operators", "create", "taken")
     outcome = installed(*arguments)
     assert (outcome.exit_code, outcome.out) == (exit_code, "")
     assert outcome.err
 
 
-def test_a_name_cannot_steer_the_terminal(installed: Loraplex, data_dir: Path) -> None:
-    database = Database(f"sqlite:///{data_dir / 'loraplex.db'}")
-    with database.platform_transaction() as session:
-        tenants.create_tenant(session, "evil", name="\x1b[2Jboo\nfake row")
-    database.close()
-    printed = installed("tenants", "ls").out
-    assert "\x1b" not in printed
-    assert len(printed.splitlines()) == 3
-
-
 def test_refuses_a_secret_that_others_may_read(installed: Loraplex, data_dir: Path) -> None:
-    installed("keys", "create", "acme")
+    installed("operators", "create", "root")
     (data_dir / "secret").chmod(0o644)
-    outcome = installed("keys", "create", "acme")
+    outcome = installed("operators", "create", "eve")
     assert (outcome.exit_code, outcome.out) == (2, "")
     assert "chmod 600" in outcome.err
 
@@ -315,10 +274,22 @@ def test_takes_the_secret_from_the_environment(
     installed: Loraplex, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LORAPLEX_SECRET", "ab" * 32)
-    text = installed("keys", "create", "acme").out.strip()
-    assert authenticate(text).tenant_slug == "acme"
+    text = installed("operators", "create", "root").out.strip()
+    assert authenticate(text).name == "root"
     assert not (data_dir / "secret").exists()
     assert "ab" * 32 not in repr(Settings())
+
+
+def test_an_earlier_secret_goes_on_to_verify(
+    installed: Loraplex, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = installed("operators", "create", "root").out.strip()
+    (data_dir / "secret").rename(data_dir / "secret.previous")
+    assert authenticate(text).name == "root"
+    assert (data_dir / "secret").read_text() != (data_dir / "secret.previous").read_text()
+    monkeypatch.setenv("LORAPLEX_SECRET_PREVIOUS", "ab" * 32)
+    with pytest.raises(InvalidApiKey):
+        authenticate(text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""`loraplex login`: remembers a server and a key for it, once the server has taken the key."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from .client import open_client
+from .connection import Connection, find_url, flag, profile_name
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, note, print_json
+from .profiles import Profile, config_path, load_profiles, save_profile
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def login(as_json: AsJson = False) -> None:
+    """Ask for a server and a key, try them, and remember them under the profile's name.
+
+    The key comes from LORAPLEX_API_KEY, from the terminal unseen, or from stdin; never from the
+    command line, which others can read.
+    """
+    name = profile_name()
+    connection = Connection(_ask_for_url(name), _ask_for_key(), flag("tenant"))
+    with open_client(connection) as client:
+        me = client.get("/me")
+    save_profile(name, Profile(connection.url, connection.key, connection.tenant))
+    if as_json:
+        print_json(me)
+    who = f"{me['actor']['kind']} {me['actor']['name']!r}"
+    note(f"Logged in to {connection.url} as {who}. Profile {name!r} is in {config_path()}.")
+
+
+def _ask_for_url(name: str) -> str:
+    known = load_profiles().get(name)
+    given = flag("url") or os.environ.get("LORAPLEX_URL")
+    if given is None and sys.stdin.isatty():
+        given = typer.prompt("Server", default=known.url if known else find_url(), err=True)
+    found = given or (known.url if known else find_url())
+    return found.strip().rstrip("/").removesuffix("/v1")
+
+
+def _ask_for_key() -> str:
+    key = os.environ.get("LORAPLEX_API_KEY", "").strip()
+    if not key and sys.stdin.isatty():
+        key = typer.prompt("Key", hide_input=True, err=True).strip()
+    elif not key:
+        key = sys.stdin.readline().strip()
+    if not key:
+        raise CommandFailed("No key was given.", ExitCode.AUTHENTICATION)
+    return key

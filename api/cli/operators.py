@@ -1,0 +1,125 @@
+"""`loraplex operators`: who runs the platform. `create` makes the first one, on its machine."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from ...platform.audit.event import BY_SYSTEM, Event
+from ...platform.audit.service import AuditLog
+from ...platform.database import Database
+from ...platform.keyring import Keyring
+from ...platform.keys.principal import OperatorRole
+from ...platform.operators.service import IssuedOperatorKey, OperatorService
+from ...platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
+from ..settings import load_settings
+from . import operator_keys
+from .admin import DatabaseUrl, DataDir, moment, open_current_database
+from .client import api_path, open_client
+from .output import AsJson, note, print_json, print_rows
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.add_typer(operator_keys.app, name="keys", help="An operator's API keys.")
+
+COLUMNS = ["name", "role", "id", "created_at", "disabled_at"]
+
+Name = Annotated[str, typer.Argument(help="The operator's name: a-z, 0-9, '.', '_' and '-'.")]
+Role = Annotated[OperatorRole, typer.Option(help="What the operator may do.")]
+ExpiresInDays = Annotated[int, typer.Option(min=1, max=3650, help="When its key ends.")]
+
+
+@app.command("create")
+def create(
+    name: Name,
+    role: Role = OperatorRole.ADMIN,
+    expires_in_days: ExpiresInDays = 90,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an operator and print its key, on the database itself: this once, and never again.
+
+    For the first operator, or when no operator's key is left. It works beside a server.
+    """
+    settings = load_settings(database=database, data_dir=data_dir)
+    with open_current_database(settings) as opened:
+        issued = _create(
+            opened, settings.load_secrets(), name, role, timedelta(days=expires_in_days)
+        )
+    if as_json:
+        expires_at = moment(issued.key.expires_at)
+        print_json({"name": name, "role": role, "key": issued.text, "expires_at": expires_at})
+    else:
+        typer.echo(issued.text)
+    note("Keep this key now: only its hash is stored. `loraplex login` remembers it for commands.")
+
+
+@app.command("add")
+def add(name: Name, role: Role = OperatorRole.VIEWER, as_json: AsJson = False) -> None:
+    """Make another operator, who has no key yet."""
+    with open_client() as client:
+        operator = client.admin.post("/operators", {"name": name, "role": role})
+    _print([operator], operator, as_json=as_json)
+    note(f"Made the operator {name!r}. Next: loraplex operators keys create {name}")
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the operators."""
+    with open_client() as client:
+        operators = list(client.admin.pages("/operators"))
+    _print(operators, operators, as_json=as_json)
+
+
+@app.command("show")
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show an operator."""
+    with open_client() as client:
+        operator = client.admin.get(api_path("operators", name))
+    _print([operator], operator, as_json=as_json)
+
+
+@app.command("set")
+def set_(name: Name, role: Role, as_json: AsJson = False) -> None:
+    """Give an operator another role."""
+    _change(name, {"role": role}, as_json=as_json)
+
+
+@app.command("disable")
+def disable(name: Name, as_json: AsJson = False) -> None:
+    """Refuse an operator; the operator's keys are revoked for good."""
+    _change(name, {"disabled": True}, as_json=as_json)
+
+
+@app.command("enable")
+def enable(name: Name, as_json: AsJson = False) -> None:
+    """Let a disabled operator in again, who needs a new key."""
+    _change(name, {"disabled": False}, as_json=as_json)
+
+
+def _create(
+    database: Database, secrets: list[bytes], name: str, role: OperatorRole, lifetime: timedelta
+) -> IssuedOperatorKey:
+    service = OperatorService(Keyring(secrets, API_KEY_PEPPER))
+    audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
+    with database.platform_transaction() as session:
+        operator = service.create(session, name, role)
+        issued = service.issue_key(session, operator, name="default", lifetime=lifetime)
+        details = {"role": role, "key": issued.key.id}
+        audit_log.record_platform(session, BY_SYSTEM, Event("operator.create", name, details))
+    return issued
+
+
+def _change(name: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    with open_client() as client:
+        operator = client.admin.patch(api_path("operators", name), changes)
+    _print([operator], operator, as_json=as_json)
+
+
+def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+    else:
+        print_rows(rows, COLUMNS)

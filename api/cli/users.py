@@ -1,0 +1,96 @@
+"""`loraplex users`: whom a tenant lets in, and as what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ...platform.keys.principal import TenantRole
+from .client import ApiClient, api_path, open_client
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, note, print_json, print_rows
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+COLUMNS = ["email", "role", "id", "created_at", "disabled_at"]
+
+Who = Annotated[str, typer.Argument(metavar="USER", help="The user's address or id.")]
+Role = Annotated[TenantRole, typer.Option(help="What the user may do at most.")]
+
+
+@app.command("create")
+def create(
+    email: Annotated[str, typer.Argument(help="The user's address.")],
+    role: Role = TenantRole.VIEWER,
+    as_json: AsJson = False,
+) -> None:
+    """Let somebody in."""
+    with open_client() as client:
+        user = client.post("/users", {"email": email, "role": role})
+    _print([user], user, as_json=as_json)
+    note(f"Made the user {user['email']!r}. Next: loraplex keys create --user {user['email']}")
+
+
+@app.command("list")
+def list_(
+    role: Annotated[TenantRole | None, typer.Option(help="Only these.")] = None,
+    disabled: Annotated[
+        bool | None, typer.Option("--disabled/--active", help="Only these.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tenant's users."""
+    with open_client() as client:
+        users = list(client.pages("/users", role=role, disabled=disabled))
+    _print(users, users, as_json=as_json)
+
+
+@app.command("show")
+def show(user: Who, as_json: AsJson = False) -> None:
+    """Show a user."""
+    with open_client() as client:
+        found = client.get(api_path("users", find_user_id(client, user)))
+    _print([found], found, as_json=as_json)
+
+
+@app.command("set")
+def set_(user: Who, role: Role, as_json: AsJson = False) -> None:
+    """Give a user another role; the user's keys follow it at once."""
+    _change(user, {"role": role}, as_json=as_json)
+
+
+@app.command("disable")
+def disable(user: Who, as_json: AsJson = False) -> None:
+    """Let a user in no longer; the user's keys are revoked for good."""
+    _change(user, {"disabled": True}, as_json=as_json)
+
+
+@app.command("enable")
+def enable(user: Who, as_json: AsJson = False) -> None:
+    """Let a disabled user in again, who needs a new key."""
+    _change(user, {"disabled": False}, as_json=as_json)
+
+
+def find_user_id(client: ApiClient, user: str) -> str:
+    """The id of the user of this address or id. Raises CommandFailed."""
+    if "@" not in user:
+        return user
+    found = client.get("/users", email=user)["data"]
+    if not found:
+        raise CommandFailed(f"No user has the address {user!r}.", ExitCode.NOT_FOUND)
+    user_id: str = found[0]["id"]
+    return user_id
+
+
+def _change(user: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    with open_client() as client:
+        changed = client.patch(api_path("users", find_user_id(client, user)), changes)
+    _print([changed], changed, as_json=as_json)
+
+
+def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+    else:
+        print_rows(rows, COLUMNS)

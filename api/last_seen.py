@@ -1,0 +1,52 @@
+"""What the database said last: an answer for the time in which it says nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+MAX_ENTRIES = 10_000
+
+
+class _Seen(NamedTuple, Generic[Value]):
+    value: Value
+    at: float
+
+
+class LastSeen(Generic[Key, Value]):
+    """The last values, each for a bounded time; the one that was seen longest ago goes first."""
+
+    def __init__(
+        self,
+        stale_seconds: float,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stale_seconds = stale_seconds
+        self._max_entries = max_entries
+        self._clock = clock
+        self._entries: OrderedDict[Key, _Seen[Value]] = OrderedDict()
+
+    def note(self, key: Key, value: Value) -> None:
+        """The database has just said this."""
+        self._entries[key] = _Seen(value, self._clock())
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
+    def forget(self, key: Key) -> None:
+        """The database has just said that it is not so."""
+        self._entries.pop(key, None)
+
+    def recall(self, key: Key) -> Value | None:
+        """What was said of it at most `stale_seconds` ago; None if nothing was."""
+        seen = self._entries.get(key)
+        if seen is None or self._clock() - seen.at > self._stale_seconds:
+            return None
+        return seen.value

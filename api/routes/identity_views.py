@@ -1,0 +1,115 @@
+"""Tenants, operators, users and keys as callers see them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...platform.keys.models import ApiKey
+from ...platform.keys.principal import AnyPrincipal, OperatorPrincipal
+from ...platform.keys.service import IssuedKey
+from ...platform.operators.models import Operator, OperatorKey
+from ...platform.operators.service import IssuedOperatorKey
+from ...platform.tenants.models import Tenant
+from ...platform.users.models import User
+from ..schemas.identity import (
+    ActorView,
+    KeyView,
+    MeView,
+    OperatorKeyView,
+    OperatorView,
+    TenantName,
+    TenantView,
+    UserView,
+)
+
+
+def tenant_view(tenant: Tenant) -> TenantView:
+    return TenantView(
+        id=tenant.id,
+        slug=tenant.slug,
+        name=tenant.name,
+        weight=tenant.weight,
+        created_at=tenant.created_at,
+        suspended_at=tenant.suspended_at,
+    )
+
+
+def operator_view(operator: Operator) -> OperatorView:
+    return OperatorView(
+        id=operator.id,
+        name=operator.name,
+        role=operator.role,
+        created_at=operator.created_at,
+        disabled_at=operator.disabled_at,
+    )
+
+
+def operator_key_view(key: OperatorKey) -> OperatorKeyView:
+    return OperatorKeyView(
+        id=key.id,
+        name=key.name,
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=key.last_used_at,
+    )
+
+
+def issued_operator_key_view(issued: IssuedOperatorKey) -> OperatorKeyView:
+    return msgspec.structs.replace(operator_key_view(issued.key), key=issued.text)
+
+
+def user_view(user: User) -> UserView:
+    return UserView(
+        id=user.id,
+        email=user.email,
+        role=user.role,
+        created_at=user.created_at,
+        disabled_at=user.disabled_at,
+    )
+
+
+def key_view(key: ApiKey) -> KeyView:
+    return KeyView(
+        id=key.id,
+        name=key.name,
+        scopes=key.scopes,
+        adapters=key.adapters,
+        networks=key.networks,
+        user=key.user_id,
+        created_at=key.created_at,
+        created_by=key.created_by,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=key.last_used_at,
+        successor=key.successor_id,
+    )
+
+
+def issued_key_view(issued: IssuedKey) -> KeyView:
+    return msgspec.structs.replace(key_view(issued.key), key=issued.text)
+
+
+def me_view(caller: AnyPrincipal) -> MeView:
+    actor = ActorView(caller.actor.kind, caller.actor.id, caller.actor.name)
+    if isinstance(caller, OperatorPrincipal):
+        return MeView(
+            actor=actor,
+            tenant=None,
+            operator_role=caller.role,
+            scopes=sorted(caller.role.scopes),
+            adapters=None,
+            networks=None,
+            key=None,
+            expires_at=caller.expires_at,
+        )
+    return MeView(
+        actor=actor,
+        tenant=TenantName(caller.tenant_id, caller.tenant_slug),
+        operator_role=caller.operator_role,
+        scopes=sorted(caller.scopes),
+        adapters=None if caller.adapters is None else sorted(caller.adapters),
+        networks=None if caller.networks is None else [str(net) for net in caller.networks],
+        key=caller.key_id,
+        expires_at=caller.expires_at,
+    )

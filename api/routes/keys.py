@@ -1,0 +1,159 @@
+"""`/v1/keys`: the tenant's API keys. Nobody gives away, or gets hold of, more than they have."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.audit.event import Changed, Event
+from ...platform.base import JsonObject, utc_now
+from ...platform.keys.models import ApiKey
+from ...platform.keys.principal import Principal, Scope
+from ...platform.sessions import TenantSession
+from ..auth import origin_of, require
+from ..bodies import json_body
+from ..etags import IfMatch, tagged_response
+from ..json_response import json_response
+from ..pages import Page
+from ..runtime import CurrentRuntime
+from ..schemas.identity import KeyBody, KeyView, RotateBody
+from .identity_views import issued_key_view, key_view
+
+router = APIRouter(prefix="/v1/keys")
+
+Manager = Annotated[Principal, Depends(require(Scope.KEYS_MANAGE))]
+
+
+@router.get("")
+async def list_keys(
+    runtime: CurrentRuntime,
+    principal: Manager,
+    page: Page,
+    user: Annotated[str | None, Query(max_length=64)] = None,
+    active: Annotated[bool, Query()] = False,
+) -> Response:
+    """The tenant's keys, the oldest first; `active=true` leaves out revoked and expired ones."""
+    keys = runtime.control_plane.keys
+    rows = await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: keys.list_keys(
+            session,
+            after=page.after,
+            limit=page.num_rows,
+            user_id=user,
+            is_active=active,
+            viewer=principal,
+        ),
+    )
+    return json_response(page.answer(rows, view=key_view, cursor=lambda key: key.id))
+
+
+@router.post("")
+async def create_key(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    body: Annotated[KeyBody, Depends(json_body(KeyBody))],
+) -> Response:
+    """Make a key. It is in this answer, and never shown again."""
+    keys = runtime.control_plane.keys
+    days = body.expires_in_days
+
+    def issue(session: TenantSession) -> Changed[KeyView]:
+        issued = keys.issue(
+            session,
+            name=body.name,
+            scopes=body.scopes,
+            adapters=body.adapters,
+            networks=body.networks,
+            user_id=body.user,
+            expires_at=None if days is None else utc_now() + timedelta(days=days),
+            issuer=principal,
+        )
+        event = Event("key.create", issued.key.id, _details(issued.key))
+        return Changed(issued_key_view(issued), event)
+
+    view = await runtime.control_plane.change(
+        principal.tenant_id, origin_of(request, principal), issue
+    )
+    return json_response(view, status_code=201)
+
+
+@router.get("/{key_id}")
+async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> Response:
+    keys = runtime.control_plane.keys
+    key = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: keys.get(session, key_id, viewer=principal)
+    )
+    return tagged_response(key_view(key))
+
+
+@router.post("/{key_id}/rotate")
+async def rotate_key(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    key_id: str,
+    if_match: IfMatch,
+    body: Annotated[RotateBody, Depends(json_body(RotateBody))],
+) -> Response:
+    """Make the key's successor, which may do the same for as long; the old one ends after a while.
+
+    The new key is in this answer, and never shown again.
+    """
+    keys = runtime.control_plane.keys
+
+    def rotate(session: TenantSession) -> Changed[KeyView]:
+        if_match.check(key_view(keys.get_to_change(session, key_id, viewer=principal)))
+        overlap = timedelta(seconds=body.overlap_seconds)
+        issued = keys.rotate(session, key_id, overlap=overlap, issuer=principal)
+        details = {"successor": issued.key.id, "overlap_seconds": body.overlap_seconds}
+        return Changed(issued_key_view(issued), Event("key.rotate", key_id, details))
+
+    view = await runtime.control_plane.change(
+        principal.tenant_id, origin_of(request, principal), rotate
+    )
+    return json_response(view, status_code=201)
+
+
+@router.delete("/{key_id}")
+async def revoke_key(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    key_id: str,
+    if_match: IfMatch,
+) -> Response:
+    """Refuse the key from now on, on every server within five seconds.
+
+    Answers with the key, as often as it is asked.
+    """
+    keys = runtime.control_plane.keys
+
+    def revoke(session: TenantSession) -> Changed[KeyView]:
+        before = keys.get_to_change(session, key_id, viewer=principal)
+        if_match.check(key_view(before))
+        was_revoked = before.revoked_at is not None
+        key = keys.revoke(session, key_id, viewer=principal)
+        event = None if was_revoked else Event("key.revoke", key.id, {"name": key.name})
+        return Changed(key_view(key), event)
+
+    view = await runtime.control_plane.change(
+        principal.tenant_id, origin_of(request, principal), revoke
+    )
+    return tagged_response(view)
+
+
+def _details(key: ApiKey) -> JsonObject:
+    return {
+        "name": key.name,
+        "scopes": key.scopes,
+        "adapters": key.adapters,
+        "networks": key.networks,
+        "user": key.user_id,
+        "expires_at": None if key.expires_at is None else key.expires_at.isoformat(),
+    }

@@ -1,0 +1,177 @@
+"""`/admin/operators`: who runs the platform. The first one is made on the server's own machine."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.audit.event import Changed, Event
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole
+from ...platform.operators.models import Operator
+from ...platform.operators.service import OperatorService
+from ...platform.sessions import PlatformSession
+from ..auth import origin_of, require_operator
+from ..bodies import json_body
+from ..etags import IfMatch, tagged_response
+from ..json_response import json_response
+from ..pages import Page
+from ..runtime import CurrentRuntime
+from ..schemas.adapters import ListView
+from ..schemas.identity import (
+    OperatorBody,
+    OperatorChange,
+    OperatorKeyBody,
+    OperatorKeyView,
+    OperatorView,
+)
+from .identity_views import issued_operator_key_view, operator_key_view, operator_view
+
+router = APIRouter(prefix="/admin/operators")
+
+Reader = Annotated[
+    OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN, OperatorRole.VIEWER))
+]
+Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN))]
+
+
+@router.get("")
+async def list_operators(runtime: CurrentRuntime, operator: Reader, page: Page) -> Response:
+    """The operators by name."""
+    service = runtime.control_plane.operators
+    rows = await runtime.control_plane.read_all_tenants(
+        lambda session: service.list_operators(session, after=page.after, limit=page.num_rows)
+    )
+    return json_response(page.answer(rows, view=operator_view, cursor=lambda row: row.name))
+
+
+@router.post("")
+async def create_operator(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    body: Annotated[OperatorBody, Depends(json_body(OperatorBody))],
+) -> Response:
+    """Make an operator; it has no key yet."""
+    service = runtime.control_plane.operators
+
+    def create(session: PlatformSession) -> Changed[OperatorView]:
+        made = service.create(session, body.name, body.role)
+        event = Event("operator.create", made.name, {"role": made.role})
+        return Changed(operator_view(made), event)
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), create)
+    return tagged_response(view, status_code=201)
+
+
+@router.get("/{name}")
+async def get_operator(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
+    service = runtime.control_plane.operators
+    found = await runtime.control_plane.read_all_tenants(lambda session: service.get(session, name))
+    return tagged_response(operator_view(found))
+
+
+@router.patch("/{name}")
+async def change_operator(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    name: str,
+    if_match: IfMatch,
+    body: Annotated[OperatorChange, Depends(json_body(OperatorChange))],
+) -> Response:
+    """Give another role, disable, or enable again.
+
+    A disabled operator's keys are revoked for good. Nobody changes themselves, and the last active
+    administrator stays.
+    """
+    service = runtime.control_plane.operators
+
+    def change(session: PlatformSession) -> Changed[OperatorView]:
+        before = operator_view(service.get_to_change(session, name))
+        if_match.check(before)
+        _apply(service, session, name, body, operator)
+        return _changed(before, service.get(session, name))
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), change)
+    return tagged_response(view)
+
+
+@router.get("/{name}/keys")
+async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
+    """The operator's keys, the oldest first, revoked ones included."""
+    service = runtime.control_plane.operators
+    keys = await runtime.control_plane.read_all_tenants(
+        lambda session: service.list_keys(session, name)
+    )
+    return json_response(ListView([operator_key_view(key) for key in keys]))
+
+
+@router.post("/{name}/keys")
+async def create_operator_key(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    name: str,
+    body: Annotated[OperatorKeyBody, Depends(json_body(OperatorKeyBody))],
+) -> Response:
+    """Make a key for the operator. It is in this answer, and never shown again."""
+    service = runtime.control_plane.operators
+    days = body.expires_in_days
+    lifetime = None if days is None else timedelta(days=days)
+
+    def issue(session: PlatformSession) -> Changed[OperatorKeyView]:
+        holder = service.get(session, name)
+        issued = service.issue_key(session, holder, name=body.name, lifetime=lifetime)
+        details = {"key": issued.key.id, "name": issued.key.name, "expires_in_days": days}
+        event = Event("operator.key.create", holder.name, details)
+        return Changed(issued_operator_key_view(issued), event)
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), issue)
+    return json_response(view, status_code=201)
+
+
+@router.delete("/{name}/keys/{key_id}")
+async def revoke_operator_key(
+    request: Request, runtime: CurrentRuntime, operator: Writer, name: str, key_id: str
+) -> Response:
+    """Refuse the key from now on; answers with it, as often as it is asked."""
+    service = runtime.control_plane.operators
+
+    def revoke(session: PlatformSession) -> Changed[OperatorKeyView]:
+        key = service.revoke_key(session, name, key_id)
+        event = Event("operator.key.revoke", name, {"key": key.id})
+        return Changed(operator_key_view(key), event)
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), revoke)
+    return json_response(view)
+
+
+def _apply(
+    service: OperatorService,
+    session: PlatformSession,
+    name: str,
+    body: OperatorChange,
+    by: OperatorPrincipal,
+) -> None:
+    sent = body.model_fields_set
+    if "role" in sent:
+        service.change_role(session, name, body.role, by=by.actor)
+    if "disabled" in sent and body.disabled:
+        service.disable(session, name, by=by.actor)
+    elif "disabled" in sent:
+        service.enable(session, name)
+
+
+def _changed(before: OperatorView, operator: Operator) -> Changed[OperatorView]:
+    after = operator_view(operator)
+    details: dict[str, Any] = {}
+    if before.role != after.role:
+        details["role"] = after.role
+    is_disabled = after.disabled_at is not None
+    if is_disabled != (before.disabled_at is not None):
+        details["disabled"] = is_disabled
+    return Changed(after, Event("operator.change", after.name, details) if details else None)

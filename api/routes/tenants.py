@@ -1,0 +1,119 @@
+"""`/admin/tenants`: who may use this installation. For operators who act on no tenant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.audit.event import Changed, Event
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole
+from ...platform.sessions import PlatformSession
+from ...platform.tenants import service
+from ...platform.tenants.models import Tenant
+from ..auth import origin_of, require_operator
+from ..bodies import json_body
+from ..etags import IfMatch, tagged_response
+from ..json_response import json_response
+from ..pages import Page
+from ..runtime import CurrentRuntime
+from ..schemas.identity import TenantBody, TenantChange, TenantView
+from .identity_views import tenant_view
+
+router = APIRouter(prefix="/admin/tenants")
+
+Reader = Annotated[
+    OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN, OperatorRole.VIEWER))
+]
+Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN))]
+
+
+@router.get("")
+async def list_tenants(
+    runtime: CurrentRuntime,
+    operator: Reader,
+    page: Page,
+    suspended: Annotated[bool | None, Query()] = None,
+) -> Response:
+    """The tenants by slug."""
+    rows = await runtime.control_plane.read_all_tenants(
+        lambda session: service.list_tenants(
+            session, after=page.after, limit=page.num_rows, is_suspended=suspended
+        )
+    )
+    return json_response(page.answer(rows, view=tenant_view, cursor=lambda tenant: tenant.slug))
+
+
+@router.post("")
+async def create_tenant(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    body: Annotated[TenantBody, Depends(json_body(TenantBody))],
+) -> Response:
+    """Make a tenant; it has no key yet."""
+
+    def create(session: PlatformSession) -> Changed[TenantView]:
+        tenant = service.create_tenant(session, body.slug, name=body.name, weight=body.weight)
+        details = {"name": tenant.name, "weight": tenant.weight}
+        return Changed(tenant_view(tenant), Event("tenant.create", tenant.slug, details))
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), create)
+    return tagged_response(view, status_code=201)
+
+
+@router.get("/{slug}")
+async def get_tenant(runtime: CurrentRuntime, operator: Reader, slug: str) -> Response:
+    tenant = await runtime.control_plane.read_all_tenants(
+        lambda session: service.get_tenant(session, slug)
+    )
+    return tagged_response(tenant_view(tenant))
+
+
+@router.patch("/{slug}")
+async def change_tenant(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    slug: str,
+    if_match: IfMatch,
+    body: Annotated[TenantChange, Depends(json_body(TenantChange))],
+) -> Response:
+    """Rename, weigh, suspend or resume a tenant.
+
+    A suspended tenant's keys are refused on every server within five seconds; what runs ends by
+    itself, and its adapters stay.
+    """
+
+    def change(session: PlatformSession) -> Changed[TenantView]:
+        tenant = service.get_tenant_to_change(session, slug)
+        before = tenant_view(tenant)
+        if_match.check(before)
+        _apply(tenant, body)
+        return _changed(before, tenant_view(tenant))
+
+    view = await runtime.control_plane.change_platform(origin_of(request, operator), change)
+    return tagged_response(view)
+
+
+def _apply(tenant: Tenant, body: TenantChange) -> None:
+    sent = body.model_fields_set
+    if "name" in sent:
+        service.rename(tenant, body.name)
+    if "weight" in sent:
+        service.set_weight(tenant, body.weight)
+    if "suspended" in sent:
+        service.set_suspended(tenant, body.suspended)
+
+
+def _changed(before: TenantView, after: TenantView) -> Changed[TenantView]:
+    details: dict[str, Any] = {}
+    for name in ("name", "weight"):
+        if getattr(before, name) != getattr(after, name):
+            details[name] = getattr(after, name)
+    is_suspended = after.suspended_at is not None
+    if is_suspended != (before.suspended_at is not None):
+        details["suspended"] = is_suspended
+    return Changed(after, Event("tenant.change", after.slug, details) if details else None)

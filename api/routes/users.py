@@ -1,0 +1,135 @@
+"""`/v1/users`: whom the tenant lets in, and as what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.audit.event import Changed, Event
+from ...platform.keys.principal import Principal, Scope, TenantRole
+from ...platform.keys.service import ApiKeyService
+from ...platform.sessions import TenantSession
+from ...platform.users import service
+from ..auth import origin_of, require
+from ..bodies import json_body
+from ..etags import IfMatch, tagged_response
+from ..json_response import json_response
+from ..pages import Page
+from ..runtime import CurrentRuntime
+from ..schemas.identity import UserBody, UserChange, UserView
+from .identity_views import user_view
+
+router = APIRouter(prefix="/v1/users")
+
+Manager = Annotated[Principal, Depends(require(Scope.USERS_MANAGE))]
+
+
+@router.get("")
+async def list_users(
+    runtime: CurrentRuntime,
+    principal: Manager,
+    page: Page,
+    email: Annotated[str | None, Query(max_length=254)] = None,
+    role: Annotated[TenantRole | None, Query()] = None,
+    disabled: Annotated[bool | None, Query()] = None,
+) -> Response:
+    """The tenant's users by address."""
+    rows = await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: service.list_users(
+            session,
+            after=page.after,
+            limit=page.num_rows,
+            email=email,
+            role=role,
+            is_disabled=disabled,
+        ),
+    )
+    return json_response(page.answer(rows, view=user_view, cursor=lambda user: user.email))
+
+
+@router.post("")
+async def create_user(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    body: Annotated[UserBody, Depends(json_body(UserBody))],
+) -> Response:
+    """Let somebody in, who has no key yet."""
+
+    def add(session: TenantSession) -> Changed[UserView]:
+        user = service.add_user(session, body.email, body.role, by=principal)
+        event = Event("user.create", user.id, {"email": user.email, "role": user.role})
+        return Changed(user_view(user), event)
+
+    view = await runtime.control_plane.change(
+        principal.tenant_id, origin_of(request, principal), add
+    )
+    return tagged_response(view, status_code=201)
+
+
+@router.get("/{user_id}")
+async def get_user(runtime: CurrentRuntime, principal: Manager, user_id: str) -> Response:
+    user = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.get_user(session, user_id)
+    )
+    return tagged_response(user_view(user))
+
+
+@router.patch("/{user_id}")
+async def change_user(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    user_id: str,
+    if_match: IfMatch,
+    body: Annotated[UserChange, Depends(json_body(UserChange))],
+) -> Response:
+    """Give another role, disable, or enable again.
+
+    A disabled user's keys are revoked for good. Nobody changes themselves, and the last active
+    owner stays.
+    """
+    keys = runtime.control_plane.keys
+
+    def change(session: TenantSession) -> Changed[UserView]:
+        before = user_view(service.get_user_to_change(session, user_id))
+        if_match.check(before)
+        num_revoked = _apply(keys, session, user_id, body, principal)
+        after = user_view(service.get_user(session, user_id))
+        return _changed(before, after, num_revoked)
+
+    view = await runtime.control_plane.change(
+        principal.tenant_id, origin_of(request, principal), change
+    )
+    return tagged_response(view)
+
+
+def _apply(
+    keys: ApiKeyService, session: TenantSession, user_id: str, body: UserChange, by: Principal
+) -> int:
+    """How many keys this revoked."""
+    sent = body.model_fields_set
+    if "role" in sent:
+        service.change_role(session, user_id, body.role, by=by)
+    if "disabled" in sent and body.disabled:
+        service.disable_user(session, user_id, by=by)
+        return keys.revoke_keys_of_user(session, user_id)
+    if "disabled" in sent:
+        service.enable_user(session, user_id, by=by)
+    return 0
+
+
+def _changed(before: UserView, after: UserView, num_revoked: int) -> Changed[UserView]:
+    details: dict[str, Any] = {}
+    if before.role != after.role:
+        details["role"] = after.role
+    is_disabled = after.disabled_at is not None
+    if is_disabled != (before.disabled_at is not None):
+        details["disabled"] = is_disabled
+    if num_revoked:
+        details["revoked_keys"] = num_revoked
+    return Changed(after, Event("user.change", after.id, details) if details else None)

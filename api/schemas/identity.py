@@ -1,0 +1,221 @@
+"""The bodies of tenants, operators, users and keys, and what is answered about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from pydantic import Field, StringConstraints
+
+from ...platform.keys.principal import OperatorRole, Scope, TenantRole
+from ...platform.keys.stored_key import MAX_KEY_NAME_LENGTH
+from ...platform.names import MAX_NAME_LENGTH, MAX_SLUG_LENGTH
+from ...platform.tenants.models import MAX_DISPLAY_NAME_LENGTH
+from ...platform.tenants.service import MAX_WEIGHT, MIN_WEIGHT
+from ...platform.users.models import MAX_EMAIL_LENGTH
+from .request_model import RequestModel
+
+MAX_LIFETIME_DAYS = 3650
+MAX_ADAPTERS_PER_KEY = 100
+MAX_NETWORKS_PER_KEY = 32
+DEFAULT_OVERLAP_SECONDS = 24 * 3600
+MAX_OVERLAP_SECONDS = 30 * 24 * 3600
+DEFAULT_OPERATOR_KEY_DAYS = 90
+
+KeyName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_KEY_NAME_LENGTH)]
+DisplayName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_DISPLAY_NAME_LENGTH)]
+Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
+LifetimeDays = Annotated[int, Field(ge=1, le=MAX_LIFETIME_DAYS)]
+
+
+# --- tenants ------------------------------------------------------------------------------------
+
+
+class TenantBody(RequestModel):
+    """A tenant to be made."""
+
+    slug: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SLUG_LENGTH)]
+    name: DisplayName | None = None
+    weight: Weight = 1.0
+
+
+class TenantChange(RequestModel):
+    """What is not there stays as it is."""
+
+    name: DisplayName | None = None
+    weight: Weight = 1.0
+    suspended: bool = False
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """A tenant as operators see it."""
+
+    id: str
+    slug: str
+    name: str | None
+    weight: float
+    created_at: datetime
+    suspended_at: datetime | None
+    object: Literal["tenant"] = "tenant"
+
+
+# --- operators ----------------------------------------------------------------------------------
+
+
+class OperatorBody(RequestModel):
+    """An operator to be made; its key is made separately."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH)]
+    role: OperatorRole = OperatorRole.VIEWER
+
+
+class OperatorChange(RequestModel):
+    """What is not there stays as it is."""
+
+    role: OperatorRole = OperatorRole.VIEWER
+    disabled: bool = False
+
+
+class OperatorView(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    role: str
+    created_at: datetime
+    disabled_at: datetime | None
+    object: Literal["operator"] = "operator"
+
+
+class OperatorKeyBody(RequestModel):
+    """A key to be made for an operator."""
+
+    name: KeyName = "default"
+    expires_in_days: LifetimeDays | None = DEFAULT_OPERATOR_KEY_DAYS
+    """Null: never."""
+
+
+class OperatorKeyView(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    """To the hour."""
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    """The key itself: in the answer that makes it, and never again."""
+    object: Literal["operator.key"] = "operator.key"
+
+
+# --- users --------------------------------------------------------------------------------------
+
+
+class UserBody(RequestModel):
+    """Somebody to be let in."""
+
+    email: Annotated[str, StringConstraints(min_length=3, max_length=MAX_EMAIL_LENGTH)]
+    role: TenantRole = TenantRole.VIEWER
+
+
+class UserChange(RequestModel):
+    """What is not there stays as it is."""
+
+    role: TenantRole = TenantRole.VIEWER
+    disabled: bool = False
+
+
+class UserView(msgspec.Struct, frozen=True):
+    id: str
+    email: str
+    role: str
+    created_at: datetime
+    disabled_at: datetime | None
+    object: Literal["user"] = "user"
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+class KeyBody(RequestModel):
+    """A key to be made."""
+
+    name: KeyName
+    scopes: Annotated[list[Scope], Field(min_length=1)]
+    adapters: Annotated[list[str], Field(min_length=1, max_length=MAX_ADAPTERS_PER_KEY)] | None = (
+        None
+    )
+    """The only ones that are there for the key, by name; null: all, and the base model."""
+    networks: Annotated[list[str], Field(min_length=1, max_length=MAX_NETWORKS_PER_KEY)] | None = (
+        None
+    )
+    """From which it may be used, in CIDR notation; null: any."""
+    expires_in_days: LifetimeDays | None = None
+    """Null: never."""
+    user: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """The id of the user whose key it is: it can never do more than its user."""
+
+
+class RotateBody(RequestModel):
+    """How the old key ends."""
+
+    overlap_seconds: Annotated[int, Field(ge=0, le=MAX_OVERLAP_SECONDS)] = DEFAULT_OVERLAP_SECONDS
+    """How long it goes on beside its successor."""
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """A key without its text."""
+
+    volatile: ClassVar[tuple[str, ...]] = ("last_used_at",)
+
+    id: str
+    name: str
+    scopes: Sequence[str]
+    adapters: Sequence[str] | None
+    networks: Sequence[str] | None
+    user: str | None
+    created_at: datetime
+    created_by: str | None
+    """`kind:id` of who made it; null for keys older than that."""
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    """To the hour."""
+    successor: str | None
+    """The id of the key that replaces it."""
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    """The key itself: in the answer that makes it, and never again."""
+    object: Literal["key"] = "key"
+
+
+# --- whoever asks -------------------------------------------------------------------------------
+
+
+class ActorView(msgspec.Struct, frozen=True):
+    kind: str
+    """`key`, `user` or `operator`."""
+    id: str
+    name: str
+
+
+class TenantName(msgspec.Struct, frozen=True):
+    id: str
+    slug: str
+
+
+class MeView(msgspec.Struct, frozen=True):
+    """Who calls, and what it may do."""
+
+    actor: ActorView
+    tenant: TenantName | None
+    """Null for an operator who names none."""
+    operator_role: str | None
+    """Null for a tenant's key."""
+    scopes: Sequence[str]
+    """In the tenant; of an operator who names none: in any tenant that it names."""
+    adapters: Sequence[str] | None
+    networks: Sequence[str] | None
+    key: str | None
+    """The id of the tenant's key."""
+    expires_at: datetime | None
+    object: Literal["me"] = "me"

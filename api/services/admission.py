@@ -1,0 +1,86 @@
+"""Whether a tenant's request may run: reserved before the engine hears of it, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from ...platform.errors import DatabaseUnavailable, LimitReached
+from ...platform.quotas import service as quotas
+from ...platform.quotas.service import Demand, Standing
+from ..control_plane import ControlPlane
+from ..request_measures import RequestMeasures
+
+log = structlog.get_logger(__name__)
+
+RELEASE_RETRY_SECONDS = 5.0
+
+
+class Admission:
+    """Reserves for requests, and releases those that never ran; one for the server.
+
+    A request that ran is settled in the transaction that writes its row in the ledger.
+    """
+
+    def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
+        self._control_plane = control_plane
+        self._server_id = server_id
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
+        """Reserve what the request may use; notes in `measures` what is left of the rates.
+
+        Whoever is admitted releases or meters. Raises a LimitReached or DatabaseUnavailable; then,
+        and if it is cancelled, nothing is reserved.
+        """
+        reserving = asyncio.create_task(self._reserve(tenant_id, demand))
+        try:
+            measures.standing = await asyncio.shield(reserving)
+        except LimitReached as exc:
+            measures.standing = exc.standing
+            raise
+        except asyncio.CancelledError:
+            reserving.add_done_callback(lambda done: self._undo(tenant_id, demand, done))
+            raise
+
+    async def release(self, tenant_id: str, request_id: str) -> None:
+        """The request did not run. Goes on if the caller is cancelled or the database is away."""
+        await asyncio.shield(self._spawn(self._release(tenant_id, request_id)))
+
+    async def close(self) -> None:
+        """Give up what waits for the database; it is settled after the next start."""
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+
+    async def _reserve(self, tenant_id: str, demand: Demand) -> Standing:
+        return await self._control_plane.write(
+            tenant_id,
+            lambda session: quotas.reserve(session, demand, server_id=self._server_id),
+        )
+
+    def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Task[Standing]) -> None:
+        if not reserving.cancelled() and reserving.exception() is None:
+            self._spawn(self._release(tenant_id, demand.request_id))
+
+    async def _release(self, tenant_id: str, request_id: str) -> None:
+        try:
+            await self._control_plane.write(
+                tenant_id, lambda session: quotas.release(session, request_id)
+            )
+        except DatabaseUnavailable:
+            log.warning("release_delayed", tenant_id=tenant_id, request_id=request_id)
+            self._spawn(self._release_later(tenant_id, request_id))
+
+    async def _release_later(self, tenant_id: str, request_id: str) -> None:
+        await asyncio.sleep(RELEASE_RETRY_SECONDS)
+        await self._release(tenant_id, request_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        return task

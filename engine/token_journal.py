@@ -1,0 +1,240 @@
+"""What every request has cost so far, in a file that outlives whoever counts.
+
+The file has fixed slots, one for each sequence. The parent takes a slot before the engine hears of
+the sequence, the engine keeps the counts in it up to date before anybody sees a token, and the
+parent frees it once the cost is in the database. Both have the file mapped: counting makes no
+system call, and what was counted is there after either of them, or both, were killed. Each number
+is one aligned word with one writer, so it is never half written.
+
+The sequences of one request name its first slot, the *head*. Only the head has an owner, what the
+parent needs to know of the request, and later an outcome, what the parent has decided to charge.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+SLOT_BYTES = 512
+NUM_SLOTS = 16384
+MAX_OWNER_BYTES = 304
+MAX_OUTCOME_BYTES = 144
+WRITER_SECONDS = 10.0
+"""How long an engine may outlive its parent."""
+_POLL_SECONDS = 0.01
+
+_FREE, _OPEN, _CLOSED = range(3)
+
+# The parent's words, the engine's, the parent's again.
+_STATE, _HEAD, _COUNTS_PROMPT = 0, 8, 16
+_PROMPT, _CACHED, _GENERATED = 24, 32, 40
+_OWNER_LENGTH, _OUTCOME_LENGTH = 48, 56
+_OWNER = 64
+_OUTCOME = _OWNER + MAX_OWNER_BYTES
+_WORD = struct.Struct("@Q")
+
+
+class JournalFull(Exception):
+    """No slot is free."""
+
+
+class Counts(NamedTuple):
+    """Tokens of one request, over its sequences."""
+
+    prompt: int = 0
+    """Of the sequences that account for their prompt, as far as they have started."""
+    cached: int = 0
+    """Of `prompt`, those found in the prefix cache."""
+    generated: int = 0
+
+
+class Entry(NamedTuple):
+    """One request that an earlier process has left."""
+
+    slots: tuple[int, ...]
+    """The head first."""
+    owner: bytes
+    outcome: bytes | None
+    """None: nothing was decided yet, the counts say what it has come to."""
+
+
+class TokenCounters:
+    """The engine's side: it counts."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the parent's file; its lock says that somebody counts as long as we live."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        self._map = mmap.mmap(self._descriptor, 0)
+
+    def start(self, slot: int, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """The sequence is computed from now on."""
+        _WORD.pack_into(self._map, slot * SLOT_BYTES + _CACHED, num_cached_tokens)
+        _WORD.pack_into(self._map, slot * SLOT_BYTES + _PROMPT, num_prompt_tokens)
+
+    def generate(self, slot: int, num_tokens: int) -> None:
+        """The sequence has so many tokens of output, all in all."""
+        _WORD.pack_into(self._map, slot * SLOT_BYTES + _GENERATED, num_tokens)
+
+
+class TokenJournal:
+    """The parent's side: it gives slots out, reads them and frees them."""
+
+    def __init__(self, path: Path, *, num_slots: int = NUM_SLOTS) -> None:
+        """Open the file, made on first use, once nobody counts in it any more.
+
+        It has at least `num_slots` slots. The disk's room for all of them is taken now: a mapped
+        file cannot say that there is none. Raises TimeoutError if an engine still counts there
+        after WRITER_SECONDS, OSError if the file cannot be had.
+        """
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _wait_for_writers(self._descriptor)
+            num_bytes = max(num_slots * SLOT_BYTES, os.fstat(self._descriptor).st_size)
+            _take_room(self._descriptor, num_bytes)
+            self._map = mmap.mmap(self._descriptor, num_bytes)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.num_slots = num_bytes // SLOT_BYTES
+        self._left = list(self._read_entries())
+        used = {slot for entry in self._left for slot in entry.slots}
+        self._free: deque[int] = deque()
+        for slot in range(self.num_slots):
+            if slot not in used:
+                self._put(slot, _STATE, _FREE)  # a follower whose request never came to be
+                self._free.append(slot)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take_left(self) -> list[Entry]:
+        """What earlier processes have left, once; its slots are in use until they are freed."""
+        left, self._left = self._left, []
+        return left
+
+    def open(self, owner: bytes, counts_prompt: Sequence[bool]) -> tuple[int, ...]:
+        """Slots for a request, one per sequence; `counts_prompt` says which pay for their prompt.
+
+        Raises JournalFull.
+        """
+        if len(owner) > MAX_OWNER_BYTES:
+            raise ValueError("the owner is too long for a slot")
+        if len(counts_prompt) > len(self._free):
+            raise JournalFull
+        slots = tuple(self._free.popleft() for _ in counts_prompt)
+        head = slots[0]
+        for slot, is_counted in zip(slots, counts_prompt, strict=True):
+            self.reset(slot)
+            self._put(slot, _HEAD, head)
+            self._put(slot, _COUNTS_PROMPT, is_counted)
+        self._put_bytes(head, _OWNER, _OWNER_LENGTH, owner)
+        self._put(head, _OUTCOME_LENGTH, 0)
+        for slot in reversed(slots):
+            self._put(slot, _STATE, _OPEN)
+        return slots
+
+    def reset(self, slot: int) -> None:
+        """Nothing is counted for this sequence: no engine has it."""
+        for offset in (_PROMPT, _CACHED, _GENERATED):
+            self._put(slot, offset, 0)
+
+    def counts(self, slots: Iterable[int]) -> Counts:
+        """What the engine has counted for these sequences."""
+        prompt = cached = generated = 0
+        for slot in slots:
+            generated += self._get(slot, _GENERATED)
+            if self._get(slot, _COUNTS_PROMPT):
+                prompt += self._get(slot, _PROMPT)
+                cached += self._get(slot, _CACHED) if self._get(slot, _PROMPT) else 0
+        return Counts(prompt, cached, generated)
+
+    def close_request(self, slots: Sequence[int], outcome: bytes) -> None:
+        """Decide what the request is charged: from now on the counts say nothing."""
+        if len(outcome) > MAX_OUTCOME_BYTES:
+            raise ValueError("the outcome is too long for a slot")
+        self._put_bytes(slots[0], _OUTCOME, _OUTCOME_LENGTH, outcome)
+        self._put(slots[0], _STATE, _CLOSED)
+
+    def sync(self, slots: Sequence[int]) -> None:
+        """Return once the request's head is on the disk. Waits for it: not for an event loop."""
+        start = slots[0] * SLOT_BYTES
+        page = start - start % mmap.PAGESIZE
+        self._map.flush(page, start + SLOT_BYTES - page)
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Forget the request; no engine may have it any more. Its slots are used again last."""
+        for slot in slots:
+            self._put(slot, _STATE, _FREE)
+        self._free.extend(slots)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+        os.close(self._descriptor)
+
+    def _read_entries(self) -> Iterator[Entry]:
+        followers: dict[int, list[int]] = {}
+        heads = []
+        for slot in range(self.num_slots):
+            if self._get(slot, _STATE) == _FREE:
+                continue
+            head = self._get(slot, _HEAD)
+            if head == slot:
+                heads.append(slot)
+            else:
+                followers.setdefault(head, []).append(slot)
+        for head in heads:
+            is_closed = self._get(head, _STATE) == _CLOSED
+            yield Entry(
+                slots=(head, *followers.get(head, ())),
+                owner=self._bytes(head, _OWNER, _OWNER_LENGTH),
+                outcome=self._bytes(head, _OUTCOME, _OUTCOME_LENGTH) if is_closed else None,
+            )
+
+    def _get(self, slot: int, offset: int) -> int:
+        value: int = _WORD.unpack_from(self._map, slot * SLOT_BYTES + offset)[0]
+        return value
+
+    def _put(self, slot: int, offset: int, value: int) -> None:
+        _WORD.pack_into(self._map, slot * SLOT_BYTES + offset, value)
+
+    def _bytes(self, slot: int, offset: int, length_offset: int) -> bytes:
+        start = slot * SLOT_BYTES + offset
+        return self._map[start : start + self._get(slot, length_offset)]
+
+    def _put_bytes(self, slot: int, offset: int, length_offset: int, content: bytes) -> None:
+        start = slot * SLOT_BYTES + offset
+        self._map[start : start + len(content)] = content
+        self._put(slot, length_offset, len(content))
+
+
+def _wait_for_writers(descriptor: int) -> None:
+    """Return once no engine of an earlier parent counts any more. Raises TimeoutError."""
+    deadline = time.monotonic() + WRITER_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("an engine of an earlier server still runs") from None
+        time.sleep(_POLL_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _take_room(descriptor: int, num_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    missing = num_bytes - os.fstat(descriptor).st_size
+    os.pwrite(descriptor, bytes(missing), num_bytes - missing)

@@ -1,0 +1,49 @@
+"""The keys of one purpose over the server's secrets: the present one signs, earlier ones verify.
+
+A secret is changed by putting another in its place and keeping the old one as an earlier one; what
+was signed says under which secret, so nothing has to be tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from .secrets import derive_key
+
+SECRET_ID_LENGTH = 8
+_SECRET_ID = "secret-id"
+
+
+def secret_id(secret: bytes) -> str:
+    """What a secret is called where something says which one it needs; tells nothing about it."""
+    return derive_key(secret, _SECRET_ID)[: SECRET_ID_LENGTH // 2].hex()
+
+
+class Keyring:
+    """HMAC-SHA256 under keys derived for one purpose."""
+
+    def __init__(self, secrets: Sequence[bytes], label: str) -> None:
+        """`secrets`: the present one first; `label` names the purpose."""
+        self._keys = {secret_id(secret): derive_key(secret, label) for secret in secrets}
+        self.current_id = secret_id(secrets[0])
+        """The present secret's."""
+
+    def mac(self, message: bytes, under: str) -> bytes | None:
+        """The message's code under the secret of this id; None if the server does not have it."""
+        key = self._keys.get(under)
+        return None if key is None else hmac.digest(key, message, hashlib.sha256)
+
+    def sign(self, message: bytes) -> bytes:
+        """The message's code under the present secret."""
+        return hmac.digest(self._keys[self.current_id], message, hashlib.sha256)
+
+    def is_signed(self, message: bytes, mac: bytes, under: str | None) -> bool:
+        """The code is right. Takes as long for one that nobody signed.
+
+        `under` None is a code from before secrets had ids: every secret is tried.
+        """
+        tried = list(self._keys) if under is None else [under]
+        expected = [self.mac(message, candidate) or b"" for candidate in tried]
+        return any(hmac.compare_digest(mac, candidate) for candidate in expected)

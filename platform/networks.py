@@ -1,0 +1,45 @@
+"""Networks in CIDR notation: from where a key may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from .errors import InvalidValue
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+
+def parse_networks(texts: Iterable[str], *, param: str = "networks") -> tuple[Network, ...]:
+    """The networks, each once and in order. Raises InvalidValue for what is none."""
+    try:
+        return tuple(dict.fromkeys(map(ip_network, texts)))
+    except ValueError as exc:
+        raise InvalidValue(
+            f"{exc}. Write a network as 10.1.0.0/16 or 2001:db8::/32, an address by itself.",
+            param=param,
+        ) from None
+
+
+def parse_address(text: str) -> Address | None:
+    """The address, of an IPv4 one within IPv6 the inner; None for what is none."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def is_within(address: Address | None, networks: Iterable[Network]) -> bool:
+    """The address is known and in one of the networks."""
+    return address is not None and any(address in network for network in networks)
+
+
+def is_covered(inner: Network, outer: Iterable[Network]) -> bool:
+    """Every address of `inner` is in one and the same of the outer networks."""
+    return any(
+        inner.subnet_of(network)  # type: ignore[arg-type]  # of one version, as is asked first
+        for network in outer
+        if network.version == inner.version
+    )

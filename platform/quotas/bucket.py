@@ -1,0 +1,70 @@
+"""The token bucket: how a rate per minute is enforced, without a database and without a clock.
+
+A bucket holds one minute's worth and fills evenly. A request passes if the bucket holds what it
+costs, or is full and it costs more than that; then it pays in full. So a bucket gives at most what
+it holds plus what flowed in, plus one request.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+SECONDS_PER_MINUTE = 60.0
+_ROUNDING = 1e-6
+"""Of a token: a caller who waited as long as it was told shall not fail by the last bit."""
+
+
+class Reading(NamedTuple):
+    """What a clock showed."""
+
+    clock: str
+    """Which one; readings of two clocks say nothing about the time between."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is left of a rate, at some moment."""
+
+    capacity: float
+    """The rate per minute."""
+    level: float
+    """Negative after a request that cost more than was left."""
+    at: Reading
+
+    @classmethod
+    def full(cls, capacity: float, now: Reading) -> Bucket:
+        """The bucket that nobody has taken from."""
+        return cls(capacity, capacity, now)
+
+    def refilled(self, now: Reading) -> Bucket:
+        """What it holds now. A clock that went back, or another one, brings nothing."""
+        elapsed = now.seconds - self.at.seconds if now.clock == self.at.clock else 0.0
+        gained = max(0.0, elapsed) * self.capacity / SECONDS_PER_MINUTE
+        return replace(self, level=min(self.capacity, self.level + gained), at=now)
+
+    def passes(self, cost: float) -> bool:
+        """A request of this cost may pay now."""
+        return self.level + _ROUNDING >= min(cost, self.capacity)
+
+    def seconds_until(self, cost: float) -> float:
+        """When a request of this cost passes if none comes before; 0 if it does now."""
+        return self._seconds_to(min(cost, self.capacity))
+
+    def paid(self, cost: float) -> Bucket:
+        """After a request that paid; a negative cost gives back, and never more than fits."""
+        return replace(self, level=min(self.capacity, self.level - cost))
+
+    @property
+    def remaining(self) -> int:
+        """What may be spent now, in whole units."""
+        return max(0, math.floor(self.level + _ROUNDING))
+
+    @property
+    def seconds_until_full(self) -> float:
+        return self._seconds_to(self.capacity)
+
+    def _seconds_to(self, level: float) -> float:
+        return max(0.0, level - self.level) * SECONDS_PER_MINUTE / self.capacity

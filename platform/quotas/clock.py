@@ -1,0 +1,52 @@
+"""The clocks by which limits go: never a wall clock of ours, which anybody may set.
+
+Servers on one PostgreSQL share the database's clock. Servers on one SQLite file share a machine,
+whose monotonic clock runs from its start: it is told by the id that the kernel draws then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from sqlalchemy import extract, func, select
+
+from ..base import new_id, utc_now
+from ..sessions import TenantSession, UnitOfWork
+from ..tenants.models import Tenant
+from .bucket import Reading
+
+DATABASE_CLOCK = "database"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Clock = Callable[[UnitOfWork], Reading]
+
+
+def read_clock(session: UnitOfWork) -> Reading:
+    """What the clock that all servers of this database share shows now."""
+    if session.get_bind().dialect.name == "sqlite":
+        return Reading(_boot_id(), time.monotonic())
+    # Not now(): that is when the transaction began, before it waited for locks.
+    query = select(extract("epoch", func.clock_timestamp()))
+    if isinstance(session, TenantSession):
+        query = query.select_from(Tenant)  # its own row, the only one that it sees
+    return Reading(DATABASE_CLOCK, float(session.execute(query).scalar_one()))
+
+
+def moment_of(reading: Reading) -> datetime:
+    """The reading as a moment; one of a monotonic clock says nothing, so it is the machine's."""
+    if reading.clock == DATABASE_CLOCK:
+        return datetime.fromtimestamp(reading.seconds, UTC)
+    return utc_now()
+
+
+@cache
+def _boot_id() -> str:
+    """Of this start of the machine; where the kernel has none, of this process alone."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return new_id()

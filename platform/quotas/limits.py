@@ -1,0 +1,117 @@
+"""Reading and setting a tenant's limits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+
+from sqlalchemy.exc import IntegrityError
+
+from ..errors import InvalidValue
+from ..sessions import TenantSession
+from . import repository
+from .clock import Clock, moment_of, read_clock
+from .models import Period, PeriodUse, Quota, RateKind
+from .period import begin_of, end_of
+
+MAX_COUNT = 2**31 - 1
+"""What a column of a count holds."""
+MAX_BIG = 2**53
+"""What every reader of JSON tells from its neighbour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a tenant may use and own. None is no limit; all are those of `Quota`."""
+
+    requests_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_period: int | None = None
+    period: Period = Period.MONTH
+    adapters: int | None = None
+    versions_per_adapter: int | None = None
+    stored_bytes: int | None = None
+    keys: int | None = None
+    users: int | None = None
+
+    def rate(self, kind: RateKind) -> int | None:
+        """The limit per minute of what this bucket counts."""
+        limit: int | None = getattr(self, f"{kind}_per_minute")
+        return limit
+
+
+NO_LIMITS = Limits()
+_FLOWS = frozenset(
+    {*(f"{kind}_per_minute" for kind in RateKind), "concurrent_requests", "tokens_per_period"}
+)
+"""Limits on requests: at least 1, since who may make none is suspended instead."""
+_BIG = frozenset({"tokens_per_period", "stored_bytes"})
+
+
+def get_limits(session: TenantSession) -> Limits:
+    """The tenant's limits."""
+    return limits_of(repository.find_quota(session))
+
+
+def limits_of(quota: Quota | None) -> Limits:
+    """The limits in a row; without one there are none."""
+    if quota is None:
+        return NO_LIMITS
+    return Limits(**{field.name: getattr(quota, field.name) for field in fields(Limits)})
+
+
+def lock_limits(session: TenantSession) -> Limits:
+    """The tenant's limits, held until the end of the unit of work; made if there are none yet."""
+    return limits_of(_lock_or_add(session))
+
+
+def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_clock) -> None:
+    """Replace the tenant's limits; what is used already counts against them. Raises InvalidValue.
+
+    A budget counts the whole period, also the part of it before there was a budget.
+    """
+    _check(limits)
+    quota = _lock_or_add(session)
+    for name, value in asdict(limits).items():
+        setattr(quota, name, value)
+    if limits.tokens_per_period is not None:
+        _count_period(session, limits.period, moment_of(clock(session)))
+    session.flush()
+
+
+def _lock_or_add(session: TenantSession) -> Quota:
+    quota = repository.lock_quota(session)
+    if quota is not None:
+        return quota
+    quota = Quota()
+    try:
+        with session.begin_nested():
+            session.add(quota)
+    except IntegrityError:
+        added_meanwhile = repository.lock_quota(session)
+        assert added_meanwhile is not None, "quotas are never removed"
+        return added_meanwhile
+    # Requests that are being settled did not see it and hold nothing of it: let them end first.
+    repository.lock_tenant(session)
+    return quota
+
+
+def _count_period(session: TenantSession, period: Period, moment: datetime) -> None:
+    """Set what is used of the period of this moment to what the ledger says."""
+    begin = begin_of(period, moment)
+    use = repository.find_period_use(session, period, begin)
+    if use is None:
+        use = PeriodUse(period=period, begins_at=begin)
+        session.add(use)
+    use.tokens = repository.sum_ledger_tokens(session, begin, end_of(period, begin))
+
+
+def _check(limits: Limits) -> None:
+    for name, value in asdict(limits).items():
+        if name == "period" or value is None:
+            continue
+        low, high = int(name in _FLOWS), MAX_BIG if name in _BIG else MAX_COUNT
+        if not low <= value <= high:
+            raise InvalidValue(f"{name} is from {low} to {high}, or null: no limit.", param=name)

@@ -1,0 +1,93 @@
+"""What a tenant may own: adapters, versions, stored bytes, keys, users.
+
+A check holds the tenant's quota until the end of its unit of work, so that of several that take
+the last place one gets it. Whoever adds a thing checks first, in the same unit of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from ..errors import QuotaExceeded
+from ..sessions import TenantSession
+from . import repository
+
+
+class Resource(StrEnum):
+    """What is counted; each has a limit of the same name in `Quota`."""
+
+    ADAPTERS = "adapters"
+    """Those of which a version is left."""
+    VERSIONS_PER_ADAPTER = "versions_per_adapter"
+    """All that are not deleted, rejected ones too."""
+    STORED_BYTES = "stored_bytes"
+    """Of everything that is not removed from the store; equal content counts once."""
+    KEYS = "keys"
+    """Those that are neither revoked nor expired."""
+    USERS = "users"
+    """Those that are not disabled."""
+
+
+_WORDS: Mapping[Resource, str] = {
+    Resource.ADAPTERS: "adapters",
+    Resource.VERSIONS_PER_ADAPTER: "versions of one adapter",
+    Resource.STORED_BYTES: "stored bytes",
+    Resource.KEYS: "keys",
+    Resource.USERS: "users",
+}
+_COUNTS: Mapping[Resource, Callable[[TenantSession], int]] = {
+    Resource.ADAPTERS: repository.count_adapters,
+    Resource.VERSIONS_PER_ADAPTER: repository.most_versions_of_an_adapter,
+    Resource.STORED_BYTES: repository.sum_stored_bytes,
+    Resource.KEYS: repository.count_usable_keys,
+    Resource.USERS: repository.count_active_users,
+}
+
+
+def count(session: TenantSession, resource: Resource) -> int:
+    """How much the tenant has; of versions, how many its largest adapter has."""
+    return _COUNTS[resource](session)
+
+
+def check_room(session: TenantSession, resource: Resource) -> None:
+    """One more fits. Raises QuotaExceeded."""
+    limit = _limit(session, resource)
+    if limit is not None:
+        _check(resource, limit, count(session, resource), 1)
+
+
+def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
+    """One more version of this adapter fits, and the adapter if it is new. Raises QuotaExceeded."""
+    limit = _limit(session, Resource.VERSIONS_PER_ADAPTER)
+    used = repository.count_versions(session, adapter_name)
+    if limit is not None:
+        _check(Resource.VERSIONS_PER_ADAPTER, limit, used, 1)
+    if not used:
+        check_room(session, Resource.ADAPTERS)
+
+
+def check_room_for_upload(session: TenantSession, size_bytes: int) -> None:
+    """So many bytes fit beside what is stored and what is on its way. Raises QuotaExceeded."""
+    limit = _limit(session, Resource.STORED_BYTES)
+    if limit is not None:
+        used = count(session, Resource.STORED_BYTES) + repository.sum_expected_bytes(session)
+        _check(Resource.STORED_BYTES, limit, used, size_bytes)
+
+
+def check_room_for_content(session: TenantSession, digest: str, size_bytes: int) -> None:
+    """This content fits into what is stored, or is there already. Raises QuotaExceeded."""
+    limit = _limit(session, Resource.STORED_BYTES)
+    if limit is not None and not repository.is_stored(session, digest):
+        _check(Resource.STORED_BYTES, limit, count(session, Resource.STORED_BYTES), size_bytes)
+
+
+def _limit(session: TenantSession, resource: Resource) -> int | None:
+    quota = repository.lock_quota(session)
+    limit: int | None = None if quota is None else getattr(quota, resource)
+    return limit
+
+
+def _check(resource: Resource, limit: int, used: int, wanted: int) -> None:
+    if used + wanted > limit:
+        raise QuotaExceeded(_WORDS[resource], limit=limit, used=used, wanted=wanted)

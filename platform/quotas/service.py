@@ -1,0 +1,45 @@
+"""What a tenant may use and own: one door for callers.
+
+Requests are reserved before they run and settled when they have ended; whoever adds something that
+a tenant owns asks for room first.
+"""
+
+from __future__ import annotations
+
+from .limits import NO_LIMITS, Limits, get_limits, lock_limits, set_limits
+from .reservations import LEASE_SECONDS, Demand, expired, release, renew, reserve, settle
+from .resources import (
+    Resource,
+    check_room,
+    check_room_for_content,
+    check_room_for_upload,
+    check_room_for_version,
+)
+from .standing import RateStanding, Standing, tightest_token_rate
+from .use import LimitUse, QuotaUse, current_use
+
+__all__ = [
+    "LEASE_SECONDS",
+    "NO_LIMITS",
+    "Demand",
+    "LimitUse",
+    "Limits",
+    "QuotaUse",
+    "RateStanding",
+    "Resource",
+    "Standing",
+    "check_room",
+    "check_room_for_content",
+    "check_room_for_upload",
+    "check_room_for_version",
+    "current_use",
+    "expired",
+    "get_limits",
+    "lock_limits",
+    "release",
+    "renew",
+    "reserve",
+    "set_limits",
+    "settle",
+    "tightest_token_rate",
+]

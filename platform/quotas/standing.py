@@ -1,0 +1,29 @@
+"""What is left of a tenant's rates at some moment: what callers are told with every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .models import RateKind
+
+
+class RateStanding(NamedTuple):
+    """What is left of one rate."""
+
+    limit: int
+    """Per minute."""
+    remaining: int
+    reset_seconds: float
+    """Until all of it is there again if nothing is used."""
+
+
+Standing = Mapping[RateKind, RateStanding]
+"""Of each rate that is limited."""
+
+
+def tightest_token_rate(standing: Standing) -> RateStanding | None:
+    """That of input or output tokens of which less is left; None if neither is limited."""
+    kinds = (RateKind.INPUT_TOKENS, RateKind.OUTPUT_TOKENS)
+    limited = [standing[kind] for kind in kinds if kind in standing]
+    return min(limited, key=lambda rate: rate.remaining, default=None)

@@ -1,0 +1,141 @@
+"""A tenant's users: adding them, changing their role, disabling them.
+
+Nobody gives a role that is more than they may do themselves, nor touches a user who may do more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.exc import IntegrityError
+
+from ..base import utc_now
+from ..errors import (
+    GrantTooWide,
+    InvalidValue,
+    LastAdministrator,
+    OwnAccount,
+    UserExists,
+    UserNotFound,
+)
+from ..keys.principal import ActorKind, Grant, Principal, TenantRole
+from ..sessions import TenantSession
+from . import repository
+from .models import MAX_EMAIL_LENGTH, User
+
+
+def add_user(session: TenantSession, email: str, role: TenantRole, *, by: Principal) -> User:
+    """Let somebody in. Raises InvalidValue, UserExists or GrantTooWide."""
+    _check_covered(by, role)
+    user = User(email=check_email(email), role=role, created_at=utc_now())
+    try:
+        with session.begin_nested():
+            session.add(user)
+    except IntegrityError as exc:
+        raise UserExists(f"The tenant has a user {user.email!r} already.") from exc
+    return user
+
+
+def list_users(
+    session: TenantSession,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    email: str | None = None,
+    role: TenantRole | None = None,
+    is_disabled: bool | None = None,
+) -> Sequence[User]:
+    """The tenant's users by address: those behind the address `after`, at most `limit`."""
+    return repository.list_users(
+        session,
+        after=after,
+        limit=limit,
+        email=None if email is None else email.lower(),
+        role=role,
+        is_disabled=is_disabled,
+    )
+
+
+def get_user(session: TenantSession, user_id: str) -> User:
+    """The tenant's user of this id. Raises UserNotFound."""
+    return _found(repository.find(session, user_id), user_id)
+
+
+def get_user_to_change(session: TenantSession, user_id: str) -> User:
+    """The same; it and the active owners are locked until this unit of work ends."""
+    return _found(repository.find_and_lock(session, user_id), user_id)
+
+
+def get_active_user(session: TenantSession, user_id: str) -> User:
+    """The same, unless it is disabled. Raises UserNotFound."""
+    user = get_user(session, user_id)
+    if user.disabled_at is not None:
+        raise UserNotFound(f"The user {user_id!r} is disabled.")
+    return user
+
+
+def change_role(session: TenantSession, user_id: str, role: TenantRole, *, by: Principal) -> User:
+    """Raises UserNotFound, OwnAccount, GrantTooWide or LastAdministrator."""
+    user = get_user_to_change(session, user_id)
+    if user.role is role:
+        return user
+    _check_may_change(session, user, by)
+    _check_covered(by, role)
+    user.role = role
+    return user
+
+
+def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
+    """Let the user in no longer; its keys are to be revoked in the same unit of work.
+
+    Idempotent. Raises UserNotFound, OwnAccount, GrantTooWide or LastAdministrator.
+    """
+    user = get_user_to_change(session, user_id)
+    if user.disabled_at is None:
+        _check_may_change(session, user, by)
+        user.disabled_at = utc_now()
+    return user
+
+
+def enable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
+    """Let a disabled user in again, who needs new keys. Idempotent.
+
+    Raises UserNotFound or GrantTooWide.
+    """
+    user = get_user_to_change(session, user_id)
+    if user.disabled_at is not None:
+        _check_covered(by, user.role)
+        user.disabled_at = None
+    return user
+
+
+def check_email(text: str) -> str:
+    """The address in lower case. Raises InvalidValue.
+
+    No more than that it can be one: only a letter to it would prove more.
+    """
+    local, at, domain = text.lower().rpartition("@")
+    is_address = at and local and "." in domain.strip(".") and not domain.startswith(".")
+    is_plain = text.isascii() and text.isprintable() and " " not in text and "@" not in local
+    if not (is_address and is_plain and len(text) <= MAX_EMAIL_LENGTH):
+        raise InvalidValue("This is no e-mail address, such as ada@example.com.", param="email")
+    return text.lower()
+
+
+def _found(user: User | None, user_id: str) -> User:
+    if user is None:
+        raise UserNotFound(f"No user has the id {user_id!r}.")
+    return user
+
+
+def _check_may_change(session: TenantSession, user: User, by: Principal) -> None:
+    if by.actor.kind is ActorKind.USER and by.actor.id == user.id:
+        raise OwnAccount
+    _check_covered(by, user.role)
+    if repository.list_active_owner_ids(session) == [user.id]:
+        raise LastAdministrator
+
+
+def _check_covered(by: Principal, role: TenantRole) -> None:
+    if by.grant.excess(Grant(role.scopes, networks=by.networks)) is not None:
+        raise GrantTooWide(f"A user who is {role} may do more than your key.", param="role")

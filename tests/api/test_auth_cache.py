@@ -1,0 +1,109 @@
+"""Whom a key belongs to, remembered for a few seconds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from loraplex.api.auth_cache import (
+    MAX_STALE_SECONDS,
+    TTL_SECONDS,
+    AuthCache,
+    is_current,
+)
+from loraplex.platform.base import utc_now
+from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole
+
+REVOCATION_SECONDS = 5.0
+"""What is promised: a revoked key is refused everywhere after so long."""
+ROOT = OperatorPrincipal("id", "root", OperatorRole.ADMIN)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def remember(cache: AuthCache, token: str, slug: str | None = None) -> None:
+    cache.put(token, slug, ROOT, cache.begin())
+
+
+def test_what_was_looked_up_is_known_until_it_is_old() -> None:
+    clock = Clock()
+    cache = AuthCache(clock=clock)
+    remember(cache, "a")
+    clock.now += TTL_SECONDS
+    assert cache.get("a", None) is ROOT
+    clock.now += 0.001
+    assert cache.get("a", None) is None
+    assert TTL_SECONDS < REVOCATION_SECONDS
+
+
+def test_its_age_counts_from_before_the_look_up() -> None:
+    clock = Clock()
+    cache = AuthCache(clock=clock)
+    ticket = cache.begin()
+    clock.now += 2  # a slow database
+    cache.put("a", None, ROOT, ticket)
+    clock.now += TTL_SECONDS - 2 + 0.001
+    assert cache.get("a", None) is None
+
+
+def test_a_key_is_known_for_the_tenant_that_it_was_looked_up_for() -> None:
+    cache = AuthCache()
+    remember(cache, "a", "acme")
+    assert cache.get("a", "acme") is ROOT
+    assert cache.get("a", "bolt") is None
+    assert cache.get("a", None) is None
+    assert cache.get("aacme", None) is None
+
+
+def test_a_change_while_a_key_is_looked_up_makes_the_result_worthless() -> None:
+    cache = AuthCache()
+    ticket = cache.begin()
+    cache.clear()
+    cache.put("a", None, ROOT, ticket)
+    assert cache.get("a", None) is None
+
+
+def test_a_change_and_a_refusal_are_known_at_once() -> None:
+    cache = AuthCache()
+    for forget in (cache.clear, lambda: cache.drop("a", None)):
+        remember(cache, "a")
+        forget()
+        assert cache.get("a", None, allow_stale=True) is None
+
+
+def test_what_is_old_is_there_for_when_it_cannot_be_looked_up_but_not_for_ever() -> None:
+    clock = Clock()
+    cache = AuthCache(clock=clock)
+    remember(cache, "a")
+    clock.now += MAX_STALE_SECONDS
+    assert cache.get("a", None, allow_stale=True) is ROOT
+    clock.now += 0.001
+    assert cache.get("a", None, allow_stale=True) is None
+
+
+def test_its_size_is_bounded_and_the_oldest_goes_first() -> None:
+    cache = AuthCache(max_entries=3)
+    for number in range(5):
+        remember(cache, str(number))
+    assert [cache.get(str(number), None) for number in range(5)] == [None, None, ROOT, ROOT, ROOT]
+
+
+def test_no_key_is_kept_in_the_clear() -> None:
+    cache = AuthCache()
+    remember(cache, "lpx_live_secret")
+    assert "lpx_live_secret" not in repr(vars(cache))
+
+
+def test_a_key_that_ended_since_is_not_current() -> None:
+    now = utc_now()
+    assert is_current(ROOT)
+    for seconds, expected in ((60, True), (-1, False)):
+        expires_at = now + timedelta(seconds=seconds)
+        assert (
+            is_current(OperatorPrincipal("id", "root", OperatorRole.ADMIN, expires_at)) is expected
+        )

@@ -1,0 +1,331 @@
+"""Who may give what to whom: nobody more than they have."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import combinations, product
+
+import pytest
+
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    ApiKeyRevoked,
+    GrantTooWide,
+    InvalidTransition,
+    InvalidValue,
+    KeyNotFound,
+    UserNotFound,
+)
+from loraplex.platform.keys.principal import (
+    SCOPES_OF_ADAPTERS,
+    Grant,
+    OperatorPrincipal,
+    OperatorRole,
+    Scope,
+    TenantRole,
+)
+from loraplex.platform.keys.service import ApiKeyService, IssuedKey
+from loraplex.platform.networks import parse_networks
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.users import service as users
+from loraplex.platform.users.models import User
+from support.identity import SettableClock, caller_of, peppers
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def keys() -> ApiKeyService:
+    return ApiKeyService(peppers("secret"))
+
+
+def add_user(database: Database, tenant: Tenant, role: TenantRole, name: str = "ada") -> User:
+    with database.transaction(tenant.id) as session:
+        return users.add_user(session, f"{name}@example.com", role, by=caller_of(tenant))
+
+
+def subsets(values: set[str]) -> list[frozenset[str]]:
+    return [frozenset(part) for size in range(4) for part in combinations(sorted(values), size)]
+
+
+def test_a_grant_covers_exactly_the_scopes_that_are_its_own() -> None:
+    names = {Scope.INFER, Scope.ADAPTERS_READ, Scope.KEYS_MANAGE}
+    for own, wanted in product(subsets(set(names)), repeat=2):
+        excess = Grant(frozenset(map(Scope, own))).excess(Grant(frozenset(map(Scope, wanted))))
+        assert (excess is None) == all(scope in own for scope in wanted)
+
+
+def test_a_grant_covers_exactly_the_adapters_that_are_its_own() -> None:
+    restrictions = [None, *subsets({"a", "b", "c"})[1:]]
+    for own, wanted in product(restrictions, repeat=2):
+        excess = Grant(frozenset(), adapters=own).excess(Grant(frozenset(), adapters=wanted))
+        is_covered = own is None or (wanted is not None and all(name in own for name in wanted))
+        assert excess == (None if is_covered else "adapters")
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "is_covered"),
+    [
+        (None, None, True),
+        (None, ["10.0.0.0/8"], True),
+        (["10.0.0.0/8"], None, False),
+        (["10.0.0.0/8"], ["10.0.0.0/8"], True),
+        (["10.0.0.0/8"], ["10.1.0.0/16", "10.2.3.4"], True),
+        (["10.0.0.0/8"], ["10.1.0.0/16", "11.0.0.0/16"], False),
+        (["10.1.0.0/16"], ["10.0.0.0/8"], False),
+        (["0.0.0.0/0"], ["::/0"], False),
+        (["2001:db8::/32", "10.0.0.0/8"], ["2001:db8:1::/48"], True),
+    ],
+)
+def test_a_grant_covers_the_networks_within_its_own(
+    own: list[str] | None, wanted: list[str] | None, is_covered: bool
+) -> None:
+    grants = [
+        Grant(frozenset(), networks=None if nets is None else parse_networks(nets))
+        for nets in (own, wanted)
+    ]
+    assert grants[0].excess(grants[1]) == (None if is_covered else "networks")
+
+
+MANAGER = frozenset({Scope.KEYS_MANAGE, Scope.INFER})
+
+
+@pytest.mark.parametrize(
+    ("issuer", "wanted", "param"),
+    [
+        ({"scopes": MANAGER}, {"scopes": [Scope.INFER]}, None),
+        ({"scopes": MANAGER}, {"scopes": list(MANAGER)}, None),
+        ({"scopes": MANAGER}, {"scopes": [Scope.ADAPTERS_READ]}, "scopes"),
+        ({"scopes": MANAGER}, {"scopes": [Scope.INFER, Scope.USERS_MANAGE]}, "scopes"),
+        ({"adapters": ["a"], "scopes": MANAGER}, {"scopes": [Scope.INFER]}, "adapters"),
+        (
+            {"adapters": ["a"], "scopes": MANAGER},
+            {"scopes": [Scope.INFER], "adapters": ["a"]},
+            None,
+        ),
+        (
+            {"adapters": ["a"], "scopes": MANAGER},
+            {"scopes": [Scope.INFER], "adapters": ["a", "b"]},
+            "adapters",
+        ),
+        ({"networks": ["10.0.0.0/8"]}, {"scopes": [Scope.INFER]}, "networks"),
+        (
+            {"networks": ["10.0.0.0/8"]},
+            {"scopes": [Scope.INFER], "networks": ["10.9.0.0/16"]},
+            None,
+        ),
+        ({}, {"scopes": list(Scope)}, None),
+    ],
+)
+def test_nobody_issues_a_key_wider_than_their_own(
+    database: Database,
+    keys: ApiKeyService,
+    acme: Tenant,
+    issuer: dict[str, list[str]],
+    wanted: dict[str, list[Scope]],
+    param: str | None,
+) -> None:
+    by = caller_of(acme, **issuer)  # type: ignore[arg-type]
+    if param is None:
+        with database.transaction(acme.id) as session:
+            issued = keys.issue(session, name="ci", issuer=by, **wanted)  # type: ignore[arg-type]
+        assert by.grant.excess(issued.key.grant) is None
+        assert issued.key.created_by == str(by.actor)
+        return
+    with pytest.raises(GrantTooWide) as caught, database.transaction(acme.id) as session:
+        keys.issue(session, name="ci", issuer=by, **wanted)  # type: ignore[arg-type]
+    assert caught.value.param == param
+    with database.transaction(acme.id, read_only=True) as session:
+        assert not keys.list_keys(session)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_a_key_restricted_to_adapters_has_no_scope_that_shows_others(
+    database: Database, keys: ApiKeyService, acme: Tenant, scope: Scope
+) -> None:
+    def issue() -> IssuedKey:
+        with database.transaction(acme.id) as session:
+            return keys.issue(session, name="ci", scopes=[scope], adapters=["a"])
+
+    if scope in SCOPES_OF_ADAPTERS:
+        assert issue().key.grant.adapters == {"a"}
+    else:
+        with pytest.raises(InvalidValue, match="restricted to adapters"):
+            issue()
+
+
+@pytest.mark.parametrize(
+    ("adapters", "networks", "param"),
+    [
+        ([], None, "adapters"),
+        (["Not A Name"], None, "adapters"),
+        (None, [], "networks"),
+        (None, ["10.0.0.1/8"], "networks"),
+        (None, ["nowhere"], "networks"),
+    ],
+)
+def test_refuses_a_restriction_that_is_none(
+    database: Database,
+    keys: ApiKeyService,
+    acme: Tenant,
+    adapters: list[str] | None,
+    networks: list[str] | None,
+    param: str,
+) -> None:
+    with pytest.raises(InvalidValue) as caught, database.transaction(acme.id) as session:
+        keys.issue(session, name="ci", scopes=[Scope.INFER], adapters=adapters, networks=networks)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("role", "scope"), list(product(TenantRole, Scope)))
+def test_a_users_key_is_bounded_by_the_users_role(
+    database: Database, keys: ApiKeyService, acme: Tenant, role: TenantRole, scope: Scope
+) -> None:
+    user = add_user(database, acme, role)
+    with database.transaction(acme.id) as session:
+        if scope in role.scopes:
+            assert keys.issue(session, name="ci", scopes=[scope], user_id=user.id)
+        else:
+            with pytest.raises(GrantTooWide):
+                keys.issue(session, name="ci", scopes=[scope], user_id=user.id)
+
+
+def test_a_users_key_follows_the_role_and_dies_with_the_user(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    user = add_user(database, acme, TenantRole.DEVELOPER)
+    everything = caller_of(acme)
+    with database.transaction(acme.id) as session:
+        text = keys.issue(
+            session, name="ci", scopes=[Scope.INFER, Scope.USAGE_READ], user_id=user.id
+        ).text
+
+    def scopes() -> frozenset[Scope]:
+        with database.platform_transaction(read_only=True) as session:
+            principal = keys.authenticate(session, text).principal
+        assert (principal.actor.id, principal.actor.name) == (user.id, user.email)
+        return principal.scopes
+
+    assert scopes() == {Scope.INFER, Scope.USAGE_READ}
+    with database.transaction(acme.id) as session:
+        users.change_role(session, user.id, TenantRole.VIEWER, by=everything)
+    assert scopes() == {Scope.USAGE_READ}
+    with database.transaction(acme.id) as session:
+        users.disable_user(session, user.id, by=everything)
+    with pytest.raises(ApiKeyRevoked):  # by the user alone, before its keys are revoked
+        scopes()
+    with database.transaction(acme.id) as session:
+        assert keys.revoke_keys_of_user(session, user.id) == 1
+        users.enable_user(session, user.id, by=everything)
+    with pytest.raises(ApiKeyRevoked):
+        scopes()
+
+
+def test_no_key_is_issued_to_a_disabled_or_foreign_user(
+    database: Database, keys: ApiKeyService, acme: Tenant, bolt: Tenant
+) -> None:
+    disabled = add_user(database, acme, TenantRole.VIEWER)
+    foreign = add_user(database, bolt, TenantRole.VIEWER)
+    with database.transaction(acme.id) as session:
+        users.disable_user(session, disabled.id, by=caller_of(acme))
+    for user_id in (disabled.id, foreign.id, "no-such-user"):
+        with pytest.raises(UserNotFound), database.transaction(acme.id) as session:
+            keys.issue(session, name="ci", scopes=[], user_id=user_id)
+
+
+def test_whoever_is_restricted_sees_and_ends_only_such_keys(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        issued = {
+            label: keys.issue(session, name=label, scopes=[Scope.INFER], adapters=adapters).key.id
+            for label, adapters in {
+                "a": ["a"],
+                "b": ["b"],
+                "ab": ["a", "b"],
+                "abc": ["a", "b", "c"],
+                "all": None,
+            }.items()
+        }
+    viewer = caller_of(acme, SCOPES_OF_ADAPTERS, adapters=["a", "b"])
+    with database.transaction(acme.id) as session:
+        seen = {key.name for key in keys.list_keys(session, viewer=viewer)}
+        assert seen == {"a", "b", "ab"}
+        for label, key_id in issued.items():
+            if label in seen:
+                assert keys.revoke(session, key_id, viewer=viewer).revoked_at
+                continue
+            for act in (keys.get, keys.revoke):
+                with pytest.raises(KeyNotFound):
+                    act(session, key_id, viewer=viewer)
+            with pytest.raises(KeyNotFound):
+                keys.rotate(session, key_id, overlap=HOUR, issuer=viewer)
+
+
+def test_nobody_gets_hold_of_a_wider_key_by_rotating_it(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        wide = keys.issue(session, name="owner's", scopes=list(Scope)).key.id
+        with pytest.raises(GrantTooWide):
+            keys.rotate(session, wide, overlap=HOUR, issuer=caller_of(acme, MANAGER))
+
+
+def test_a_successor_may_do_the_same_for_as_long_and_the_old_key_ends_after_the_overlap(
+    database: Database, acme: Tenant
+) -> None:
+    clock = SettableClock(utc_now())
+    keys = ApiKeyService(peppers("secret"), clock=clock)
+    issuer = caller_of(acme)
+    born = clock.now
+    with database.transaction(acme.id) as session:
+        old = keys.issue(
+            session,
+            name="ci",
+            scopes=[Scope.INFER],
+            adapters=["a"],
+            networks=["10.0.0.0/8"],
+            expires_at=born + timedelta(days=30),
+        )
+    clock.now = born + timedelta(days=10)
+    with database.transaction(acme.id) as session:
+        new = keys.rotate(session, old.key.id, overlap=HOUR, issuer=issuer)
+    assert new.key.grant == old.key.grant
+    assert new.key.expires_at == clock.now + timedelta(days=30)
+    for _ in range(2):  # at the end of the overlap only the new one is left
+        with database.platform_transaction(read_only=True) as session:
+            assert keys.authenticate(session, new.text)
+            if clock.now < born + timedelta(days=10) + HOUR:
+                assert keys.authenticate(session, old.text)
+            else:
+                with pytest.raises(Exception, match="expired"):
+                    keys.authenticate(session, old.text)
+        clock.now = born + timedelta(days=10) + HOUR
+    with pytest.raises(InvalidTransition), database.transaction(acme.id) as session:
+        keys.rotate(session, old.key.id, overlap=HOUR, issuer=issuer)
+
+
+def test_no_overlap_makes_a_key_live_longer(database: Database, acme: Tenant) -> None:
+    keys = ApiKeyService(peppers("secret"))
+    soon = utc_now() + timedelta(minutes=5)
+    with database.transaction(acme.id) as session:
+        old = keys.issue(session, name="ci", scopes=[], expires_at=soon).key
+        keys.rotate(session, old.id, overlap=HOUR, issuer=caller_of(acme))
+        assert keys.get(session, old.id).expires_at == soon
+        with pytest.raises(InvalidTransition):
+            keys.rotate(session, old.id, overlap=HOUR, issuer=caller_of(acme))
+        revoked = keys.issue(session, name="ci", scopes=[]).key
+        keys.revoke(session, revoked.id)
+        with pytest.raises(InvalidTransition):
+            keys.rotate(session, revoked.id, overlap=HOUR, issuer=caller_of(acme))
+
+
+@pytest.mark.parametrize("role", list(OperatorRole))
+def test_an_operator_has_the_scopes_of_its_role_in_every_tenant(role: OperatorRole) -> None:
+    operator = OperatorPrincipal("id", "root", role)
+    within = operator.within("tenant", "acme", 1.0)
+    assert within.scopes == role.scopes
+    assert (within.actor, within.key_id, within.adapters) == (operator.actor, None, None)
+    assert within.can(Scope.KEYS_MANAGE) is (role is OperatorRole.ADMIN)
+    assert within.can(Scope.INFER) is (role is OperatorRole.ADMIN)

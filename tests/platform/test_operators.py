@@ -1,0 +1,161 @@
+"""Who runs the platform: making, changing, disabling and checking operators."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
+
+import pytest
+
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    ApiKeyExpired,
+    ApiKeyRevoked,
+    InvalidApiKey,
+    InvalidTransition,
+    InvalidValue,
+    KeyNotFound,
+    LastAdministrator,
+    OperatorExists,
+    OperatorNotFound,
+    OwnAccount,
+)
+from loraplex.platform.keys.principal import SYSTEM, Actor, ActorKind, OperatorRole
+from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.operators.service import DEFAULT_LIFETIME, OperatorService
+from loraplex.platform.tenants.models import Tenant
+from support.identity import SettableClock, peppers
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+ADMIN, VIEWER = OperatorRole
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock(NOON)
+
+
+@pytest.fixture
+def operators(clock: SettableClock) -> OperatorService:
+    return OperatorService(peppers("secret"), clock=clock)
+
+
+def make(
+    database: Database, operators: OperatorService, name: str, role: OperatorRole = ADMIN
+) -> tuple[Actor, str]:
+    """An operator, and the text of its key."""
+    with database.platform_transaction() as session:
+        operator = operators.create(session, name, role)
+        text = operators.issue_key(session, operator, name="test").text
+    return Actor(ActorKind.OPERATOR, operator.id, operator.name), text
+
+
+def authenticate(database: Database, operators: OperatorService, text: str) -> str:
+    with database.platform_transaction(read_only=True) as session:
+        return operators.authenticate(session, text).principal.name
+
+
+def test_an_operators_key_tells_who_calls_for_its_lifetime(
+    database: Database, operators: OperatorService, clock: SettableClock
+) -> None:
+    _, text = make(database, operators, "root")
+    assert authenticate(database, operators, text) == "root"
+    clock.now = NOON + DEFAULT_LIFETIME - timedelta(seconds=1)
+    assert authenticate(database, operators, text) == "root"
+    clock.now = NOON + DEFAULT_LIFETIME
+    with pytest.raises(ApiKeyExpired):
+        authenticate(database, operators, text)
+
+
+def test_an_operators_key_is_no_tenants_and_a_tenants_no_operators(
+    database: Database, operators: OperatorService, acme: Tenant
+) -> None:
+    _, operators_text = make(database, operators, "root")
+    keys = ApiKeyService(peppers("secret"))
+    with database.transaction(acme.id) as session:
+        tenants_text = keys.issue(session, name="ci", scopes=[]).text
+    with database.platform_transaction(read_only=True) as session:
+        with pytest.raises(InvalidApiKey):
+            keys.authenticate(session, operators_text)
+        with pytest.raises(InvalidApiKey):
+            operators.authenticate(session, tenants_text)
+
+
+def test_names_are_names_and_taken_once(database: Database, operators: OperatorService) -> None:
+    make(database, operators, "root")
+    with database.platform_transaction() as session:
+        with pytest.raises(OperatorExists):
+            operators.create(session, "root", VIEWER)
+        with pytest.raises(InvalidValue):
+            operators.create(session, "../root", VIEWER)
+        assert [operator.name for operator in operators.list_operators(session)] == ["root"]
+
+
+def test_nobody_changes_themselves_and_the_last_administrator_stays(
+    database: Database, operators: OperatorService
+) -> None:
+    root, _ = make(database, operators, "root")
+    make(database, operators, "eve", VIEWER)
+    with database.platform_transaction() as session:
+        with pytest.raises(OwnAccount):
+            operators.change_role(session, "root", VIEWER, by=root)
+        with pytest.raises(OwnAccount):
+            operators.disable(session, "root", by=root)
+        with pytest.raises(LastAdministrator):
+            operators.disable(session, "root", by=SYSTEM)
+        operators.change_role(session, "eve", ADMIN, by=root)
+        assert operators.disable(session, "root", by=SYSTEM).disabled_at == NOON
+
+
+def test_of_two_administrators_who_disable_each_other_one_stays(
+    database: Database, operators: OperatorService
+) -> None:
+    actors = [make(database, operators, name)[0] for name in ("ada", "bob")]
+    barrier = Barrier(2)
+
+    def disable(actor: Actor, other: Actor) -> bool:
+        barrier.wait()
+        try:
+            with database.platform_transaction() as session:
+                operators.disable(session, other.name, by=actor)
+        except LastAdministrator:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as threads:
+        done = list(threads.map(disable, actors, reversed(actors)))
+    assert sorted(done) == [False, True]
+
+
+def test_the_keys_of_a_disabled_operator_are_gone_for_good(
+    database: Database, operators: OperatorService
+) -> None:
+    make(database, operators, "root")
+    _, text = make(database, operators, "eve")
+    with database.platform_transaction() as session:
+        eve = operators.disable(session, "eve", by=SYSTEM)
+        with pytest.raises(InvalidTransition):
+            operators.issue_key(session, eve, name="again")
+    with database.platform_transaction() as session:
+        operators.enable(session, "eve")
+    with pytest.raises(ApiKeyRevoked):
+        authenticate(database, operators, text)
+
+
+def test_revokes_a_key_of_the_operator_that_is_named(
+    database: Database, operators: OperatorService
+) -> None:
+    _, text = make(database, operators, "root")
+    make(database, operators, "eve")
+    with database.platform_transaction() as session:
+        (key,) = operators.list_keys(session, "root")
+        with pytest.raises(KeyNotFound):
+            operators.revoke_key(session, "eve", key.id)
+        with pytest.raises(OperatorNotFound):
+            operators.revoke_key(session, "nobody", key.id)
+    assert authenticate(database, operators, text) == "root"
+    with database.platform_transaction() as session:
+        operators.revoke_key(session, "root", key.id)
+    with pytest.raises(ApiKeyRevoked):
+        authenticate(database, operators, text)

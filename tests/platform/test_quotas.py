@@ -1,0 +1,420 @@
+"""Reserving and settling against limits, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    InsufficientQuota,
+    InvalidValue,
+    LimitReached,
+    RateLimited,
+    TooManyRequestsAtOnce,
+)
+from loraplex.platform.quotas import repository
+from loraplex.platform.quotas import service as quotas
+from loraplex.platform.quotas.clock import read_clock
+from loraplex.platform.quotas.models import Period, PeriodUse, RateKind, Reservation
+from loraplex.platform.quotas.period import begin_of, end_of
+from loraplex.platform.quotas.service import LEASE_SECONDS, Demand, Limits, Standing
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.usage import service as ledger
+from loraplex.platform.usage.service import Usage
+from support.limits import SERVER_ID, SetClock, limit, make_demand
+
+OTHER_SERVER = "22222222-2222-4222-8222-222222222222"
+
+
+class Tills:
+    """One tenant's requests, by a clock that the test sets."""
+
+    def __init__(self, database: Database, tenant: Tenant) -> None:
+        self.database = database
+        self.tenant = tenant
+        self.clock = SetClock()
+
+    def reserve(self, demand: Demand, server_id: str = SERVER_ID) -> Standing:
+        with self.database.transaction(self.tenant.id) as session:
+            return quotas.reserve(session, demand, server_id=server_id, clock=self.clock)
+
+    def settle(self, request_id: str, prompt: int, completion: int) -> None:
+        with self.database.transaction(self.tenant.id) as session:
+            quotas.settle(
+                session,
+                request_id,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                at=utc_now(),
+                clock=self.clock,
+            )
+
+    def release(self, request_id: str) -> None:
+        with self.database.transaction(self.tenant.id) as session:
+            quotas.release(session, request_id, clock=self.clock)
+
+    def renew(self, server_id: str = SERVER_ID) -> int:
+        with self.database.platform_transaction() as session:
+            return quotas.renew(session, server_id, clock=self.clock)
+
+    def expired(self) -> list[str]:
+        with self.database.platform_transaction(read_only=True) as session:
+            return [row.request_id for row in quotas.expired(session, clock=self.clock)]
+
+    def level(self, kind: RateKind) -> float:
+        """What the bucket holds now, as the next request would meet it."""
+        with self.database.transaction(self.tenant.id, read_only=True) as session:
+            use = quotas.current_use(session, clock=self.clock)
+            row = repository.list_buckets(session)[kind]
+        assert use.uses[f"{kind}_per_minute"].remaining == max(0, int(row.level))
+        return row.level
+
+    def reservation(self, request_id: str) -> Reservation | None:
+        with self.database.transaction(self.tenant.id, read_only=True) as session:
+            return repository.find_reservation(session, request_id)
+
+    def period_tokens(self) -> int:
+        with self.database.transaction(self.tenant.id, read_only=True) as session:
+            begin = begin_of(Period.MONTH, utc_now())
+            use = repository.find_period_use(session, Period.MONTH, begin)
+        return 0 if use is None else use.tokens
+
+
+@pytest.fixture
+def tills(database: Database, acme: Tenant) -> Tills:
+    return Tills(database, acme)
+
+
+def names(standing: Standing) -> dict[str, int]:
+    return {str(kind): rate.remaining for kind, rate in standing.items()}
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def test_without_limits_every_request_passes_and_leaves_its_reservation(tills: Tills) -> None:
+    assert tills.reserve(make_demand(input_tokens=7, output_tokens=9)) == {}
+    reservation = tills.reservation("req-1")
+    assert reservation is not None
+    assert (reservation.input_tokens, reservation.output_tokens) == (7, 9)
+    tills.settle("req-1", 7, 3)
+    assert tills.reservation("req-1") is None
+
+
+def test_each_request_pays_and_says_what_is_left(tills: Tills) -> None:
+    limit(
+        tills.database,
+        tills.tenant.id,
+        requests_per_minute=3,
+        input_tokens_per_minute=100,
+        output_tokens_per_minute=50,
+    )
+    standing = tills.reserve(make_demand(input_tokens=30, output_tokens=20))
+    assert names(standing) == {"requests": 2, "input_tokens": 70, "output_tokens": 30}
+    assert standing[RateKind.REQUESTS].reset_seconds == pytest.approx(20.0)
+    assert quotas.tightest_token_rate(standing) == standing[RateKind.OUTPUT_TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("limits", "demand", "seconds"),
+    [
+        ({"requests_per_minute": 2}, make_demand("c"), 30.0),
+        ({"input_tokens_per_minute": 100}, make_demand("c", input_tokens=85), 3.0),
+        ({"output_tokens_per_minute": 60}, make_demand("c", output_tokens=40), 20.0),
+    ],
+)
+def test_refuses_what_the_bucket_does_not_hold_until_exactly_when_it_does(
+    tills: Tills, limits: dict[str, int], demand: Demand, seconds: float
+) -> None:
+    limit(tills.database, tills.tenant.id, **limits)
+    for request_id in ("a", "b"):
+        tills.reserve(make_demand(request_id))
+    with pytest.raises(RateLimited) as refused:
+        tills.reserve(demand)
+    assert refused.value.retry_after_seconds == pytest.approx(seconds)
+    assert refused.value.standing
+    tills.clock.seconds += seconds * 0.99
+    with pytest.raises(RateLimited):
+        tills.reserve(demand)
+    tills.clock.seconds += seconds * 0.01
+    tills.reserve(demand)
+
+
+def test_a_refused_request_costs_nothing_of_any_rate(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, requests_per_minute=60, output_tokens_per_minute=30)
+    tills.reserve(make_demand("a", output_tokens=20))
+    for _ in range(5):
+        with pytest.raises(RateLimited) as refused:
+            tills.reserve(make_demand("b", output_tokens=20))
+        assert names(refused.value.standing) == {"requests": 59, "output_tokens": 10}
+    assert tills.reservation("b") is None
+    assert tills.level(RateKind.REQUESTS) == 59
+
+
+def test_a_prompt_longer_than_the_limit_passes_once_and_is_paid_in_full(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, input_tokens_per_minute=60)
+    tills.reserve(make_demand("a", input_tokens=90))
+    assert tills.level(RateKind.INPUT_TOKENS) == -30
+    with pytest.raises(RateLimited) as refused:
+        tills.reserve(make_demand("b", input_tokens=1))
+    assert refused.value.retry_after_seconds == pytest.approx(31.0)
+
+
+def test_settling_gives_back_what_was_not_generated(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
+    tills.reserve(make_demand(output_tokens=80))
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 20
+    tills.settle("req-1", 10, 15)
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 85
+
+
+def test_of_output_at_most_a_bucket_is_paid_in_advance_and_the_rest_when_it_was_used(
+    tills: Tills,
+) -> None:
+    limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
+    tills.reserve(make_demand(output_tokens=1000))
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 0
+    tills.settle("req-1", 10, 250)
+    assert tills.level(RateKind.OUTPUT_TOKENS) == -150
+
+
+def test_a_request_that_never_ran_gets_its_tokens_back_once(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, input_tokens_per_minute=100, output_tokens_per_minute=99)
+    tills.reserve(make_demand("a", input_tokens=40, output_tokens=50))
+    tills.reserve(make_demand("b", input_tokens=40, output_tokens=40))
+    for _ in range(3):
+        tills.release("a")
+    assert tills.level(RateKind.INPUT_TOKENS) == 60
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 59
+
+
+def test_a_limit_set_while_a_request_runs_is_given_nothing_that_was_never_paid(
+    tills: Tills,
+) -> None:
+    tills.reserve(make_demand("a", output_tokens=80))
+    limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
+    tills.reserve(make_demand("b", output_tokens=100))
+    tills.settle("a", 10, 30)
+    assert tills.level(RateKind.OUTPUT_TOKENS) == -30
+
+
+def test_a_lowered_limit_holds_from_the_next_request_on(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, requests_per_minute=100)
+    tills.reserve(make_demand("a"))
+    limit(tills.database, tills.tenant.id, requests_per_minute=1)
+    tills.reserve(make_demand("b"))
+    with pytest.raises(RateLimited, match="The limit is 1 requests per minute: 0 are left"):
+        tills.reserve(make_demand("c"))
+
+
+@pytest.mark.parametrize("jump", [-300.0, 300.0])
+def test_a_clock_that_jumps_brings_at_most_a_full_bucket(tills: Tills, jump: float) -> None:
+    limit(tills.database, tills.tenant.id, requests_per_minute=4)
+    passed = 0
+    for number in range(20):
+        if number == 10:
+            tills.clock.seconds += jump
+        try:
+            tills.reserve(make_demand(f"req-{number}"))
+            passed += 1
+        except RateLimited:
+            pass
+    assert passed == (8 if jump > 0 else 4)
+
+
+def test_under_another_clock_no_time_has_passed(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, requests_per_minute=1)
+    tills.reserve(make_demand("a"))
+    tills.clock = SetClock(seconds=1e9, name="after a restart of the machine")
+    with pytest.raises(RateLimited):
+        tills.reserve(make_demand("b"))
+
+
+def test_one_tenants_requests_cost_another_nothing(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    for tenant in (acme, bolt):
+        limit(database, tenant.id, requests_per_minute=1, concurrent_requests=1)
+    Tills(database, acme).reserve(make_demand("a"))
+    Tills(database, bolt).reserve(make_demand("b"))
+    with pytest.raises(LimitReached):
+        Tills(database, acme).reserve(make_demand("c"))
+
+
+def test_the_clock_of_both_databases_goes_on(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        first, second = read_clock(session), read_clock(session)
+    with database.platform_transaction() as platform_session:
+        third = read_clock(platform_session)
+    assert first.clock == second.clock == third.clock
+    assert first.seconds < second.seconds < third.seconds < first.seconds + 60
+
+
+# --- requests at once ---------------------------------------------------------------------------
+
+
+def test_counts_running_requests_until_they_are_settled(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=2)
+    for request_id in ("a", "b"):
+        tills.reserve(make_demand(request_id))
+    with pytest.raises(TooManyRequestsAtOnce, match="2 requests at once"):
+        tills.reserve(make_demand("c"))
+    tills.settle("a", 1, 1)
+    tills.reserve(make_demand("c"))
+
+
+def test_a_dead_servers_requests_count_until_they_expire(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=1)
+    tills.reserve(make_demand("a"))
+    tills.clock.seconds += LEASE_SECONDS - 1
+    assert tills.expired() == []
+    with pytest.raises(TooManyRequestsAtOnce):
+        tills.reserve(make_demand("b"))
+    tills.clock.seconds += 1
+    assert tills.expired() == ["a"]
+    tills.reserve(make_demand("b"))
+
+
+def test_a_living_servers_requests_count_for_as_long_as_they_run(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=2)
+    tills.reserve(make_demand("a"))
+    tills.reserve(make_demand("b"), server_id=OTHER_SERVER)
+    for _ in range(5):
+        tills.clock.seconds += LEASE_SECONDS - 1
+        assert tills.renew() == 1
+    assert tills.expired() == ["b"]
+    tills.reserve(make_demand("c"))
+    with pytest.raises(TooManyRequestsAtOnce):
+        tills.reserve(make_demand("d"))
+
+
+def test_a_restart_of_the_machine_ends_what_ran(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=1)
+    tills.reserve(make_demand("a"))
+    tills.clock = SetClock(seconds=1.0, name="after a restart of the machine")
+    tills.reserve(make_demand("b"))
+    assert tills.expired() == ["a"]
+
+
+def test_what_a_dead_server_reserved_is_given_back_once_however_late(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, output_tokens_per_minute=600)
+    tills.reserve(make_demand("a", output_tokens=600))
+    tills.clock.seconds += LEASE_SECONDS
+    tills.reserve(make_demand("b", output_tokens=600))
+    for _ in range(3):
+        tills.settle("a", 10, 100)
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 500
+
+
+# --- budgets ------------------------------------------------------------------------------------
+
+
+def test_a_budget_counts_what_was_used_and_what_may_yet_be(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, tokens_per_period=100)
+    tills.reserve(make_demand("a", input_tokens=10, output_tokens=50))
+    with pytest.raises(RateLimited, match="running requests may use 60"):
+        tills.reserve(make_demand("b", input_tokens=10, output_tokens=50))
+    tills.settle("a", 10, 20)
+    assert tills.period_tokens() == 30
+    tills.reserve(make_demand("b", input_tokens=10, output_tokens=50))
+    tills.settle("b", 10, 50)
+    with pytest.raises(InsufficientQuota, match="10 are left, and this may use 11"):
+        tills.reserve(make_demand("c", input_tokens=1, output_tokens=10))
+    tills.reserve(make_demand("c", input_tokens=1, output_tokens=9))
+
+
+def test_a_budget_begins_with_what_the_ledger_has_of_its_period(tills: Tills) -> None:
+    usage = Usage(
+        request_id="before",
+        adapter=None,
+        prompt_tokens=30,
+        cached_tokens=0,
+        completion_tokens=12,
+        tier=None,
+        finish_reason="stop",
+    )
+    with tills.database.transaction(tills.tenant.id) as session:
+        ledger.record(session, usage)
+    limit(tills.database, tills.tenant.id, tokens_per_period=100)
+    assert tills.period_tokens() == 42
+    with tills.database.transaction(tills.tenant.id) as session:
+        assert ledger.record(session, replace(usage, request_id="after"))
+        assert not ledger.record(session, replace(usage, request_id="after"))
+    assert tills.period_tokens() == 84
+    limit(tills.database, tills.tenant.id, tokens_per_period=200)
+    assert tills.period_tokens() == 84
+
+
+def test_a_new_period_begins_with_the_whole_budget(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, tokens_per_period=100, period=Period.DAY)
+    yesterday = begin_of(Period.DAY, utc_now()) - timedelta(days=1)
+    with tills.database.transaction(tills.tenant.id) as session:
+        session.add(PeriodUse(period=Period.DAY, begins_at=yesterday, tokens=100))
+    tills.reserve(make_demand(input_tokens=50, output_tokens=50))
+
+
+@pytest.mark.parametrize(
+    ("period", "begin", "end"),
+    [
+        (Period.DAY, datetime(2024, 2, 29, tzinfo=UTC), datetime(2024, 3, 1, tzinfo=UTC)),
+        (Period.MONTH, datetime(2024, 2, 1, tzinfo=UTC), datetime(2024, 3, 1, tzinfo=UTC)),
+    ],
+)
+def test_periods_begin_and_end_at_midnight(period: Period, begin: datetime, end: datetime) -> None:
+    assert begin_of(period, datetime(2024, 2, 29, 23, 59, 59, 5, tzinfo=UTC)) == begin
+    assert end_of(period, begin) == end
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def test_limits_are_replaced_as_a_whole(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, requests_per_minute=5, keys=2)
+    limit(database, acme.id, keys=3, period=Period.DAY)
+    with database.transaction(acme.id, read_only=True) as session:
+        assert quotas.get_limits(session) == Limits(keys=3, period=Period.DAY)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"requests_per_minute": 0},
+        {"concurrent_requests": 0},
+        {"tokens_per_period": 0},
+        {"keys": -1},
+        {"users": 2**31},
+        {"stored_bytes": 2**53 + 1},
+    ],
+)
+def test_refuses_limits_out_of_range(
+    database: Database, acme: Tenant, limits: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        limit(database, acme.id, **limits)
+    assert refused.value.param == next(iter(limits))
+
+
+def test_says_what_is_used_of_every_limit(tills: Tills) -> None:
+    limit(
+        tills.database,
+        tills.tenant.id,
+        requests_per_minute=6,
+        concurrent_requests=5,
+        tokens_per_period=1000,
+    )
+    tills.reserve(make_demand("a", input_tokens=10, output_tokens=20))
+    tills.settle("a", 10, 5)
+    tills.reserve(make_demand("b", input_tokens=10, output_tokens=20))
+    with tills.database.transaction(tills.tenant.id, read_only=True) as session:
+        uses = quotas.current_use(session, clock=tills.clock).uses
+    requests, tokens = uses["requests_per_minute"], uses["tokens_per_period"]
+    assert (requests.used, requests.remaining, requests.reset_seconds) == (2, 4, 20.0)
+    assert (tokens.used, tokens.reserved, tokens.remaining) == (15, 30, 955)
+    assert uses["concurrent_requests"].remaining == 4
+    assert uses["output_tokens_per_minute"].remaining is None
+    assert (uses["keys"].limit, uses["keys"].used) == (None, 0)
