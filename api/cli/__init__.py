@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "top": "Watch a server: what runs, what waits, what its memory holds.",
     "doctor": "Check this machine's installation, and the server that commands ask.",
     "operators": "Make the first operator, and manage the others.",
+    "rebase": "Take every tenant's adapters over to another base model.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
@@ -54,6 +55,7 @@ ASKING_A_SERVER = frozenset(
         "doctor",
         "tenants",
         "operators",
+        "rebase",
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
