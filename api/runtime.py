@@ -222,6 +222,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(request_log.close)
         started_at = int(time.time())
         await metering.recover()
+        await admission.recover()
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
