@@ -22,11 +22,13 @@ from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch
 from .block_preparation import BlockPreparation
+from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
 from .execution import Drawn, Execution
+from .grammars.grammars import open_grammars
 from .heartbeat import Heartbeat
 from .info import describe_engine
 from .kv_blocks import KvBlocks
@@ -96,7 +98,10 @@ class EngineCore:
         draft = load_draft_model(config, base)
         medusas = open_medusas(config, base)
         plan = plan_engine(config, base, draft, head_bytes=heads_bytes(medusas))
-        self.info = describe_engine(config, base, plan)
+        self._grammars = open_grammars(
+            locate_model(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
+        )
+        self.info = describe_engine(config, base, plan, serves_grammars=self._grammars.is_served)
         self._base = base
         self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
@@ -197,12 +202,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._residency.has_pending_work
+        pending = pending or self._grammars.has_pending
         return pending or bool(self._outbox) or self._has_events
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
         idle = not self._scheduler.num_running and not self._residency.has_pending_work
+        idle = idle and not self._grammars.has_pending
         return idle and not self._outbox and not self._has_events
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
@@ -221,7 +228,7 @@ class EngineCore:
             case Submit(submitted):
                 self._submit(submitted)
             case Abort(request_id):
-                if request := self._scheduler.get(request_id):
+                if request := self._get(request_id):
                     self._finish(request, FinishReason.ABORTED)
             case AdapterFetched(key, path, tier):
                 self._residency.fetched(key, path, tier)
@@ -243,6 +250,8 @@ class EngineCore:
         """One iteration: take up finished loads, schedule, run, process."""
         self._residency.poll()
         self._reap_if_due()
+        for request, error in self._grammars.poll():
+            self._queue(request, error)
         self._outbox += [AdapterEvicted(*answer) for answer in self._drains.poll()]
         batch, started, failed = self._scheduler.schedule()
         self._events.started.extend(started)
@@ -259,6 +268,7 @@ class EngineCore:
         """Stop the loader threads."""
         self._pace.is_busy = False
         self._loaders.close()
+        self._grammars.close()
 
     def _count_started(self, started: Sequence[RequestStarted]) -> None:
         for event in started:
@@ -283,7 +293,7 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def _submit(self, submitted: GenerationRequest) -> None:
-        if self._scheduler.get(submitted.request_id):
+        if self._get(submitted.request_id):
             # An end event under this id would end the first request's stream.
             logger.error("request id %s is in use", submitted.request_id)
             return
@@ -299,13 +309,30 @@ class EngineCore:
             adapter_tier=self._residency.tier(adapter) if adapter else None,
         )
         try:
-            if adapter in self._drains:
-                raise AdapterDeleted
             _check_token_ids(submitted, self.info.vocab_size)
             self._speculation.check(submitted.speculation)
+            if submitted.sampling.grammar is not None:
+                self._grammars.prepare(request)
+                return
+        except EngineError as exc:
+            self._announce_end(request, FinishReason.ERROR, exc)
+            return
+        self._queue(request)
+
+    def _queue(self, request: Request, error: EngineError | None = None) -> None:
+        """Let the scheduler have the request, unless it has failed."""
+        try:
+            if error is not None:
+                raise error
+            if request.submitted.adapter in self._drains:
+                raise AdapterDeleted
             self._scheduler.add(request)
         except EngineError as exc:
             self._announce_end(request, FinishReason.ERROR, exc)
+
+    def _get(self, request_id: str) -> Request | None:
+        """The request, if it has not ended."""
+        return self._scheduler.get(request_id) or self._grammars.get(request_id)
 
     def _finish(
         self,
@@ -339,6 +366,7 @@ class EngineCore:
             )
         )
         self._speculation.forget(request.request_id)
+        self._grammars.forget(request, error)
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
     # --- adapters ---------------------------------------------------------------------------------
@@ -387,8 +415,10 @@ class EngineCore:
 
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
-    ) -> list[Drawn]:
-        return draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
+    ) -> list[Drawn | EngineError]:
+        return draw_next_tokens(
+            requests, output.logits[rows], self._speculation.acceptor, self._grammars.restrict
+        )
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
         num_tokens = len(generated.token_ids)

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .batch import ScheduledSequence
-from .errors import EngineError, NumericalError, StaleExtent
+from .errors import EngineError, GrammarFailed, NumericalError, StaleExtent
 from .messages import FinishReason, TokensGenerated
 from .request import Request
 from .scheduler import Scheduler
@@ -80,9 +80,10 @@ class Drawn(NamedTuple):
     """The accepted tokens and one more."""
 
 
-Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn]]
+Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
-known token, then those of its draft. Changes nothing."""
+known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
+Changes nothing."""
 
 
 class _Drawing(NamedTuple):
@@ -188,8 +189,11 @@ class Execution(Generic[OutputT]):
             for sequence, own_rows in drawing:
                 self._draw([_Drawing(self._without_draft(sequence), own_rows[:1])], output)
             return
-        for entry, (path, generated) in zip(drawing, drawn, strict=True):
-            self._append(entry, path, generated, output)
+        for entry, result in zip(drawing, drawn, strict=True):
+            if isinstance(result, EngineError):
+                self._finish(entry.sequence.request, FinishReason.ERROR, result)
+            else:
+                self._append(entry, *result, output)
 
     def _append(
         self, entry: _Drawing, path: Sequence[int], generated: TokensGenerated, output: OutputT
@@ -210,7 +214,8 @@ class Execution(Generic[OutputT]):
             request, path, None if hidden_states is None else hidden_states[row]
         )
         request.draft = NO_DRAFT
-        self._finish_if_done(request, generated.token_ids[-1])
+        if not self._finish_if_done(request, generated.token_ids[-1]):
+            self._follow(request, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
         """Whether what these guesses have written could be put where it belongs."""
@@ -228,11 +233,25 @@ class Execution(Generic[OutputT]):
                 return index + 1
         return len(token_ids)
 
-    def _finish_if_done(self, request: Request, token: int) -> None:
+    def _finish_if_done(self, request: Request, token: int) -> bool:
         if request.is_ended_by(token, self._eos_token_ids):
             self._finish(request, FinishReason.STOP, stop_token_id=token)
         elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._finish(request, FinishReason.LENGTH)
+        else:
+            return False
+        return True
+
+    def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Take the request's grammar behind its new tokens."""
+        if request.matcher is None:
+            return
+        try:
+            request.matcher.accept(token_ids)
+        except Exception as exc:
+            if not isinstance(exc, GrammarFailed):
+                logger.exception("the grammar of request %s failed", request.request_id)
+            self._finish(request, FinishReason.ERROR, GrammarFailed())
 
     def _fail(self, request: Request) -> None:
         logger.exception("request %s cannot be computed", request.request_id)

@@ -195,6 +195,8 @@ class EngineInfo:
     """The most tokens guessed for a request in one step."""
     acceptance: str = "coupled"
     """One of `config.Acceptance`."""
+    serves_grammars: bool = False
+    """Whether requests may have a grammar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Lease, Tier
+from .grammars.matcher import Matcher
 from .kv_blocks import SequenceBlocks
 from .messages import GenerationRequest
 from .prefix_cache import CacheNamespace
@@ -55,6 +56,8 @@ class Request:
     """Guessed and verified so far."""
     num_accepted_tokens: int = 0
     """Of these."""
+    matcher: Matcher | None = None
+    """Where the output stands in its grammar, if it has one."""
     lease: Lease | None = None
     started: bool = False
     adapter_missing_since: float | None = None
@@ -80,6 +83,8 @@ class Request:
 
     def is_ended_by(self, token: int, eos_token_ids: Container[int]) -> bool:
         """Whether nothing follows this token of the output."""
+        if self.matcher is not None and token in self.matcher.end_token_ids:
+            return True
         params = self.submitted.sampling
         is_eos = token in eos_token_ids and not params.ignore_eos
         return is_eos or token in params.stop_token_ids

@@ -11,7 +11,7 @@ import structlog
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.errors import ProposerNotServed
+from ...engine.errors import GrammarNotServed, ProposerNotServed
 from ...engine.messages import GenerationRequest, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ from ..request_measures import RequestMeasures
 from ..threads import WorkerThreads
 from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
+from .grammar_checks import GrammarChecks
 from .metering import Account, Metering
 from .seen_adapters import SeenAdapters
 
@@ -96,6 +97,7 @@ class Inference:
         served_model_name: str,
         adapter_wait_seconds: float,
     ) -> None:
+        self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self.served_model_name = served_model_name
         self.tokenizer = tokenizer
         self._engine = engine
@@ -107,8 +109,9 @@ class Inference:
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._adapter_wait_seconds = adapter_wait_seconds
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self._threads.close()
+        await self._grammars.aclose()
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -175,6 +178,7 @@ class Inference:
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
+        await self._check_grammar(order)
         generation = await self._admit(order)
         try:
             started = await generation.start(
@@ -257,6 +261,14 @@ class Inference:
         served = self._engine.info.proposers
         if asked is not None and asked.proposer is not None and asked.proposer not in served:
             raise ProposerNotServed(asked.proposer, served)
+
+    async def _check_grammar(self, order: Order) -> None:
+        grammar = order.sampling.grammar
+        if grammar is None:
+            return
+        if not self._engine.info.serves_grammars:
+            raise GrammarNotServed
+        await self._grammars.check(order.principal.tenant_id, grammar)
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter

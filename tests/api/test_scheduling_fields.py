@@ -83,7 +83,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         with pytest.raises(EngineUnavailable):
             asyncio.run(inference.start(order))
     finally:
-        inference.close()
+        asyncio.run(inference.aclose())
     return engine.requests
 
 
