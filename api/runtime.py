@@ -160,6 +160,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             metrics=metrics,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
+            tool_format=settings.tool_format,
         )
         stack.push_async_callback(inference.aclose)
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)

@@ -20,14 +20,14 @@ from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.residency import Residency
 from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
-from .batch import ScheduledBatch
+from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
-from .execution import Drawn, Execution
+from .execution import Drawn, Execution, StepRows
 from .grammars.grammars import open_grammars
 from .heartbeat import Heartbeat
 from .info import describe_engine
@@ -61,8 +61,10 @@ from .model_cost import model_cost
 from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
+from .prompt_reading import read_prompt
 from .request import Request
 from .runner import ModelRunner, StepOutput
+from .sampling_params import MAX_LOGPROBS
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
@@ -185,6 +187,7 @@ class EngineCore:
             runner=self._runner,
             scheduler=self._scheduler,
             speculation=self._speculation,
+            read=self._read_prompt,
             draw=self._draw,
             eos_token_ids=base.eos_token_ids,
             emit=self._emit,
@@ -310,6 +313,7 @@ class EngineCore:
         )
         try:
             _check_token_ids(submitted, self.info.vocab_size)
+            _check_reading(submitted)
             self._speculation.check(submitted.speculation)
             if submitted.sampling.grammar is not None:
                 self._grammars.prepare(request)
@@ -413,6 +417,10 @@ class EngineCore:
                 swap_seconds=prepared - start,
             )
 
+    def _read_prompt(self, sequence: ScheduledSequence, output: StepOutput, rows: StepRows) -> None:
+        if (read := read_prompt(sequence, output, rows)) is not None:
+            self._events.prompts.append(read)
+
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn | EngineError]:
@@ -443,7 +451,8 @@ class EngineCore:
 
     @property
     def _has_events(self) -> bool:
-        return bool(self._events.started or self._events.tokens or self._events.finished)
+        events = self._events
+        return bool(events.started or events.prompts or events.tokens or events.finished)
 
     def stats(self) -> EngineStats:
         """Where the engine stands now."""
@@ -507,6 +516,14 @@ def _kv_reads(base: BaseModel, plan: MemoryPlan) -> Iterator[KvReads]:
 
 def _as_info(error: EngineError) -> ErrorInfo:
     return ErrorInfo(error.code, str(error), error.retry_after_seconds)
+
+
+def _check_reading(request: GenerationRequest) -> None:
+    num_logprobs, pooling = request.num_prompt_logprobs, request.pooling
+    if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
+        raise InvalidParameter("prompt_logprobs", f"must be from 0 to {MAX_LOGPROBS}")
+    if pooling is not None and (num_logprobs is not None or request.sampling.max_tokens):
+        raise InvalidParameter("pooling", "goes with neither output nor log-probabilities")
 
 
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:

@@ -41,4 +41,5 @@ def describe_engine(
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         serves_grammars=serves_grammars,
+        embedding_size=base.embedding_size,
     )

@@ -24,6 +24,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 16
+    """0: only the prompt is computed."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -45,7 +46,7 @@ class SamplingParams:
     a stop token cuts off is a beginning of what the grammar describes."""
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, 1, 1 << 20)
+        _check("max_tokens", self.max_tokens, 0, 1 << 20)
         _check("temperature", self.temperature, 0.0, 2.0)
         _check("top_k", self.top_k, 0, 1 << 31)
         _check("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
