@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import subprocess
 from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
@@ -15,7 +17,7 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.usage import service as ledger
 from loraplex.platform.usage.service import Usage
 from support.envelopes import check_envelope
-from support.server import Caller, ServerUnderTest
+from support.server import LORAPLEX, Caller, ServerUnderTest, child_environment
 
 DAY = date(2026, 3, 1)
 
@@ -154,6 +156,36 @@ def test_operators_see_all_tenants_or_one(server: ServerUnderTest, used: Caller)
         )
         assert len(own.json()["data"]) == 2
     check_envelope(used.http.get("/admin/usage"), "insufficient_scope")
+
+
+def test_the_command_prints_what_the_api_says(used: Caller) -> None:
+    def run(*options: str) -> str:
+        environment = child_environment(LORAPLEX_URL=used.url, LORAPLEX_API_KEY=used.key)
+        return subprocess.run(
+            [*LORAPLEX, "usage", *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert json.loads(run("--json")) == get(used)["data"]
+    bots = run("--csv", "--by", "version", "--adapter", "bot", "--until", "2026-03-02")
+    header, first, second = csv.reader(io.StringIO(bots))
+    assert header[:3] == ["adapter", "version", "requests"]
+    assert [first[:3], second[:3]] == [["bot", "1", "1"], ["bot", "2", "1"]]
+    head, *lines = run("--by", "adapter").splitlines()
+    assert head.split()[:2] == ["adapter", "requests"]
+    assert [line.split()[:2] for line in lines] == [["(base)", "2"], ["bot", "4"], ["sql", "2"]]
+
+
+def test_operators_see_the_servers(server: ServerUnderTest, caller: Caller) -> None:
+    headers = {"authorization": f"Bearer {server.make_operator(caller.slug)}"}
+    (seen,) = httpx.get(f"{server.url}/admin/servers", headers=headers).json()["data"]
+    assert seen["id"] == (server.settings.data_dir / "server_id").read_text().strip()
+    assert seen["is_live"]
+    assert seen["base_id"]
+    check_envelope(caller.http.get("/admin/servers"), "insufficient_scope")
 
 
 def test_an_answer_is_in_the_sums_when_its_caller_has_it(
