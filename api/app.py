@@ -26,6 +26,7 @@ from .routes import (
     requests,
     residency,
     responses,
+    servers,
     tenants,
     tokens,
     uploads,
@@ -39,7 +40,7 @@ _CLOSED = (
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device),
-    *(tenants, operators),
+    *(tenants, operators, servers),
 )
 
 
