@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 
@@ -134,10 +135,11 @@ class Deletions:
         self._let_go_of &= {version.id for version in deleting}
         others = [version for version in deleting if version.id not in self._running]
         for version in others:
-            deletion = await self._resume(version.tenant_id, version.id)
-            await self._let_go(deletion, DRAIN_SECONDS)
-            if await self._leases.claim(_lease(deletion)):
-                self._begin(deletion, drain_seconds=0.0)
+            with suppress(InvalidTransition):  # it is done by now
+                deletion = await self._resume(version.tenant_id, version.id)
+                await self._let_go(deletion, DRAIN_SECONDS)
+                if await self._leases.claim(_lease(deletion)):
+                    self._begin(deletion, drain_seconds=0.0)
         settled = self._let_go_of | self._held
         if deleting and all(version.id in settled for version in deleting):
             await self._control_plane.write_all_tenants(

@@ -522,6 +522,7 @@ def _create_upkeep() -> None:
         sa.Column("base_id", sa.String(128), nullable=False),
         sa.Column("started_at", MOMENT, nullable=False),
         sa.Column("seen_at", MOMENT, nullable=False),
+        sa.Column("stopped_at", MOMENT, nullable=True),
         sa.Column("evicted_at", MOMENT, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_servers")),
     )

@@ -35,6 +35,14 @@ def note_seen(session: PlatformSession, info: ServerInfo) -> None:
         session.add(row)
     row.name, row.version, row.base_id = info.name, info.version, info.base_id
     row.started_at, row.seen_at = info.started_at, shared_now(session)
+    row.stopped_at = None
+
+
+def note_stopped(session: PlatformSession, server_id: str) -> None:
+    """The server holds nothing any more: nobody waits for it."""
+    row = session.get(Server, server_id)
+    if row is not None:
+        row.stopped_at = shared_now(session)
 
 
 def note_evicted(session: PlatformSession, server_id: str, moment: datetime) -> None:
@@ -65,5 +73,5 @@ def list_servers(
 
 
 def is_live(server: Server, now: datetime) -> bool:
-    """It was seen lately."""
-    return now - server.seen_at < timedelta(seconds=LIVE_SECONDS)
+    """It was seen lately, and did not say that it stops."""
+    return server.stopped_at is None and now - server.seen_at < timedelta(seconds=LIVE_SECONDS)
