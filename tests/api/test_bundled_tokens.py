@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.api.routes.completions import CompletionFormat
+from loraplex.api.routes.completion_format import CompletionFormat
 from loraplex.api.schemas.answers import Completion
 from loraplex.api.services.inference import Order, ServedModel
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
