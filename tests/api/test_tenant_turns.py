@@ -44,7 +44,8 @@ async def begun(log: list[str], count: int) -> None:
 
 def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(threads: WorkerThreads) -> None:
     async def scenario() -> list[str]:
-        turns, log = TenantTurns(threads), []
+        turns = TenantTurns(threads)
+        log: list[str] = []
         flood, other = Gate(log), Gate(log)
         other.open()
         calls = [asyncio.create_task(turns.run("a", flood.call, f"a{i}")) for i in range(20)]
@@ -62,7 +63,8 @@ def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
     threads: WorkerThreads,
 ) -> None:
     async def scenario() -> None:
-        turns, log = TenantTurns(threads), []
+        turns = TenantTurns(threads)
+        log: list[str] = []
         first, second = Gate(log), Gate(log)
         second.open()
         call = asyncio.create_task(turns.run("a", first.call, "first"))
@@ -87,7 +89,8 @@ def test_a_line_is_bounded_and_an_error_ends_its_turn(
     monkeypatch.setattr(tenant_turns, "MAX_WAITING", 2)
 
     async def scenario() -> None:
-        turns, log = TenantTurns(threads), []
+        turns = TenantTurns(threads)
+        log: list[str] = []
         gate = Gate(log)
         calls = [asyncio.create_task(turns.run("a", gate.call, name)) for name in "xy"]
         await begun(log, 1)

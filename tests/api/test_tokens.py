@@ -48,8 +48,8 @@ def test_messages_become_the_prompt_that_a_chat_has(
     if ends:
         chat = resident.openai.chat.completions.create(
             model="bot",
-            messages=MESSAGES,
-            max_tokens=1,  # type: ignore[arg-type]
+            messages=MESSAGES,  # type: ignore[arg-type]
+            max_tokens=1,
         )
         assert chat.usage is not None
         assert found["count"] == chat.usage.prompt_tokens

@@ -20,6 +20,8 @@ class Demand:
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self._scenario = scenario
         self._rng = rng
+        self._asking = Random(scenario.seed + 3)
+        """What is asked of prompts changes nothing of what else is drawn."""
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
         self._templates = [self._tokens(rng.randint(1, self._max_len - 2)) for _ in range(3)]
@@ -64,7 +66,7 @@ class Demand:
             deadline = self._scenario.deadline_seconds * rng.uniform(0.1, 3.0)
         group, ignore_eos = self._next_id(), rng.random() < 0.7
         pooling, num_logprobs = self._asked_of_prompt() if number == 1 else (None, None)
-        max_tokens = 0 if pooling or rng.random() < 0.02 else max_tokens
+        max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
             GenerationRequest(
                 request_id=self._next_id(),
@@ -88,7 +90,7 @@ class Demand:
         """Of most nothing."""
         nothing, scored = (None, None), (None, 0)
         last, mean = (Pooling.LAST, None), (Pooling.MEAN, None)
-        return self._rng.choice((*[nothing] * 20, *[scored] * 3, last, mean))
+        return self._asking.choice((*[nothing] * 20, *[scored] * 6, last, mean))
 
     def _prompt(self) -> list[int]:
         rng = self._rng

@@ -19,6 +19,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        """Positions."""
         self._read: defaultdict[str, list[int]] = defaultdict(list)
         """By request id, the positions read so far."""
 
@@ -33,8 +34,8 @@ class Readings:
         expected = values[read.start : read.stop]
         require(found == expected, Invariant.READ_ONCE, f"{request.request_id} reads {found}")
         self._read[request.request_id] += read
-        self.counts["reads"] += 1
-        self.counts["reads_preempted"] += request.num_preemptions > 0
+        self.counts["reads"] += len(read)
+        self.counts["reads_preempted"] += len(read) if request.num_preemptions else 0
 
     def settle(self, request: Request, reason: str) -> None:
         """A request has ended: if well, with all that it asked for."""
