@@ -22,6 +22,7 @@ from ..platform.secrets import (
     parse_secret,
     parse_secrets,
 )
+from .tools.tool_format import ToolFormatName
 
 
 def default_data_dir() -> Path:
@@ -55,6 +56,8 @@ class Settings(BaseSettings):
     """What opens `/metrics`; None opens it to this machine only."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
     """Networks of proxies whose `X-Forwarded-For` says where a request comes from."""
+    tool_format: ToolFormatName | None = None
+    """How the base writes calls of tools; None: as its chat template does."""
     otel: bool | None = None
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)

@@ -164,6 +164,7 @@ async def kill_at_random(server: MortalServer, callers: Callers, draw: random.Ra
         await asyncio.to_thread(server.start)
         return "server"
     engine = await asyncio.to_thread(wait_for, server.engine_pid)
+    assert engine is not None
     with suppress(ProcessLookupError):
         os.kill(engine, signal.SIGKILL)
     return "engine"

@@ -69,10 +69,10 @@ def test_a_value_out_of_range_is_named(
 
 
 UNSUPPORTED = [
-    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"functions": [{}]}, "functions"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format.type"),
+    (CHAT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    (CHAT, {"guided_json": {}}, "guided_json"),
     (CHAT, {"audio": {}}, "audio"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
@@ -81,16 +81,11 @@ UNSUPPORTED = [
     (CHAT, {"cache_salt": "x"}, "cache_salt"),
     (CHAT, {"temprature": 1}, "temprature"),
     (CHAT, {"speculation": {"k": 4}}, "speculation.k"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    (CHAT, {"messages": [{"role": "critic", "content": "x"}]}, "messages.0.role"),
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages.0.content.0.type",
-    ),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages.0.tool_calls",
     ),
     (PLAIN, {"suffix": "x"}, "suffix"),
     (PLAIN, {"echo": True}, "echo"),
