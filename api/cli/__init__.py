@@ -71,7 +71,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, in full."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if stand_in is not None else None, rest
+        return name, load_command(str(name)) if stand_in is not None else None, rest
 
 
 def main() -> int:

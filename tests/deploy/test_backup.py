@@ -80,7 +80,7 @@ def test_postgresql_is_dumped_and_restored(tmp_path: Path) -> None:
     if shutil.which("pg_dump") is None and not postgres_programs():
         pytest.skip("pg_dump is not installed")
     data_dir = tmp_path / "data"
-    Settings(data_dir=data_dir).load_secret()
+    Settings(data_dir=data_dir).load_secrets()
     (data_dir / "store").mkdir()
     with new_postgres_url() as url:
         database = Database(url)

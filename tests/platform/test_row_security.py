@@ -23,7 +23,7 @@ OWN, FOREIGN, NEW = 0, 1, 2
 
 OWNED = sorted(
     {
-        mapper.class_.__tablename__
+        str(mapper.local_table)
         for mapper in Base.registry.mappers
         if issubclass(mapper.class_, TenantOwned)
     }
