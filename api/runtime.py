@@ -50,6 +50,7 @@ from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
+from .services.expiring_keys import ExpiringKeys
 from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
@@ -199,6 +200,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(presence.close)
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
+        expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
+        stack.push_async_callback(expiring_keys.close)
 
         idempotent_answers = IdempotentAnswers(settings.load_secrets(), server_id)
         jobs = Jobs(Leases(control_plane, server_id), _upkeep(settings, control_plane, garbage))
@@ -215,6 +218,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         reconciliation.start()
         garbage.start()
         jobs.start()
+        expiring_keys.start()
         yield Runtime(
             settings=settings,
             engine=engine,

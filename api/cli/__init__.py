@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
 }
 
 ASKING_A_SERVER = frozenset(
-    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators"}
+    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators", "audit"}
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
 database."""
