@@ -217,6 +217,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 
         started_at = int(time.time())
         await metering.recover()
+        await admission.recover()
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
