@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation
+	adapter-load speculation grammars
 .PHONY: help install demo demo-weights test test-s3 lint format simulate soak bench adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
@@ -74,6 +74,7 @@ bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
+bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
