@@ -44,4 +44,5 @@ def pool(request: Request, states: Tensor) -> bytes | None:
     vector = request.pooled / (1 if is_last else request.num_prompt_tokens)
     if not vector.isfinite().all():
         raise NumericalError
-    return vector.cpu().numpy().tobytes()
+    embedding: bytes = vector.cpu().numpy().tobytes()
+    return embedding

@@ -52,7 +52,7 @@ class Step:
     def add(self, request: Request, num_tokens: int) -> None:
         sequence = ScheduledSequence(request, num_tokens)
         if request.reads_logits:
-            self._num_free_rows -= sequence.num_kept_rows
+            self._num_free_rows -= len(sequence.read)
         if num_tokens == 1:
             self.decodes[request] = sequence
         else:

@@ -128,7 +128,6 @@ def _usage(usage: Usage) -> ResponseUsage:
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(
-            reasoning_tokens=0,
             accepted_prediction_tokens=details.accepted_prediction_tokens,
             rejected_prediction_tokens=details.rejected_prediction_tokens,
         ),

@@ -141,8 +141,10 @@ class CompletionFormat(PlainEvents):
         entries = [place.logprobs for place in places]
         return CompletionLogprobs(
             tokens=[self._tokenizer.token_text(place.token_id) for place in places],
-            token_logprobs=[entry and reported(entry.chosen.logprob) for entry in entries],
-            top_logprobs=[entry and self._top(entry) for entry in entries],
+            token_logprobs=[
+                None if entry is None else reported(entry.chosen.logprob) for entry in entries
+            ],
+            top_logprobs=[None if entry is None else self._top(entry) for entry in entries],
             text_offset=[place.offset for place in places],
         )
 

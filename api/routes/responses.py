@@ -15,12 +15,11 @@ from ..bodies import INFERENCE_BODY_BYTES, json_body
 from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..formats.responses import ResponsesFormat
-from ..request_context import split_key
 from ..runtime import CurrentRuntime
 from ..schemas.response_objects import Response as ResponseObject
 from ..schemas.response_objects import ResponseEvent
 from ..schemas.responses import ResponsesBody
-from ..services.inference import Order
+from .chat_order import order_chat
 from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 
 router = APIRouter(prefix="/v1")
@@ -44,31 +43,7 @@ async def create_response(
     Responses are not kept: whoever goes on sends the items before.
     """
     inference = runtime.inference
-    model = await inference.resolve(principal, body.model, request_id=split_key(request))
-    use = body.tool_use
-    plan = inference.plan_answer(
-        use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
-    )
-    prompt = await inference.encode_chat(principal, body.conversation(), use.tools if use else ())
-    max_tokens = body.max_output_tokens or inference.room_for_output(prompt)
-    order = Order(
-        request_id=request.state.request_id,
-        arrived_at=request.state.started_at,
-        measures=request.state.measures,
-        principal=principal,
-        model=model,
-        prompts=[prompt],
-        num_choices=1,
-        priority=body.priority or 0,
-        deadline_ms=body.deadline_ms,
-        speculation=body.speculation_params,
-        sampling=body.sampling(
-            max_tokens=max_tokens, num_logprobs=body.num_logprobs, grammar=plan.grammar
-        ),
-        stop=tuple(body.stop or ()),
-        continues_prompt=False,
-        visible_token_ids=plan.visible_token_ids,
-    )
+    order, plan = await order_chat(request, inference, principal, body)
     running = await unless_disconnected(request.receive, inference.start(order))
     form = ResponsesFormat(body, order, plan, inference.tokenizer)
     if body.stream:

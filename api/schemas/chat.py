@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from ..tools.conversation import ChatMessage
 from ..tools.tool import ToolUse
 from .generation import GenerationBody, NumLogprobs, OutputTokens
-from .messages import MAX_MESSAGES, Message
+from .messages import MAX_MESSAGES, Message, as_conversation
 from .request_model import invalid
 from .tools import MAX_TOOLS, ChatTool, OptionalToolChoice, tool_use
 
@@ -80,6 +81,10 @@ class ChatBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> list[ChatMessage]:
+        """The messages as prompts are made of them."""
+        return as_conversation(self.messages)
 
     @property
     def tool_use(self) -> ToolUse | None:

@@ -41,15 +41,17 @@ OutputItem = MessageItem | FunctionCallItem
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    cache_write_tokens: Literal[0] = 0
+    """None is written at a caller's request, and so at a price of its own."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-    """0: what a model writes is all output."""
     accepted_prediction_tokens: int
     """Guessed tokens that stand in the answer."""
     rejected_prediction_tokens: int
     """Guessed ones that do not: they are no part of `output_tokens`."""
+    reasoning_tokens: Literal[0] = 0
+    """What a model writes is all output."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):

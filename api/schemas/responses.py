@@ -197,6 +197,15 @@ class ResponsesBody(SamplingBody):
         return self
 
     @property
+    def num_choices(self) -> int:
+        return 1
+
+    @property
+    def output_limit(self) -> int | None:
+        """None: as many tokens as the context has room for."""
+        return self.max_output_tokens
+
+    @property
     def num_logprobs(self) -> int | None:
         wanted = self.top_logprobs is not None or LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None

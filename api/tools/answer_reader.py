@@ -109,9 +109,9 @@ class AnswerReader:
         scanner = self._scanner
         assert scanner is not None
         was_opened = scanner.name is not None
-        arguments = ""
+        arguments: list[str] = []
         while self._cursor < len(self._pending) and not (scanner.is_done or scanner.is_broken):
-            arguments += scanner.push(self._pending[self._cursor])
+            arguments.append(scanner.push(self._pending[self._cursor]))
             self._cursor += 1
         if scanner.name is None:
             if scanner.is_broken:
@@ -121,8 +121,8 @@ class AnswerReader:
         if not was_opened:
             yield CallOpened(self.num_calls, scanner.name)
             self.num_calls += 1
-        if arguments:
-            yield ArgumentsText(self.num_calls - 1, arguments)
+        if written := "".join(arguments):
+            yield ArgumentsText(self.num_calls - 1, written)
         if scanner.is_done or scanner.is_broken:
             self._mode = _Mode.AFTER if scanner.is_done else _Mode.TEXT
             self._scanner = None

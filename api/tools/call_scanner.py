@@ -50,9 +50,9 @@ class ObjectCallScanner:
         self._expects = _Expects.OBJECT
         self._key: str | None = None
         self._value: JsonEnd | None = None
-        self._text = ""
-        """Of the key or value that is being read."""
-        self._arguments = ""
+        self._text: list[str] = []
+        """Of the key or value that is being read, character by character."""
+        self._arguments: list[str] = []
         """Read before the name was."""
         self._has_arguments = False
 
@@ -77,7 +77,7 @@ class ObjectCallScanner:
         return ""
 
     def _begin_value(self, char: str) -> str:
-        self._value, self._text = JsonEnd(), ""
+        self._value, self._text = JsonEnd(), []
         if self._is_of_arguments:
             if self._has_arguments or char not in '{"':
                 self.is_broken = True
@@ -92,7 +92,7 @@ class ObjectCallScanner:
         place = value.push(char)
         given = ""
         if place is not Place.BEHIND:
-            self._text += char
+            self._text.append(char)
             if self._is_of_arguments and self._text[0] == "{":
                 given = self._give(char)
         if place is not Place.INSIDE:
@@ -101,7 +101,7 @@ class ObjectCallScanner:
         return given + (self.push(char) if place is Place.BEHIND else "")
 
     def _take_value(self) -> str:
-        text = self._text
+        text = "".join(self._text)
         if self._expects is _Expects.KEY:
             self._key, self._expects = self._decoded(text), _Expects.COLON
             return ""
@@ -123,12 +123,12 @@ class ObjectCallScanner:
 
     def _give(self, arguments: str) -> str:
         """The arguments that may be given out: none as long as the function is not known."""
-        self._arguments += arguments
+        self._arguments.append(arguments)
         if self._candidate is None or not self._has_arguments:
             return ""
         self.name = self._candidate
-        given, self._arguments = self._arguments, ""
-        return given
+        given, self._arguments = self._arguments, []
+        return "".join(given)
 
     def _finish(self) -> str:
         if self._candidate is None:
@@ -159,16 +159,16 @@ class NamedCallScanner:
         self.is_done = False
         self.is_broken = False
         self._names = names
-        self._head = ""
+        self._head: list[str] = []
         self._value: JsonEnd | None = None
 
     def push(self, char: str) -> str:
         if self._value is None and char != "{":
-            self._head += char
+            self._head.append(char)
             return ""
         if self._value is None:
             self._value = JsonEnd()
-            name = self._head.partition("[")[0].strip()
+            name = "".join(self._head).partition("[")[0].strip()
             if name not in self._names:
                 self.is_broken = True
                 return ""

@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import FinishReason, Pooling, PromptRead
+from loraplex.engine.forward import run_model
+from loraplex.engine.messages import FinishReason, Pooling
+from loraplex.engine.pooling import pool
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.models import make_adapter
@@ -214,18 +216,14 @@ def test_a_preempted_prompt_is_read_once(base: Path, tmp_path: Path, swap_bytes:
 def test_no_step_computes_more_logits_than_were_planned_for(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loraplex.engine import runner
-
     sizes: list[int] = []
-    run_model = runner.run_model
 
     def noting(*args: Any) -> Tensor:
         logits = run_model(*args)
         sizes.append(len(logits))
         return logits
 
-    monkeypatch.setattr(runner, "run_model", noting)
-    monkeypatch.setattr("loraplex.engine.scheduler.MAX_READ_ROWS", 0)  # the limit is the limits'
+    monkeypatch.setattr("loraplex.engine.runner.run_model", noting)
     engine = LocalEngine(base, tmp_path, max_num_batched_tokens=200, max_num_seqs=4)
     limits = engine.core._scheduler.limits
     object.__setattr__(limits, "max_read_rows", 32)
@@ -261,9 +259,6 @@ def test_choices_of_a_prompt_go_on_from_the_one_that_reads_it(engine: LocalEngin
 def test_an_embedding_that_is_not_finite_ends_its_request_alone(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loraplex.engine import prompt_reading
-
-    pool = prompt_reading.pool
     prompt = tokens(40, seed=3)
     spoilt = engine.submit(prompt, pooling=Pooling.MEAN, max_tokens=0)
     good = engine.submit(prompt, pooling=Pooling.MEAN, max_tokens=0)
@@ -271,7 +266,7 @@ def test_an_embedding_that_is_not_finite_ends_its_request_alone(
     def spoiling(request: Any, states: Tensor) -> bytes | None:
         return pool(request, states * float("inf") if request.request_id == spoilt else states)
 
-    monkeypatch.setattr(prompt_reading, "pool", spoiling)
+    monkeypatch.setattr("loraplex.engine.prompt_reading.pool", spoiling)
     engine.run()
     error = engine.answers[spoilt].end.error
     assert error is not None
@@ -302,4 +297,3 @@ def test_a_request_without_output_ends_with_its_prompt(engine: LocalEngine) -> N
     answer = engine.answers[request_id]
     assert (answer.end.reason, answer.token_ids) == (FinishReason.LENGTH, [])
     assert answer.prompts == []
-    assert PromptRead("r").logprobs == []
