@@ -13,6 +13,7 @@ from ...engine.messages import EngineStats
 from ...platform.adapters import repository
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ..auth import require_operator
+from ..contract import answers
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.device import ResidencyView, ResidentView, TierView
@@ -26,6 +27,7 @@ Operator = Annotated[
 
 
 @router.get("/residency")
+@answers(ResidencyView, errors=("engine_unavailable",))
 async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response:
     """What this server's engine holds now, as of its last report (two a second)."""
     stats = runtime.engine.stats

@@ -20,9 +20,11 @@ from ...platform.requests.models import RequestLogEntry
 from ...platform.requests.repository import LogFilter
 from ...platform.sessions import TenantSession
 from ..auth import origin_of, require, require_operator
+from ..contract import answers
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime, Runtime
+from ..schemas.adapters import PageView
 from ..schemas.requests import ExplanationView, LiveRequestsView, LiveRequestView, RequestView
 from ..services.inference import OpenRequest
 from ..services.request_explanation import phases_of, summary_of
@@ -55,6 +57,7 @@ Wanted = Annotated[LogFilter, Depends(read_filter)]
 
 
 @router.get("/v1/requests")
+@answers(PageView[RequestView])
 async def list_requests(
     runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
@@ -74,6 +77,7 @@ async def list_requests(
 
 
 @router.get("/v1/requests/live")
+@answers(LiveRequestsView, errors=("engine_unavailable",))
 async def list_live_requests(
     runtime: CurrentRuntime, principal: Reader, limit: Limit = 100
 ) -> Response:
@@ -88,6 +92,7 @@ async def list_live_requests(
 
 
 @router.get("/v1/requests/{request_id}")
+@answers(ExplanationView, errors=("request_not_found",))
 async def explain_request(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
     """One request that has ended: where its time went, or why it was refused."""
     await runtime.request_log.flush()
@@ -99,7 +104,8 @@ async def explain_request(runtime: CurrentRuntime, principal: Reader, request_id
     return json_response(_explanation(entry, principal.tenant_slug))
 
 
-@router.delete("/v1/requests/{request_id}", status_code=204)
+@router.delete("/v1/requests/{request_id}")
+@answers(errors=("request_not_found",))
 async def cancel_request(
     request: Request, runtime: CurrentRuntime, principal: Owner, request_id: str
 ) -> Response:
@@ -117,6 +123,7 @@ async def cancel_request(
 
 
 @router.get("/admin/requests")
+@answers(PageView[RequestView])
 async def list_all_requests(
     runtime: CurrentRuntime, operator: Operator, page: Page, wanted: Wanted
 ) -> Response:
@@ -134,6 +141,7 @@ async def list_all_requests(
 
 
 @router.get("/admin/requests/live")
+@answers(LiveRequestsView, errors=("engine_unavailable",))
 async def list_all_live_requests(
     runtime: CurrentRuntime, operator: Operator, limit: Limit = 100
 ) -> Response:
@@ -146,6 +154,7 @@ async def list_all_live_requests(
 
 
 @router.get("/admin/requests/{request_id}")
+@answers(ExplanationView, errors=("request_not_found",))
 async def explain_any_request(
     runtime: CurrentRuntime, operator: Operator, request_id: str
 ) -> Response:

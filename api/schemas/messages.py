@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_core import from_json
 
 from ..tools.conversation import ChatMessage, PastCall
 from .request_model import RequestModel, invalid, unsupported
@@ -115,7 +115,8 @@ def as_conversation(messages: Sequence[Message]) -> list[ChatMessage]:
 def parsed_arguments(text: str) -> dict[str, Any] | None:
     """The arguments of a call; None if they are no JSON object. No text at all is none."""
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        # As bodies are read: whole characters, a bounded depth, no NaN.
+        arguments = from_json(text or "{}", allow_inf_nan=False)
+    except ValueError:
         return None
     return arguments if isinstance(arguments, dict) else None

@@ -146,6 +146,7 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
         tracing=Tracing(recorder),
         readiness=Readiness(cast(EngineClient, None)),
         request_log=RequestLog(cast(ControlPlane, None), metrics),
+        settings=SimpleNamespace(allowed_hosts=None),
     )
     scope = {
         "type": "http",

@@ -18,5 +18,6 @@ def tool_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     base: Path = tmp_path_factory.mktemp("tooled") / "tooled"
     make_tiny_llama(base, max_position_embeddings=4096)
     (base / "chat_template.jinja").write_text(HERMES_TEMPLATE)
-    with serving(base, tmp_path_factory.mktemp("tool-server")) as running:
+    data_dir = tmp_path_factory.mktemp("tool-server")
+    with serving(base, data_dir, "--tool-format", "hermes") as running:
         yield running.make_caller("tools")

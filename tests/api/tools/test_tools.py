@@ -241,3 +241,50 @@ def test_what_is_no_function_is_refused_by_name(
 def test_what_does_not_fit_is_named(resident: Caller, change: dict[str, Any], param: str) -> None:
     answer = resident.http.post("/v1/chat/completions", json={**ASK, "model": "tiny", **change})
     check_envelope(answer, "invalid_parameter", param)
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_taken"),
+    [
+        ("", True),
+        (nested(150), True),
+        (nested(5000), False),
+        ('{"a": "\\ud800"}', False),
+        ('{"a": NaN}', False),
+        ("[1]", False),
+        ('{"a": 1', False),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_hostile_arguments_of_a_past_call_are_taken_or_refused(
+    tool_caller: Caller, arguments: str, is_taken: bool
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    talk = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    body = {"model": "tooled", "messages": talk, "max_tokens": 1}
+    answer = tool_caller.http.post("/v1/chat/completions", json=body)
+    if is_taken:
+        assert answer.is_success, answer.text
+    else:
+        check_envelope(answer, "invalid_parameter", "messages.1.tool_calls.0.function.arguments")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_hostile_schemas_of_tools_are_taken_or_refused(tool_caller: Caller, choice: str) -> None:
+    for schema in (
+        nested(150),
+        '{"type": "object", "properties": {"a": {"maximum": 1e308}}}',
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}',
+        '{"type": "object", "x-guidance": {"whitespace_flexible": "yes"}}',
+        '{"type": "string"}',
+        "{}",
+    ):
+        tool = {"type": "function", "function": {"name": "f", "parameters": json.loads(schema)}}
+        body = {**ASK, "max_tokens": 1, "tools": [tool], "tool_choice": choice}
+        answer = tool_caller.http.post("/v1/chat/completions", json=body)
+        if not answer.is_success:
+            check_envelope(answer, "invalid_grammar", answer.json()["error"]["param"])
