@@ -71,13 +71,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, in full."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-<<<<<<< HEAD
-        return name, load_command(str(name)) if stand_in is not None else None, rest
-=======
         if name is None or stand_in is None:
             return name, None, rest
         return name, load_command(name), rest
->>>>>>> w1
 
 
 def main() -> int:
