@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,28 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: OptionalToolChoice = None
     parallel_tool_calls: bool | None = None
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64},
+        {
+            "model": "acme/support-bot@prod",
+            "messages": [{"role": "user", "content": "What is the weather in Oslo?"}],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "weather",
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"city": {"type": "string"}},
+                        },
+                    },
+                }
+            ],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
 
     tolerated: ClassVar[frozenset[str]] = GenerationBody.tolerated | {"prediction"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -29,6 +29,16 @@ class CompletionBody(GenerationBody, PromptOptions):
     """Repeat the prompt before the output, with its log-probabilities if `logprobs` is given."""
     prompt_logprobs: NumLogprobs | None = None
     """As vLLM gives them, beside the output."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "model": "support-bot",
+            "prompt": "Once upon a time",
+            "max_tokens": 16,
+            "temperature": 0.0,
+        },
+        {"model": "support-bot@3", "prompt": ["a", "b"], "n": 2, "seed": 7, "stop": ["\n"]},
+    )
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.neutral,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Field
@@ -33,6 +33,10 @@ class EmbeddingBody(PromptOptions):
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last vector."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "input": ["one text", "another"], "encoding_format": "float"},
+    )
 
     tolerated: ClassVar[frozenset[str]] = frozenset({"metadata", "user"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {

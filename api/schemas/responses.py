@@ -167,6 +167,11 @@ class ResponsesBody(SamplingBody):
     user: str | None = None
     """Given back."""
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "input": "Hi", "max_output_tokens": 64},
+        {"model": "support-bot", "input": [{"role": "user", "content": "Hi"}], "stream": True},
+    )
+
     tolerated: ClassVar[frozenset[str]] = SamplingBody.tolerated - {"metadata", "user"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **SamplingBody.neutral,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from pydantic import Field, model_validator
@@ -28,6 +28,11 @@ class TokenizeBody(RequestModel):
     """Of messages: end where the answer begins; the default."""
     return_token_strs: bool | None = None
 
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"prompt": "Hello"},
+        {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}]},
+    )
+
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "continue_final_message": (False,),
     }
@@ -48,6 +53,8 @@ class TokenizeBody(RequestModel):
 class DetokenizeBody(RequestModel):
     model: ModelName | None = None
     tokens: list[TokenId]
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"tokens": [1, 2, 3]},)
 
 
 class Tokens(msgspec.Struct, frozen=True):

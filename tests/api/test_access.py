@@ -102,7 +102,7 @@ def senders(server: ServerUnderTest) -> dict[str, Sender]:
         "suspended": Sender(suspended.key, {}, always("tenant_suspended")),
         "tenant": Sender(tenant.key, {}, only_in_tenants(everything)),
         "tenant that names another": Sender(
-            tenant.key, {"x-loraplex-tenant": "resident"}, only_in_tenants(everything)
+            tenant.key, {"x-loraplex-tenant": "access-suspended"}, always("tenant_not_found")
         ),
         "admin": Sender(admin, {}, only_outside(OperatorRole.ADMIN)),
         "viewer": Sender(viewer, {}, only_outside(OperatorRole.VIEWER)),
