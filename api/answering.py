@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .disconnects import unless_disconnected
-from .errors import as_api_error, encode_error
+from .errors import ApiError, as_api_error, encode_error
 from .json_response import encode_json
 from .schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from .services.generation import TokenCounts
@@ -48,36 +48,55 @@ log = structlog.get_logger(__name__)
 class AnswerFormat(Protocol):
     """How a route's answers look."""
 
-    def opening(self) -> Iterator[msgspec.Struct]:
+    ending: bytes
+    """What a stream that succeeded ends in, behind its last chunk."""
+
+    def opening(self) -> Iterable[msgspec.Struct]:
         """The chunks that a stream begins with."""
 
-    def chunk(self, delta: Delta) -> msgspec.Struct | None:
-        """The chunk of a delta; None if it says nothing."""
+    def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
+        """The chunks of a delta; none if it says nothing."""
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The chunk without choices that ends a stream."""
+    def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
+        """The chunks behind the last delta."""
+
+    def event(self, chunk: msgspec.Struct) -> bytes:
+        """A chunk as an event of the stream."""
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """The event that a stream ends with if it fails."""
 
     def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
         """The whole answer; `choices[index]` are the deltas of one choice."""
+
+
+class PlainEvents:
+    """The events of chats and completions: the chunk alone."""
+
+    ending = DONE
+
+    def event(self, chunk: msgspec.Struct) -> bytes:
+        return sse_data(encode_json(chunk))
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        return sse_data(encode_error(error, request_id))
 
 
 async def answer_whole(request: Request, running: Running, form: AnswerFormat) -> Response:
     """Wait for everything. Raises ApiError or ClientDisconnected; either way nothing runs on."""
     generation = running.generation
     try:
-        choices = await unless_disconnected(request.receive, _collect(running))
+        choices = await unless_disconnected(request.receive, collect(running))
         body = encode_json(form.whole(choices, usage_of(generation.counts)))
     finally:
         await generation.aclose()
     return Response(body, media_type="application/json", headers=answer_headers(running))
 
 
-def answer_stream(
-    request: Request, running: Running, form: AnswerFormat, *, includes_usage: bool
-) -> Response:
+def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
     """Send each delta as it comes; owns the generation from here on."""
     return EventStream(
-        _events(request, running, form, includes_usage=includes_usage),
+        _events(request, running, form),
         headers=answer_headers(running),
         close=running.generation.aclose,
         patience_seconds=request.app.state.runtime.settings.reader_patience_seconds,
@@ -118,7 +137,8 @@ def answer_headers(running: Running) -> dict[str, str]:
     return headers
 
 
-async def _collect(running: Running) -> list[list[Delta]]:
+async def collect(running: Running) -> list[list[Delta]]:
+    """All deltas of each choice. Raises ApiError."""
     order = running.order
     choices: list[list[Delta]] = [[] for _ in range(len(order.prompts) * order.num_choices)]
     async for delta in running.generation.deltas():
@@ -126,21 +146,19 @@ async def _collect(running: Running) -> list[list[Delta]]:
     return choices
 
 
-async def _events(
-    request: Request, running: Running, form: AnswerFormat, *, includes_usage: bool
-) -> AsyncIterator[bytes]:
+async def _events(request: Request, running: Running, form: AnswerFormat) -> AsyncIterator[bytes]:
     try:
         for chunk in form.opening():
-            yield sse_data(encode_json(chunk))
+            yield form.event(chunk)
         async for delta in running.generation.deltas():
-            if (next_chunk := form.chunk(delta)) is not None:
-                yield sse_data(encode_json(next_chunk))
-        if includes_usage:
-            yield sse_data(encode_json(form.usage_chunk(usage_of(running.generation.counts))))
-        yield DONE
+            for chunk in form.chunks(delta):
+                yield form.event(chunk)
+        for chunk in form.closing(usage_of(running.generation.counts)):
+            yield form.event(chunk)
+        yield form.ending
     except Exception as exc:
         error = as_api_error(exc)
         if error.code == "internal_error":
             log.exception("stream_failed_unexpectedly", request_id=running.order.request_id)
         request.state.error_code = error.code
-        yield sse_data(encode_error(error, running.order.request_id))
+        yield form.failure(error, running.order.request_id)

@@ -14,6 +14,7 @@ from .routes import (
     audit,
     chat,
     completions,
+    embeddings,
     files,
     keys,
     me,
@@ -22,7 +23,10 @@ from .routes import (
     operators,
     quotas,
     residency,
+    responses,
+    servers,
     tenants,
+    tokens,
     uploads,
     usage,
     users,
@@ -30,18 +34,18 @@ from .routes import (
 from .runtime import Runtime
 
 _CLOSED = (
-    *(chat, completions, models),
+    *(chat, completions, responses, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
-    *(tenants, operators),
+    *(tenants, operators, servers),
 )
 
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route of `/v1` and `/admin` needs a key: the dependency stands on the root router, and
-    only `operations` is outside of it.
+    Every route needs a key: the dependency stands on the root router, and only `operations` is
+    outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime

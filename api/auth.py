@@ -34,6 +34,7 @@ TENANT_HEADER = "x-loraplex-tenant"
     errors=(
         "missing_api_key",
         "invalid_api_key",
+        "address_not_allowed",
         "tenant_suspended",
         "tenant_not_found",
         "database_unavailable",

@@ -47,6 +47,15 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "proposer_not_served": ErrorCode(
         400, "The server does not run this proposer of tokens; the message lists those it runs."
     ),
+    "invalid_grammar": ErrorCode(
+        400, "The schema or grammar cannot be served as it is; the message says where and why."
+    ),
+    "grammar_not_served": ErrorCode(400, "The server does not serve schemas and grammars."),
+    "grammar_failed": ErrorCode(
+        422,
+        "The output could not follow its grammar any further: that took more work than is allowed, "
+        "or no token of the vocabulary continues it.",
+    ),
     "context_length_exceeded": ErrorCode(
         400, "Prompt and requested output exceed the context length or the KV cache."
     ),

@@ -68,9 +68,9 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
-def encode_error(error: ApiError, request_id: str) -> bytes:
-    """The envelope as JSON: a whole body, or the data of the last event of a failed stream."""
-    body = ErrorBody(
+def error_body(error: ApiError, request_id: str) -> ErrorBody:
+    """What the caller reads about this error."""
+    return ErrorBody(
         message=error.message,
         type=error.published.type,
         param=error.param,
@@ -78,7 +78,11 @@ def encode_error(error: ApiError, request_id: str) -> bytes:
         retryable=error.published.retryable,
         request_id=request_id,
     )
-    return msgspec.json.encode(ErrorEnvelope(body))
+
+
+def encode_error(error: ApiError, request_id: str) -> bytes:
+    """The envelope as JSON: a whole body, or the data of the last event of a failed stream."""
+    return msgspec.json.encode(ErrorEnvelope(error_body(error, request_id)))
 
 
 def error_response(request: Request, error: ApiError) -> Response:
@@ -197,6 +201,8 @@ def _names_a_field(part: object) -> bool:
 
 def _explain_missing_path(request: Request, error: ApiError) -> ApiError:
     path: str = request.scope["path"]
-    if path.startswith("/v1/") or not path.startswith(("/chat/", "/completions", "/models")):
+    if path in ("/v1/tokenize", "/v1/detokenize"):
+        return ApiError(error.code, f"This is at the root: did you mean {path[3:]}?")
+    if not path.startswith(("/chat/", "/completions", "/embeddings", "/models", "/responses")):
         return error
     return ApiError(error.code, f"The API begins at /v1: did you mean /v1{path}?")

@@ -6,6 +6,7 @@ shapes of bodies in `schemas/`, what an error means in `error_codes.py`. Nothing
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import sys
@@ -74,8 +75,8 @@ _TENANT_PARAMETER: Json = {
     "name": "X-Loraplex-Tenant",
     "in": "header",
     "required": False,
-    "description": "The slug of the tenant that an operator acts on. Of tenants' keys it is not "
-    "read.",
+    "description": "The slug of the tenant that an operator acts on. A tenant's key may name its "
+    "own.",
     "schema": {"type": "string"},
 }
 _REQUEST_ID: Json = {
@@ -248,12 +249,8 @@ class _Operation:
     def _errors(self, responses: dict[str, Json]) -> Iterator[tuple[str, Json]]:
         for status in sorted({ERROR_CODES[code].status for code in self.codes}):
             codes = sorted(code for code in self.codes if ERROR_CODES[code].status == status)
-            name = ".".join(codes[:_MAX_NAMED_CODES])
-            if len(codes) > _MAX_NAMED_CODES:
-                name = f"{status}.{codes[0]}.and_{len(codes) - 1}_more"
-            known = responses.setdefault(name, _error_response(codes))
-            if known != _error_response(codes):
-                raise ValueError(f"two responses would be called {name}")
+            name = _response_name(status, codes)
+            responses.setdefault(name, _error_response(codes))
             yield str(status), {"$ref": f"#/components/responses/{name}"}
 
 
@@ -278,6 +275,13 @@ def _header(name: str, text: str) -> Json:
         "description": text,
         "schema": {"type": "string"},
     }
+
+
+def _response_name(status: int, codes: Sequence[str]) -> str:
+    names = ".".join(codes)
+    if len(codes) <= _MAX_NAMED_CODES:
+        return names
+    return f"{status}.{hashlib.sha256(names.encode()).hexdigest()[:8]}"
 
 
 def _error_response(codes: Sequence[str]) -> Json:

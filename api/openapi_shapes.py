@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -24,14 +25,12 @@ class Shapes:
     """The components of all bodies, and how to refer to them."""
 
     def __init__(self, bodies: Iterable[type[RequestModel]], structs: Iterable[Any]) -> None:
-        """Raises ValueError if a body and an answer have one name."""
         sent = _schemas_of_bodies(list(dict.fromkeys(bodies)))
         structs = list(dict.fromkeys(structs))
         schemas, answered = msgspec.json.schema_components(structs, ref_template=_REF)
         for struct in _all_structs(structs):
             _complete(answered[_component_name(struct.cls)], struct)
-        if both := sent.keys() & answered.keys():
-            raise ValueError(f"a body and an answer have one name: {', '.join(sorted(both))}")
+        sent = _renamed(sent, sent.keys() & answered.keys())
         self._references = dict(zip(structs, schemas, strict=True))
         self.components: Json = dict(sorted({**sent, **answered}.items()))
 
@@ -50,6 +49,15 @@ def _schemas_of_bodies(models: list[type[RequestModel]]) -> Json:
     for schema in components.values():
         _drop_titles(schema)
     return components
+
+
+def _renamed(components: Json, names: Collection[str]) -> Json:
+    """What is sent and what is answered may have one name: what is sent gets another."""
+    text = json.dumps(components)
+    for name in names:
+        text = text.replace(f'"{_REF.format(name=name)}"', f'"{_REF.format(name=name + "Input")}"')
+    renamed: Json = json.loads(text)
+    return {name + "Input" if name in names else name: renamed[name] for name in renamed}
 
 
 def _drop_titles(schema: Any) -> None:

@@ -32,7 +32,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-_API_PREFIXES = ("/v1/", "/admin/")
+_API_PREFIXES = ("/v1/", "/admin/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")

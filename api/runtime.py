@@ -51,6 +51,7 @@ from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
+from .services.expiring_keys import ExpiringKeys
 from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
@@ -161,8 +162,9 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             metrics=metrics,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
+            tool_format=settings.tool_format,
         )
-        stack.callback(inference.close)
+        stack.push_async_callback(inference.aclose)
         prompts = probe_prompts(tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
         attestations = Attestations(
             engine=engine,
@@ -206,6 +208,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(presence.close)
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
+        expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
+        stack.push_async_callback(expiring_keys.close)
 
         idempotent_answers = IdempotentAnswers(settings.load_secrets(), server_id)
         jobs = Jobs(leases, _upkeep(settings, control_plane, garbage))
@@ -213,6 +217,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 
         started_at = int(time.time())
         await metering.recover()
+        await admission.recover()
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
@@ -222,6 +227,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         reconciliation.start()
         garbage.start()
         jobs.start()
+        expiring_keys.start()
         yield Runtime(
             settings=settings,
             engine=engine,

@@ -22,6 +22,7 @@ from ..platform.secrets import (
     parse_secret,
     parse_secrets,
 )
+from .tools.tool_format import ToolFormatName
 
 
 def default_data_dir() -> Path:
@@ -35,7 +36,9 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Settings of every command that touches the platform. The embedded parts are the defaults."""
 
-    model_config = SettingsConfigDict(env_prefix="LORAPLEX_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="LORAPLEX_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     data_dir: Path = Field(default_factory=default_data_dir)
     """Home of the embedded database, the local store and the secret."""
@@ -55,6 +58,8 @@ class Settings(BaseSettings):
     """What opens `/metrics`; None opens it to this machine only."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
     """Networks of proxies whose `X-Forwarded-For` says where a request comes from."""
+    tool_format: ToolFormatName | None = None
+    """How the base writes calls of tools; None: as its chat template does."""
     otel: bool | None = None
     """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)

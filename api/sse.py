@@ -1,7 +1,7 @@
 """Server-sent events as the official OpenAI clients read them.
 
-Only `data:` lines and comments are used: an `event:` line or a lone `id:` breaks the client. A
-stream that fails ends with an error object and without `[DONE]`, so it cannot pass for a success.
+An event without data or a lone `id:` breaks the client, so pings are comments. A stream that fails
+ends with an error object and without what ends those that succeed, so it cannot pass for one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ PING_INTERVAL_SECONDS = 15.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def sse_data(payload: bytes) -> bytes:
+def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
     """One event; `payload` is JSON and so has no line breaks."""
-    return b"data: " + payload + b"\n\n"
+    named = b"" if name is None else f"event: {name}\n".encode()
+    return named + b"data: " + payload + b"\n\n"
 
 
 class EventStream(Response):

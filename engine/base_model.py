@@ -68,6 +68,13 @@ class BaseModel:
         return int(self.config.vocab_size)
 
     @property
+    def embedding_size(self) -> int:
+        """Of the last layer's hidden states, as the output head takes them."""
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight.shape[-1]
+
+    @property
     def head_name(self) -> str | None:
         """The output head's slice, if adapters can change it."""
         head = self.ends.head

@@ -38,9 +38,23 @@ class ScheduledSequence(NamedTuple):
         return self.context_len - self.num_draft_tokens == len(self.request.token_ids)
 
     @property
-    def num_kept_rows(self) -> int:
-        """Its last rows whose logits are looked at: of the last known and of the guessed tokens."""
+    def read(self) -> range:
+        """Positions of the prompt that the step computes and that are to be read."""
+        unread = self.request.unread
+        start = max(unread.start, self.request.num_computed_tokens)
+        return range(start, max(start, min(unread.stop, self.context_len)))
+
+    @property
+    def num_drawn_rows(self) -> int:
+        """Its last rows, of the last known and of the guessed tokens: what is drawn from."""
         return 1 + self.num_draft_tokens
+
+    @property
+    def num_kept_rows(self) -> int:
+        """Its last rows whose logits are looked at: those to draw from and those to read."""
+        if self.request.reads_logits and (read := self.read):
+            return self.context_len - read.start
+        return self.num_drawn_rows
 
     def with_draft(self) -> ScheduledSequence:
         """With what the request's draft really has, which may be less than was scheduled."""

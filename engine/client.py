@@ -488,8 +488,8 @@ class EngineClient:
 
     def _on_message(self, message: FromEngine) -> None:
         match message:
-            case StepEvents(started, tokens, finished):
-                events: Iterable[RequestEvent] = chain(started, tokens, finished)
+            case StepEvents(started, tokens, finished, prompts):
+                events: Iterable[RequestEvent] = chain(started, prompts, tokens, finished)
                 for event in events:
                     self._deliver(event)
                 for end in finished:

@@ -28,6 +28,9 @@ class KvDtype(StrEnum):
 
 
 MAX_DRAFT_TOKENS = 64
+MAX_READ_ROWS = 256
+"""The most tokens of prompts in one step whose log-probabilities are asked for: each takes a row of
+logits."""
 PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
 """What `EngineConfig.speculation` may name."""
 
@@ -115,9 +118,11 @@ class EngineConfig:
 
     @property
     def max_kept_rows(self) -> int:
-        """The most tokens of a step whose logits are looked at: a sequence's last, and guesses."""
+        """The most tokens of a step whose logits are looked at: a sequence's last, guesses, and
+        those of prompts that are read."""
         num_guesses = self.max_draft_tokens if self.speculation else 0
-        return min(self.max_num_seqs * (1 + num_guesses), self.max_num_batched_tokens)
+        num_rows = self.max_num_seqs * (1 + num_guesses) + MAX_READ_ROWS
+        return min(num_rows, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens <= self.max_num_seqs:

@@ -20,13 +20,15 @@ from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.residency import Residency
 from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
-from .batch import ScheduledBatch
+from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
+from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
 from .device_peak import measure_peak
 from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
-from .execution import Drawn, Execution
+from .execution import Drawn, Execution, StepRows
+from .grammars.grammars import open_grammars
 from .heartbeat import Heartbeat
 from .info import describe_engine
 from .kv_blocks import KvBlocks
@@ -59,8 +61,10 @@ from .model_cost import model_cost
 from .next_tokens import draw_next_tokens
 from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
+from .prompt_reading import read_prompt
 from .request import Request
 from .runner import ModelRunner, StepOutput
+from .sampling_params import MAX_LOGPROBS
 from .scheduler import Scheduler, SchedulerLimits
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
@@ -96,7 +100,10 @@ class EngineCore:
         draft = load_draft_model(config, base)
         medusas = open_medusas(config, base)
         plan = plan_engine(config, base, draft, head_bytes=heads_bytes(medusas))
-        self.info = describe_engine(config, base, plan)
+        self._grammars = open_grammars(
+            locate_model(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
+        )
+        self.info = describe_engine(config, base, plan, serves_grammars=self._grammars.is_served)
         self._base = base
         self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
@@ -180,6 +187,7 @@ class EngineCore:
             runner=self._runner,
             scheduler=self._scheduler,
             speculation=self._speculation,
+            read=self._read_prompt,
             draw=self._draw,
             eos_token_ids=base.eos_token_ids,
             emit=self._emit,
@@ -197,12 +205,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._residency.has_pending_work
+        pending = pending or self._grammars.has_pending
         return pending or bool(self._outbox) or self._has_events
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
         idle = not self._scheduler.num_running and not self._residency.has_pending_work
+        idle = idle and not self._grammars.has_pending
         return idle and not self._outbox and not self._has_events
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
@@ -221,7 +231,7 @@ class EngineCore:
             case Submit(submitted):
                 self._submit(submitted)
             case Abort(request_id):
-                if request := self._scheduler.get(request_id):
+                if request := self._get(request_id):
                     self._finish(request, FinishReason.ABORTED)
             case AdapterFetched(key, path, tier):
                 self._residency.fetched(key, path, tier)
@@ -243,6 +253,8 @@ class EngineCore:
         """One iteration: take up finished loads, schedule, run, process."""
         self._residency.poll()
         self._reap_if_due()
+        for request, error in self._grammars.poll():
+            self._queue(request, error)
         self._outbox += [AdapterEvicted(*answer) for answer in self._drains.poll()]
         batch, started, failed = self._scheduler.schedule()
         self._events.started.extend(started)
@@ -259,6 +271,7 @@ class EngineCore:
         """Stop the loader threads."""
         self._pace.is_busy = False
         self._loaders.close()
+        self._grammars.close()
 
     def _count_started(self, started: Sequence[RequestStarted]) -> None:
         for event in started:
@@ -283,7 +296,7 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def _submit(self, submitted: GenerationRequest) -> None:
-        if self._scheduler.get(submitted.request_id):
+        if self._get(submitted.request_id):
             # An end event under this id would end the first request's stream.
             logger.error("request id %s is in use", submitted.request_id)
             return
@@ -299,13 +312,31 @@ class EngineCore:
             adapter_tier=self._residency.tier(adapter) if adapter else None,
         )
         try:
-            if adapter in self._drains:
-                raise AdapterDeleted
             _check_token_ids(submitted, self.info.vocab_size)
+            _check_reading(submitted)
             self._speculation.check(submitted.speculation)
+            if submitted.sampling.grammar is not None:
+                self._grammars.prepare(request)
+                return
+        except EngineError as exc:
+            self._announce_end(request, FinishReason.ERROR, exc)
+            return
+        self._queue(request)
+
+    def _queue(self, request: Request, error: EngineError | None = None) -> None:
+        """Let the scheduler have the request, unless it has failed."""
+        try:
+            if error is not None:
+                raise error
+            if request.submitted.adapter in self._drains:
+                raise AdapterDeleted
             self._scheduler.add(request)
         except EngineError as exc:
             self._announce_end(request, FinishReason.ERROR, exc)
+
+    def _get(self, request_id: str) -> Request | None:
+        """The request, if it has not ended."""
+        return self._scheduler.get(request_id) or self._grammars.get(request_id)
 
     def _finish(
         self,
@@ -339,6 +370,7 @@ class EngineCore:
             )
         )
         self._speculation.forget(request.request_id)
+        self._grammars.forget(request, error)
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
     # --- adapters ---------------------------------------------------------------------------------
@@ -385,10 +417,16 @@ class EngineCore:
                 swap_seconds=prepared - start,
             )
 
+    def _read_prompt(self, sequence: ScheduledSequence, output: StepOutput, rows: StepRows) -> None:
+        if (read := read_prompt(sequence, output, rows)) is not None:
+            self._events.prompts.append(read)
+
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
-    ) -> list[Drawn]:
-        return draw_next_tokens(requests, output.logits[rows], self._speculation.acceptor)
+    ) -> list[Drawn | EngineError]:
+        return draw_next_tokens(
+            requests, output.logits[rows], self._speculation.acceptor, self._grammars.restrict
+        )
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
         num_tokens = len(generated.token_ids)
@@ -413,7 +451,8 @@ class EngineCore:
 
     @property
     def _has_events(self) -> bool:
-        return bool(self._events.started or self._events.tokens or self._events.finished)
+        events = self._events
+        return bool(events.started or events.prompts or events.tokens or events.finished)
 
     def stats(self) -> EngineStats:
         """Where the engine stands now."""
@@ -477,6 +516,14 @@ def _kv_reads(base: BaseModel, plan: MemoryPlan) -> Iterator[KvReads]:
 
 def _as_info(error: EngineError) -> ErrorInfo:
     return ErrorInfo(error.code, str(error), error.retry_after_seconds)
+
+
+def _check_reading(request: GenerationRequest) -> None:
+    num_logprobs, pooling = request.num_prompt_logprobs, request.pooling
+    if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
+        raise InvalidParameter("prompt_logprobs", f"must be from 0 to {MAX_LOGPROBS}")
+    if pooling is not None and (num_logprobs is not None or request.sampling.max_tokens):
+        raise InvalidParameter("pooling", "goes with neither output nor log-probabilities")
 
 
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:

@@ -6,7 +6,7 @@ given out once its last byte is there, a possible beginning of a stop string onc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from .tokenizer import Tokenizer
@@ -42,8 +42,10 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
-        self._decoder = _IncrementalDecoder(tokenizer, prompt_token_ids)
+        """Of special tokens only `visible_token_ids` are part of the text, as they are written."""
+        self._decoder = _IncrementalDecoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
         self._stopped = False
 
@@ -83,8 +85,14 @@ class _IncrementalDecoder:
     runs. So a token is decoded behind at least `_CONTEXT_TOKENS` others.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        visible_token_ids: Collection[int],
+    ) -> None:
         self._tokenizer = tokenizer
+        self._visible_token_ids = visible_token_ids
         self._window = self._prompt_context(prompt_token_ids)
         text = tokenizer.decode(self._window)
         self._num_given = len(text.rstrip(_REPLACEMENT))
@@ -95,6 +103,8 @@ class _IncrementalDecoder:
         """An earlier such place: where the window is cut when it has grown."""
 
     def push(self, token_id: int) -> str:
+        if token_id in self._visible_token_ids:
+            return self._restart() + self._tokenizer.token_text(token_id)
         if token_id in self._tokenizer.special_token_ids:
             return ""
         self._window.append(token_id)
@@ -110,6 +120,12 @@ class _IncrementalDecoder:
         new = text[self._num_given :]
         self._num_given = len(text)
         return new
+
+    def _restart(self) -> str:
+        """What was held back; nothing that follows is decoded together with it."""
+        held = self.flush()
+        self._window, self._num_given, self._num_settled, self._cut = [], 0, 0, 0
+        return held
 
     def _num_certain(self, text: str) -> int:
         """Characters of `text` that no further token can change."""

@@ -75,6 +75,24 @@ class ProposerNotServed(EngineError):
         super().__init__(f"{name} is none of what this engine runs: {', '.join(served) or 'none'}")
 
 
+class InvalidGrammar(EngineError):
+    """The grammar says nothing that an output could follow, or is more than is served."""
+
+    code = "invalid_grammar"
+
+
+class GrammarNotServed(EngineError):
+    """This engine does not serve grammars."""
+
+    code = "grammar_not_served"
+
+
+class GrammarFailed(EngineError):
+    """The output could not follow its grammar any further."""
+
+    code = "grammar_failed"
+
+
 class PromptTooLong(EngineError):
     """The prompt and the requested output exceed the context length or the KV cache."""
 

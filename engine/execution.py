@@ -8,12 +8,12 @@ through as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .batch import ScheduledSequence
-from .errors import EngineError, NumericalError, StaleExtent
+from .errors import EngineError, GrammarFailed, NumericalError, StaleExtent
 from .messages import FinishReason, TokensGenerated
 from .request import Request
 from .scheduler import Scheduler
@@ -80,9 +80,22 @@ class Drawn(NamedTuple):
     """The accepted tokens and one more."""
 
 
-Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn]]
+class StepRows(NamedTuple):
+    """Where one sequence stands in what a step gives."""
+
+    kept: range
+    """Its rows among those that have logits."""
+    computed: range
+    """Its rows among all."""
+
+
+Read = Callable[[ScheduledSequence, OutputT, StepRows], None]
+"""Hands on what is asked of the prompt's positions `sequence.read`. Raises EngineError if what it
+finds ends the request."""
+Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
-known token, then those of its draft. Changes nothing."""
+known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
+Changes nothing."""
 
 
 class _Drawing(NamedTuple):
@@ -102,6 +115,7 @@ class Execution(Generic[OutputT]):
         runner: Runner[OutputT],
         scheduler: Scheduler,
         speculation: Observer,
+        read: Read[OutputT],
         draw: Draw[OutputT],
         eos_token_ids: Container[int],
         emit: Callable[[Request, TokensGenerated], None],
@@ -111,6 +125,7 @@ class Execution(Generic[OutputT]):
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation
+        self._read_prompt = read
         self._draw_tokens = draw
         self._eos_token_ids = eos_token_ids
         self._emit = emit
@@ -142,29 +157,51 @@ class Execution(Generic[OutputT]):
 
     def _process(self, sequences: tuple[ScheduledSequence, ...], output: OutputT) -> bool:
         finite = output.finite
-        rows_of = dict(zip(sequences, _kept_rows(sequences), strict=True))
+        rows_of = dict(zip(sequences, _rows(sequences), strict=True))
         drawing: list[_Drawing] = []
         spoilt: list[ScheduledSequence] = []
         for sequence in self.current(sequences):
             rows = rows_of[sequence]
-            is_finite = finite[rows.start]
-            if not all(finite[rows.start : rows.stop]) and sequence.num_draft_tokens:
+            kept, first_drawn = rows.kept, rows.kept.stop - sequence.num_drawn_rows
+            is_finite = all(finite[kept.start : first_drawn + 1])
+            if not all(finite[first_drawn : kept.stop]) and sequence.num_draft_tokens:
                 sequence = self._without_draft(sequence)
                 if not is_finite:
                     spoilt.append(sequence)
                     continue
             if not is_finite:
                 self._finish(sequence.request, FinishReason.ERROR, NumericalError())
-            elif sequence.samples:
-                drawing.append(_Drawing(sequence, rows[: sequence.num_kept_rows]))
+            elif sequence.request.unread and not self._read(sequence, output, rows):
+                continue
+            elif sequence.samples and sequence.request.generates:
+                drawn = range(first_drawn, first_drawn + sequence.num_drawn_rows)
+                drawing.append(_Drawing(sequence, drawn))
             else:
+                is_complete = sequence.samples
                 self._scheduler.advance(sequence)
+                if is_complete:
+                    self._finish(sequence.request, FinishReason.LENGTH)
         if drawing:
             self._draw(drawing, output)
         for sequence in spoilt:
             # What a guess wrote enters the sums of the rows before it, with a weight of zero.
             self.run((sequence,))
         return not spoilt
+
+    def _read(self, sequence: ScheduledSequence, output: OutputT, rows: StepRows) -> bool:
+        """Hand on what is asked of the prompt; False if that ended the request."""
+        request, read = sequence.request, sequence.read
+        try:
+            if read:
+                self._read_prompt(sequence, output, rows)
+        except EngineError as exc:
+            self._finish(request, FinishReason.ERROR, exc)
+            return False
+        except Exception:
+            self._fail(request)
+            return False
+        request.unread = range(max(read.stop, request.unread.start), request.unread.stop)
+        return True
 
     def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """The sequence as it would have run without its guesses, of which nothing is left."""
@@ -188,8 +225,11 @@ class Execution(Generic[OutputT]):
             for sequence, own_rows in drawing:
                 self._draw([_Drawing(self._without_draft(sequence), own_rows[:1])], output)
             return
-        for entry, (path, generated) in zip(drawing, drawn, strict=True):
-            self._append(entry, path, generated, output)
+        for entry, result in zip(drawing, drawn, strict=True):
+            if isinstance(result, EngineError):
+                self._finish(entry.sequence.request, FinishReason.ERROR, result)
+            else:
+                self._append(entry, *result, output)
 
     def _append(
         self, entry: _Drawing, path: Sequence[int], generated: TokensGenerated, output: OutputT
@@ -210,7 +250,8 @@ class Execution(Generic[OutputT]):
             request, path, None if hidden_states is None else hidden_states[row]
         )
         request.draft = NO_DRAFT
-        self._finish_if_done(request, generated.token_ids[-1])
+        if not self._finish_if_done(request, generated.token_ids[-1]):
+            self._follow(request, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
         """Whether what these guesses have written could be put where it belongs."""
@@ -228,11 +269,25 @@ class Execution(Generic[OutputT]):
                 return index + 1
         return len(token_ids)
 
-    def _finish_if_done(self, request: Request, token: int) -> None:
+    def _finish_if_done(self, request: Request, token: int) -> bool:
         if request.is_ended_by(token, self._eos_token_ids):
             self._finish(request, FinishReason.STOP, stop_token_id=token)
         elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._finish(request, FinishReason.LENGTH)
+        else:
+            return False
+        return True
+
+    def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Take the request's grammar behind its new tokens."""
+        if request.matcher is None:
+            return
+        try:
+            request.matcher.accept(token_ids)
+        except Exception as exc:
+            if not isinstance(exc, GrammarFailed):
+                logger.exception("the grammar of request %s failed", request.request_id)
+            self._finish(request, FinishReason.ERROR, GrammarFailed())
 
     def _fail(self, request: Request) -> None:
         logger.exception("request %s cannot be computed", request.request_id)
@@ -243,6 +298,11 @@ def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:
     return len(sequences) == 1 and not sequences[0].num_draft_tokens
 
 
-def _kept_rows(sequences: Sequence[ScheduledSequence]) -> list[range]:
-    ends = accumulate((sequence.num_kept_rows for sequence in sequences), initial=0)
-    return [range(start, end) for start, end in pairwise(ends)]
+def _rows(sequences: Sequence[ScheduledSequence]) -> list[StepRows]:
+    kept = _adjacent(sequence.num_kept_rows for sequence in sequences)
+    computed = _adjacent(sequence.num_tokens for sequence in sequences)
+    return list(map(StepRows, kept, computed))
+
+
+def _adjacent(sizes: Iterable[int]) -> Iterable[range]:
+    return (range(start, end) for start, end in pairwise(accumulate(sizes, initial=0)))

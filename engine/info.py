@@ -9,7 +9,9 @@ from .memory import MemoryPlan
 from .messages import EngineInfo
 
 
-def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> EngineInfo:
+def describe_engine(
+    config: EngineConfig, base: BaseModel, plan: MemoryPlan, *, serves_grammars: bool
+) -> EngineInfo:
     dtype = str(base.dtype).removeprefix("torch.")
     windowed = config.attention_window is not None
     return EngineInfo(
@@ -38,4 +40,6 @@ def describe_engine(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> 
         proposers=config.proposers,
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
+        serves_grammars=serves_grammars,
+        embedding_size=base.embedding_size,
     )

@@ -38,6 +38,8 @@ class Span:
     tree: Sequence[int] | None = None
     """For each of the last `len(tree)` tokens, guessed ones, the index of the one among them that
     it follows, -1 for the token before them all; None: every token follows the one before."""
+    is_prompt: bool = False
+    """Its kept rows are read, and verify nothing."""
 
     @property
     def end(self) -> int:

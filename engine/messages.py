@@ -48,6 +48,15 @@ class ErrorInfo:
 # --- towards the engine -------------------------------------------------------------------------
 
 
+class Pooling(StrEnum):
+    """How the last layer's hidden states of a prompt become one vector."""
+
+    LAST = "last"
+    """The last token's, which has seen all others."""
+    MEAN = "mean"
+    """The mean over all tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """How tokens of this request are guessed, where the engine is not to decide by itself."""
@@ -66,7 +75,10 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `n > 1` is n of these; their prompts meet in the prefix cache."""
+    """One sequence to generate. `n > 1` is n of these; their prompts meet in the prefix cache.
+
+    With `max_tokens` of 0 nothing is generated: it ends with its prompt.
+    """
 
     request_id: str
     tenant_id: str
@@ -91,6 +103,11 @@ class GenerationRequest:
     """The request must have ended so long after its arrival in the engine; None: whenever."""
     journal_slot: int | None = None
     """Where its tokens are counted in the journal; None: nobody is charged for it."""
+    pooling: Pooling | None = None
+    """Send the prompt's embedding; `max_tokens` must be 0."""
+    num_prompt_logprobs: int | None = None
+    """Send log-probabilities of the prompt's tokens but the first, with so many of the likeliest
+    ones beside each; None: none. Not together with `pooling`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +212,10 @@ class EngineInfo:
     """The most tokens guessed for a request in one step."""
     acceptance: str = "coupled"
     """One of `config.Acceptance`."""
+    serves_grammars: bool = False
+    """Whether requests may have a grammar."""
+    embedding_size: int = 0
+    """How many numbers an embedding has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +261,19 @@ class TokenLogprobs:
     chosen: TokenLogprob
     top: list[TokenLogprob]
     """The most likely tokens, best first."""
+    rank: int | None = None
+    """Of a prompt's token: 1 if none is likelier, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """What was asked of a part of the prompt that a step has computed; parts come in order."""
+
+    request_id: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's next tokens: of all parts together from its second to its last."""
+    embedding: bytes | None = None
+    """fp32 `[embedding_size]`, not normalized; only with the last part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +313,13 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """Everything that one step has to say; per request in order started, tokens, finished."""
+    """Everything that one step has to say; per request in order started, prompt, tokens,
+    finished."""
 
     started: list[RequestStarted] = field(default_factory=list)
     tokens: list[TokensGenerated] = field(default_factory=list)
     finished: list[RequestFinished] = field(default_factory=list)
+    prompts: list[PromptRead] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

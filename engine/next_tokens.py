@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from .errors import EngineError
 from .execution import Drawn
+from .grammars.masks import Restricted
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
 from .sampler import logprobs_of
 from .speculation.acceptors import Accepted, Acceptor
 
+Restrict = Callable[[Sequence[Request], Tensor], Restricted]
+"""See `grammars.masks.restrict`."""
+
 
 def draw_next_tokens(
-    requests: Sequence[Request], logits: Tensor, acceptor: Acceptor
-) -> list[Drawn]:
+    requests: Sequence[Request], logits: Tensor, acceptor: Acceptor, restrict: Restrict
+) -> list[Drawn | EngineError]:
     """Verify each request's draft and draw behind what was accepted of it; changes nothing.
 
     `logits`: for each request the row of its last known token, then one for each token of its
-    draft.
+    draft. What a request gets may be the error that ends it. Log-probabilities are the model's own,
+    whatever a grammar forbids.
     """
-    verified = acceptor.accept(requests, logits)
+    allowed, failed = restrict(requests, logits)
+    verified = acceptor.accept(requests, allowed)
     rows, start = [], 0
     for request, accepted in zip(requests, verified, strict=True):
         rows.append([start, *(start + 1 + index for index in accepted.path)])
         start += 1 + len(request.draft)
     logprobs = _logprobs(requests, verified, rows, logits)
     return [
-        Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
+        failed.get(request)
+        or Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
         for request, accepted, own_rows, entries in zip(
             requests, verified, rows, logprobs, strict=True
         )

@@ -97,7 +97,8 @@ class Quarantine:
 def fingerprint(request: GenerationRequest) -> RequestFingerprint:
     """What makes two requests the same one, sent again: everything but its id and its seed."""
     sampling = replace(request.sampling, seed=None)
-    content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling)
+    asked = (request.pooling, request.num_prompt_logprobs)
+    content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling, asked)
     return hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Lease, Tier
+from .grammars.matcher import Matcher
 from .kv_blocks import SequenceBlocks
-from .messages import GenerationRequest
+from .messages import GenerationRequest, Pooling
 from .prefix_cache import CacheNamespace
 from .speculation.draft import NO_DRAFT, Draft
 
@@ -41,6 +43,12 @@ class Request:
     """Given by `Scheduler.add`."""
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
+    unread: range = field(init=False)
+    """Positions of the prompt of which something is asked that was not given yet."""
+    reads_logits: bool = field(init=False)
+    """Whether what is asked of them takes their logits."""
+    pooled: Any = None
+    """The sum of the hidden states read so far."""
 
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -55,6 +63,8 @@ class Request:
     """Guessed and verified so far."""
     num_accepted_tokens: int = 0
     """Of these."""
+    matcher: Matcher | None = None
+    """Where the output stands in its grammar, if it has one."""
     lease: Lease | None = None
     started: bool = False
     adapter_missing_since: float | None = None
@@ -73,6 +83,18 @@ class Request:
             self.deadline = self.arrival_time + submitted.deadline_seconds
         self.num_prompt_tokens = len(submitted.prompt_token_ids)
         self.token_ids = list(submitted.prompt_token_ids)
+        self.reads_logits = submitted.num_prompt_logprobs is not None
+        self.unread = _positions_to_read(submitted)
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Tokens, from the first, that may have been computed for others: not those to be read."""
+        return self.unread.start if self.unread else len(self.token_ids)
+
+    @property
+    def generates(self) -> bool:
+        """Whether anything follows its prompt."""
+        return self.submitted.sampling.max_tokens > 0
 
     @property
     def num_generated_tokens(self) -> int:
@@ -80,6 +102,8 @@ class Request:
 
     def is_ended_by(self, token: int, eos_token_ids: Container[int]) -> bool:
         """Whether nothing follows this token of the output."""
+        if self.matcher is not None and token in self.matcher.end_token_ids:
+            return True
         params = self.submitted.sampling
         is_eos = token in eos_token_ids and not params.ignore_eos
         return is_eos or token in params.stop_token_ids
@@ -88,3 +112,16 @@ class Request:
     def num_remaining_tokens(self) -> int:
         """Known tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+
+def _positions_to_read(submitted: GenerationRequest) -> range:
+    length = len(submitted.prompt_token_ids)
+    if submitted.num_prompt_logprobs is not None:
+        return range(length - 1)  # each says how likely the next is
+    match submitted.pooling:
+        case Pooling.MEAN:
+            return range(length)
+        case Pooling.LAST:
+            return range(length - 1, length)
+        case None:
+            return range(0)

@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from .messages import GenerationRequest, RequestFinished, RequestStarted, TokensGenerated
+from .messages import (
+    GenerationRequest,
+    PromptRead,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
 
-RequestEvent = RequestStarted | TokensGenerated | RequestFinished
+RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
 
 
 class RequestStream:

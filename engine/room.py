@@ -126,7 +126,7 @@ class Room:
             return
         self._fork = None
         request.num_computed_tokens = self._kv.match(
-            request.kv, request.namespace, request.token_ids
+            request.kv, request.namespace, request.token_ids[: request.num_reusable_tokens + 1]
         )
 
     def _forget(self, request: Request) -> None:

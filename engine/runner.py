@@ -18,6 +18,7 @@ from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
 from .output_head import head_inputs
+from .pooling import last_hidden_states
 from .request import Request
 from .speculation.draft import NO_DRAFT
 from .step_adapters import StepAdapters, StepAdaptersBuilder
@@ -30,6 +31,9 @@ class StepOutput(NamedTuple):
     """fp32 `[num_kept_rows, vocab_size]`."""
     hidden_states: Tensor | None
     """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
+    token_states: Tensor | None = None
+    """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
+    request's embedding is asked for."""
 
     @property
     def finite(self) -> list[bool]:
@@ -90,10 +94,12 @@ class ModelRunner:
         Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
         at: one that is not finite has written what must not be reused.
         """
-        return self.run_spans(
-            [_span(sequence) for sequence in sequences],
-            [sequence.request.lease for sequence in sequences],
-        )
+        with self._token_states(sequences) as seen:
+            output = self.run_spans(
+                [_span(sequence) for sequence in sequences],
+                [sequence.request.lease for sequence in sequences],
+            )
+        return output._replace(token_states=seen[0]) if seen else output
 
     def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
         """As `run`, of whatever spans, each under the adapter of its lease.
@@ -123,6 +129,14 @@ class ModelRunner:
         """What the output head is called with inside, if hidden states are asked for."""
         return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
 
+    def _token_states(
+        self, sequences: tuple[ScheduledSequence, ...]
+    ) -> AbstractContextManager[list[Tensor]]:
+        """What the last layer gives inside, if an embedding is asked for."""
+        if any(sequence.request.submitted.pooling for sequence in sequences):
+            return last_hidden_states(self._base.model)
+        return nullcontext([])
+
     def _step_adapters(
         self, spans: Sequence[Span], leases: Sequence[Lease | None]
     ) -> StepAdapters | None:
@@ -134,7 +148,11 @@ class ModelRunner:
             [_run(len(span.token_ids), lease) for span, lease in pairs],
             [_run(span.num_kept_rows, lease) for span, lease in pairs],
             num_decodes=sum(len(span.token_ids) == 1 for span in spans),
-            num_verified=sum(len(span.token_ids) for span in spans if span.num_kept_rows > 1),
+            num_verified=sum(
+                len(span.token_ids)
+                for span in spans
+                if span.num_kept_rows > 1 and not span.is_prompt
+            ),
         )
 
 
@@ -148,6 +166,7 @@ def _span(sequence: ScheduledSequence) -> Span:
         start=start,
         tables=request.kv.tables,
         num_kept_rows=sequence.num_kept_rows,
+        is_prompt=not sequence.num_draft_tokens,
         tree=draft.parents,
     )
 

@@ -111,6 +111,13 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Tok
     ]
 
 
+def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+    """How many of each row's tokens are likelier than this one, and 1."""
+    chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks: list[int] = (1 + (logits > chosen).sum(-1)).tolist()
+    return ranks
+
+
 def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Apply penalties and biases; rows without any are left as they are."""
     adjusted = logits

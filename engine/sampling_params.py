@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import InvalidParameter
+from .grammars.spec import GrammarSpec
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -23,6 +24,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 16
+    """0: only the prompt is computed."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -38,9 +40,13 @@ class SamplingParams:
     """None: no logprobs. 0: the chosen token's only. n: also the n most likely tokens'."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    """With a grammar: eos comes only where nothing else may."""
+    grammar: GrammarSpec | None = None
+    """What the whole output follows; None: any text. An output that `max_tokens`, a stop string or
+    a stop token cuts off is a beginning of what the grammar describes."""
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, 1, 1 << 20)
+        _check("max_tokens", self.max_tokens, 0, 1 << 20)
         _check("temperature", self.temperature, 0.0, 2.0)
         _check("top_k", self.top_k, 0, 1 << 31)
         _check("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)

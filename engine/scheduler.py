@@ -19,6 +19,7 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency, Tier
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence
+from .config import MAX_READ_ROWS
 from .deadlines import Deadlines
 from .errors import (
     AdapterDeleted,
@@ -58,6 +59,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    max_read_rows: int = MAX_READ_ROWS
     target_itl_seconds: float | None = None
     """Prompts share a step with decodes only as far as it is expected to stay below this."""
     max_queued: int = 4096
@@ -216,7 +218,11 @@ class Scheduler:
         """Choose the next step, hand out its blocks and take its leases."""
         self._running.begin_step()
         limits = self.limits
-        step = Step(budget=limits.max_num_batched_tokens, block_size=limits.block_size)
+        step = Step(
+            budget=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            max_read_rows=limits.max_read_rows,
+        )
         self._end_expired(step)
         prefills = self._schedule_decodes(step)
         self._plan_drafts(step, has_prompts=bool(prefills or self._waiting))
@@ -358,10 +364,10 @@ class Scheduler:
             self._continue_prompt(request, step)
 
     def _continue_prompt(self, request: Request, step: Step) -> None:
-        if request in step.preempted or not step.budget:
+        if request in step.preempted:
             return
-        num_tokens = min(request.num_remaining_tokens, step.budget)
-        if self._preemption.make_room(request, num_tokens, step):
+        num_tokens = step.room_for(request)
+        if num_tokens and self._preemption.make_room(request, num_tokens, step):
             step.add(request, num_tokens)
             self._charge_prompt(request, num_tokens)
 
@@ -388,7 +394,8 @@ class Scheduler:
                 return
             if self._fails(request, step):
                 continue
-            if request.num_computed_tokens == 0 and self._groups.awaits_prompt(request):
+            awaits_group = request.num_computed_tokens == 0 and self._groups.awaits_prompt(request)
+            if awaits_group or not step.room_for(request):
                 walk.skip()
             elif self._is_capped(request):
                 walk.stop_tenant()
@@ -471,7 +478,7 @@ class Scheduler:
 
     def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
         walk.admitted()
-        num_tokens = min(request.num_remaining_tokens, step.budget)
+        num_tokens = step.room_for(request)
         self._room.take(request, num_tokens)
         step.add(request, num_tokens)
         self._charge_prompt(request, num_tokens)

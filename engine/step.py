@@ -15,7 +15,7 @@ from .step_costs import StepShape
 
 
 class Step:
-    def __init__(self, *, budget: int, block_size: int) -> None:
+    def __init__(self, *, budget: int, block_size: int, max_read_rows: int) -> None:
         self.decodes: dict[Request, ScheduledSequence] = {}
         """Added to directly, by `Scheduler`: it is the hot loop."""
         self.started: list[RequestStarted] = []
@@ -26,6 +26,7 @@ class Step:
         self._block_size = block_size
         self._prefills: dict[Request, ScheduledSequence] = {}
         self._limit = budget
+        self._num_free_rows = max_read_rows
         self._num_prefill_tokens = 0
         self._num_draft_tokens = 0
 
@@ -38,8 +39,20 @@ class Step:
         """Let no more than so many tokens be added from now on."""
         self._limit -= max(self.budget - num_tokens, 0)
 
+    def room_for(self, request: Request) -> int:
+        """How many of the request's known tokens may be added; 0: none in this step."""
+        num_tokens = min(request.num_remaining_tokens, self.budget)
+        if not (request.reads_logits and request.unread):
+            return num_tokens
+        if not self._num_free_rows:
+            return 0
+        num_unkept = request.unread.start - request.num_computed_tokens
+        return min(num_tokens, num_unkept + self._num_free_rows)
+
     def add(self, request: Request, num_tokens: int) -> None:
         sequence = ScheduledSequence(request, num_tokens)
+        if request.reads_logits:
+            self._num_free_rows -= len(sequence.read)
         if num_tokens == 1:
             self.decodes[request] = sequence
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,23 +51,36 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def encode(self, text: str) -> list[int]:
+    def special_token_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of these texts that are special tokens."""
+        ids = {text: self.backend.token_to_id(text) for text in texts}
+        return {text: i for text, i in ids.items() if i in self.special_token_ids}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the base model begins with."""
-        return self.backend.encode(text).ids
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of a conversation in the base model's own chat template.
 
         Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
-        messages.
+        messages. A template that does not know tools leaves them out.
         """
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text that `encode_chat` tokenizes."""
         if not self.has_chat_template:
@@ -77,6 +90,7 @@ class Tokenizer:
         try:
             text: str = self._chat.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
@@ -84,10 +98,14 @@ class Tokenizer:
             raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
         return text
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones left out."""
-        text: str = self.backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these tokens."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """How the vocabulary writes this token; empty for an id that it does not have."""
+        return self.backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token stands for; a character may take the bytes of several."""

@@ -18,8 +18,8 @@ from sqlalchemy.orm import (
 )
 
 from .base import TenantOwned
+from .models import Tenant  # from there, so that whoever has a session knows every table
 from .row_security import confine
-from .tenants.models import Tenant
 
 
 class ScopeViolation(AssertionError):

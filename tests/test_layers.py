@@ -56,6 +56,7 @@ CORE_TORCH_FREE = (
     "engine.prefix_cache",
     "engine.kv_budget",
     "engine.kv_groups",
+    "engine.grammars.compiler",
     "engine.messages",
     "engine.tenant_service",
     "engine.utilization",
@@ -79,6 +80,8 @@ EDGES = {
     "engine/tokenizer.py": {"tokenizers", "jinja2"},
     "engine/detokenizer.py": {"tokenizers"},
     "engine/checkpoint.py": {"huggingface_hub"},
+    "engine/grammars/compiler.py": {"llguidance"},
+    "engine/grammars/vocabulary.py": {"tokenizers"},
     "adapters/fetcher_messages.py": {"msgspec"},
     "adapters/store/s3_client.py": {"boto3", "botocore", "urllib3"},
 }

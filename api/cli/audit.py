@@ -18,7 +18,7 @@ from ...platform.secrets import AUDIT_CHAIN_KEY
 from ...platform.tenants import service as tenants
 from ..settings import Settings, load_settings
 from .admin import DatabaseUrl, DataDir, open_current_database
-from .client import ApiClient, open_client
+from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
 
@@ -55,7 +55,7 @@ def list_(
     query = _query(action, actor, resource, since, until) | {"limit": min(limit, PAGE)}
     entries: list[Any] = []
     with open_client() as client:
-        for entry in _log(client, is_platform).pages("/audit", **query):
+        for entry in (client.admin if is_platform else client).pages("/audit", **query):
             entries.append(entry)
             if len(entries) == limit:
                 break
@@ -78,7 +78,7 @@ def export(
     """Print the changes as JSON, one a line, the oldest first."""
     query = _query(action, actor, resource, since, until) | {"limit": PAGE, "oldest_first": "true"}
     with open_client() as client:
-        for entry in _log(client, is_platform).pages("/audit", **query):
+        for entry in (client.admin if is_platform else client).pages("/audit", **query):
             typer.echo(json.dumps(entry, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -143,10 +143,6 @@ def _row(name: str, verified: Verified) -> dict[str, Any]:
         "broken_at": None if breach is None else breach.number,
         "reason": None if breach is None else breach.reason,
     }
-
-
-def _log(client: ApiClient, is_platform: bool) -> ApiClient:
-    return client.admin if is_platform else client
 
 
 def _query(

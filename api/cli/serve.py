@@ -16,6 +16,7 @@ from ...engine.config import (
     Quantization,
 )
 from ..settings import Settings, default_data_dir, load_settings
+from ..tools.tool_format import ToolFormatName
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
@@ -185,6 +186,14 @@ def serve(
             show_default="refused",
         ),
     ] = None,
+    tool_format: Annotated[
+        ToolFormatName | None,
+        typer.Option(
+            envvar="LORAPLEX_TOOL_FORMAT",
+            help="How the base writes calls of tools.",
+            show_default="as its chat template does",
+        ),
+    ] = None,
     num_threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
     ] = None,
@@ -223,6 +232,7 @@ def serve(
         database=database,
         store=store,
         served_model_name=served_model_name,
+        tool_format=tool_format,
         reference_base=reference_base,
         max_reference_kl=max_reference_kl,
         max_full_matrix_bytes=(

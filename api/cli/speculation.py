@@ -10,23 +10,49 @@ from ...engine.config import PROPOSERS
 from ...engine.messages import EngineInfo
 
 OFF = "off"
+BEHIND_COLON: dict[str, str | None] = {
+    "ngram": None,
+    "draft": "MODEL",
+    "early_exit": "LAYERS",
+    "medusa": "CHECKPOINT",
+    "medusa_tree": "CHECKPOINT",
+}
+"""What each proposer needs; None: nothing may stand there."""
 
 
 def parse_speculation(values: Sequence[str]) -> tuple[str, ...]:
-    """The entries of `EngineConfig.speculation`, given one by one or with commas between them."""
+    """The entries of `EngineConfig.speculation`, given one by one or with commas between them.
+
+    What can be refused before the base is loaded is refused: raises BadParameter.
+    """
     entries = [entry.strip() for value in values for entry in value.split(",") if entry.strip()]
     if entries == [OFF]:
         return ()
-    names = [entry.partition(":")[0] for entry in entries]
-    for name in names:
-        if name == OFF:
-            raise typer.BadParameter(f"{OFF} goes with no other", param_hint="--speculation")
-        if name not in PROPOSERS:
-            known = ", ".join(PROPOSERS)
-            raise typer.BadParameter(f"{name} is none of {known}", param_hint="--speculation")
+    names = []
+    for entry in entries:
+        name, _, argument = entry.partition(":")
+        if objection := _objection(name, argument):
+            raise typer.BadParameter(objection, param_hint="--speculation")
+        names.append(name)
     if len(set(names)) < len(names):
         raise typer.BadParameter("a proposer comes twice", param_hint="--speculation")
     return tuple(entries)
+
+
+def _objection(name: str, argument: str) -> str | None:
+    """Why this proposer cannot be meant; None if it can."""
+    if name == OFF:
+        return f"{OFF} goes with no other"
+    if name not in PROPOSERS:
+        return f"{name} is none of {', '.join(PROPOSERS)}"
+    needed = BEHIND_COLON[name]
+    if needed is None:
+        return f"{name} takes nothing behind a colon" if argument else None
+    if not argument:
+        return f"{name} needs something behind a colon: {name}:{needed}"
+    if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
+        return f"{name} needs a number of layers, not {argument}"
+    return None
 
 
 def describe_speculation(info: EngineInfo) -> str:

@@ -59,8 +59,8 @@ def usage(
         rows = list(
             (client.admin if all_tenants else client).pages(
                 "/usage",
-                since=since and since.date().isoformat(),
-                until=until and until.date().isoformat(),
+                since=_day(since),
+                until=_day(until),
                 group_by=[group.value for group in groups],
                 adapter=adapter,
             )
@@ -72,6 +72,10 @@ def usage(
         _print_csv(rows, columns)
     else:
         print_rows([_shown(row) for row in rows], columns)
+
+
+def _day(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.date().isoformat()
 
 
 def _print_csv(rows: list[dict[str, Any]], columns: list[str]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.tokenizer import Tokenizer
 from ...platform.keys.principal import Principal, Scope
 from ..answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..auth import require
@@ -21,12 +17,12 @@ from ..contract import answers
 from ..disconnects import unless_disconnected
 from ..request_context import split_key
 from ..runtime import CurrentRuntime
-from ..schemas.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
+from ..services.echo import Echo
 from ..services.inference import Order
-from ..services.sequence_text import Delta
-from .generation_errors import GENERATION_ERRORS
-from .logprobs import reported
+from .completion_format import CompletionFormat
+from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 
 router = APIRouter(prefix="/v1")
 
@@ -35,7 +31,7 @@ router = APIRouter(prefix="/v1")
 @answers(
     Completion,
     stream=Completion,
-    errors=GENERATION_ERRORS,
+    errors=(*GENERATION_ERRORS, *GRAMMAR_ERRORS),
     headers=SERVED_HEADERS,
 )
 async def create_completion(
@@ -47,7 +43,13 @@ async def create_completion(
     """Continue a text, or several, whole or as a stream of events."""
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
-    prompts = [await inference.encode(prompt) for prompt in body.prompt]
+    prompts = await inference.encode(
+        principal,
+        body.prompt,
+        add_special_tokens=body.adds_special_tokens,
+        truncate=body.truncate_prompt_tokens,
+        max_tokens=body.output_limit,
+    )
     order = Order(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
@@ -59,72 +61,25 @@ async def create_completion(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
-        sampling=body.sampling(max_tokens=body.output_limit, num_logprobs=body.logprobs),
+        sampling=body.sampling(
+            max_tokens=body.output_limit, num_logprobs=body.logprobs, grammar=body.form_grammar
+        ),
         stop=tuple(body.stop or ()),
         continues_prompt=True,
+        num_prompt_logprobs=body.num_prompt_logprobs,
     )
+    echoes: Sequence[Echo] = ()
+    if body.echo:
+        is_cut = body.truncate_prompt_tokens is not None
+        echoes = await inference.echo(principal, body.prompt, prompts, is_cut=is_cut)
     running = await unless_disconnected(request.receive, inference.start(order))
-    form = CompletionFormat(order, inference.tokenizer, streams_usage=body.includes_usage)
+    form = CompletionFormat(
+        order,
+        inference.tokenizer,
+        streams_usage=body.includes_usage,
+        echoes=echoes,
+        num_prompt_logprobs=body.prompt_logprobs,
+    )
     if body.stream:
-        return answer_stream(request, running, form, includes_usage=body.includes_usage)
+        return answer_stream(request, running, form)
     return await answer_whole(request, running, form)
-
-
-class CompletionFormat:
-    """Plain completions; a chunk has the form of a whole answer."""
-
-    def __init__(self, order: Order, tokenizer: Tokenizer, *, streams_usage: bool) -> None:
-        self._id = f"cmpl-{order.request_id}"
-        self._created = int(time.time())
-        self._model = order.model.name
-        self._has_logprobs = order.sampling.num_logprobs is not None
-        self._tokenizer = tokenizer
-        self._no_usage: UnsetType | None = None if streams_usage else UNSET
-        self._offsets = [0] * (len(order.prompts) * order.num_choices)
-        """Per choice, where its next token begins in its text."""
-
-    def opening(self) -> Iterator[Completion]:
-        return iter(())
-
-    def chunk(self, delta: Delta) -> Completion | None:
-        if not (delta.text or delta.logprobs or delta.finish_reason):
-            return None
-        return self._answer([self._choice(delta.index, [delta])], self._no_usage)
-
-    def usage_chunk(self, usage: Usage) -> Completion:
-        return self._answer([], usage)
-
-    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
-        return self._answer(
-            [self._choice(index, deltas) for index, deltas in enumerate(choices)], usage
-        )
-
-    def _answer(
-        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
-    ) -> Completion:
-        return Completion(self._id, self._created, self._model, choices, usage)
-
-    def _choice(self, index: int, deltas: Sequence[Delta]) -> CompletionChoice:
-        text = "".join(delta.text for delta in deltas)
-        return CompletionChoice(
-            index, text, deltas[-1].finish_reason, self._logprobs(index, deltas)
-        )
-
-    def _logprobs(self, index: int, deltas: Sequence[Delta]) -> CompletionLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        entries = [entry for delta in deltas for entry in delta.logprobs]
-        tokens = [self._tokenizer.token_text(entry.chosen.token_id) for entry in entries]
-        *offsets, self._offsets[index] = accumulate(map(len, tokens), initial=self._offsets[index])
-        return CompletionLogprobs(
-            tokens=tokens,
-            token_logprobs=[reported(entry.chosen.logprob) for entry in entries],
-            top_logprobs=[
-                {
-                    self._tokenizer.token_text(top.token_id): reported(top.logprob)
-                    for top in entry.top
-                }
-                for entry in entries
-            ],
-            text_offset=offsets,
-        )

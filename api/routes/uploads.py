@@ -87,6 +87,7 @@ async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id
     errors=(
         "upload_not_found",
         "upload_conflict",
+        "upload_elsewhere",
         "state_conflict",
         "body_too_large",
         "unsupported_media_type",
@@ -120,6 +121,7 @@ async def put_content(
     errors=(
         "upload_not_found",
         "upload_conflict",
+        "upload_elsewhere",
         "state_conflict",
         "digest_mismatch",
         "quota_exceeded",

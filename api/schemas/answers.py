@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -50,8 +51,22 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """A JSON object; cut off if the answer was."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
+    """None: the answer is nothing but calls."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -59,7 +74,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     logprobs: ChatLogprobs | None
 
 
@@ -72,15 +87,30 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The first of a call has its id and name, the others the next piece of its arguments."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     logprobs: ChatLogprobs | None = None
 
 
@@ -98,9 +128,22 @@ class ChatChunk(msgspec.Struct, frozen=True):
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of a prompt's first token, before which there is nothing."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int
+    """1 if none is likelier, and so on."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""As vLLM gives them: for each token of the prompt its own entry and the likeliest ones', by token
+id; None for the first."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -108,6 +151,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -3,58 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from ..tools.conversation import ChatMessage
+from ..tools.tool import ToolUse
 from .generation import GenerationBody, NumLogprobs, OutputTokens
-from .request_model import RequestModel, invalid, unsupported
-
-MAX_MESSAGES = 2048
-MAX_PARTS = 1024
-ROLES = frozenset({"system", "developer", "user", "assistant"})
-
-
-class ContentPart(RequestModel):
-    """A part of a message; only text is served."""
-
-    type: str
-    text: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_other_types(cls, part: object) -> object:
-        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
-            raise unsupported("type")
-        return part
-
-
-def _as_parts(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class Message(RequestModel):
-    role: str
-    content: (
-        Annotated[list[ContentPart], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)] | None
-    ) = None
-
-    tolerated: ClassVar[frozenset[str]] = frozenset({"name"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "annotations": ([],),
-        "tool_calls": ([],),
-    }
-
-    @model_validator(mode="after")
-    def refuse_other_roles(self) -> Self:
-        if self.role not in ROLES:
-            raise unsupported("role")
-        return self
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it, where `developer` is called `system`."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "\n".join(part.text or "" for part in self.content or [])}
+from .messages import MAX_MESSAGES, Message, as_conversation
+from .request_model import invalid
+from .tools import MAX_TOOLS, ChatTool, OptionalToolChoice, tool_use
 
 
 class ChatBody(GenerationBody):
@@ -62,25 +20,57 @@ class ChatBody(GenerationBody):
     max_completion_tokens: OutputTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: OptionalToolChoice = None
+    parallel_tool_calls: bool | None = None
 
-    tolerated: ClassVar[frozenset[str]] = GenerationBody.tolerated | {"parallel_tool_calls"}
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64},
+        {
+            "model": "acme/support-bot@prod",
+            "messages": [{"role": "user", "content": "What is the weather in Oslo?"}],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "weather",
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"city": {"type": "string"}},
+                        },
+                    },
+                }
+            ],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+
+    tolerated: ClassVar[frozenset[str]] = GenerationBody.tolerated | {"prediction"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.neutral,
         "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
         "continue_final_message": (False,),
         "echo": (False,),
         "functions": ([],),
         "function_call": ("none",),
+        "include_reasoning": (True, False),
         "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
     }
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "needs `logprobs` to be true")
+        return self
+
+    @model_validator(mode="after")
+    def check_tools(self) -> Self:
+        if self.tool_use is not None and self.structured_outputs is not None:
+            raise invalid("structured_outputs", "cannot be had together with `tools`")
         return self
 
     @property
@@ -91,3 +81,14 @@ class ChatBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> list[ChatMessage]:
+        """The messages as prompts are made of them."""
+        return as_conversation(self.messages)
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """None: the model is told of no tools."""
+        tools = [tool.as_tool() for tool in self.tools or ()]
+        is_parallel = self.parallel_tool_calls is not False
+        return tool_use(tools, self.tool_choice, is_parallel=is_parallel)

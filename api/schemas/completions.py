@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from .generation import GenerationBody, NumLogprobs, TokenId
+from .generation import MAX_OUTPUT_TOKENS, GenerationBody, NumLogprobs
+from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 from .request_model import invalid
 
 MAX_SEQUENCES = 64
@@ -15,35 +16,33 @@ MAX_SEQUENCES = 64
 DEFAULT_MAX_TOKENS = 16
 
 
-def _as_prompts(value: object) -> object:
-    """One prompt, text or token ids, becomes a list of one."""
-    is_token_ids = isinstance(value, list) and value and all(type(part) is int for part in value)
-    return [value] if isinstance(value, str) or is_token_ids else value
-
-
-def _kind_of_prompt(value: object) -> str:
-    return "str" if isinstance(value, str) else "token_ids"
-
-
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Prompt = Annotated[
-    Annotated[str, Tag("str")] | Annotated[TokenIds, Tag("token_ids")],
-    Discriminator(_kind_of_prompt),
-]
-
-
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, PromptOptions):
     prompt: Annotated[
-        list[Prompt], Field(min_length=1, max_length=MAX_SEQUENCES), BeforeValidator(_as_prompts)
+        list[Prompt],
+        Field(min_length=1, max_length=MAX_SEQUENCES),
+        BeforeValidator(as_prompts, json_schema_input_type=SentPrompts),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """0: only the prompt is computed, for what is asked of it."""
     logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    """Repeat the prompt before the output, with its log-probabilities if `logprobs` is given."""
+    prompt_logprobs: NumLogprobs | None = None
+    """As vLLM gives them, beside the output."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {
+            "model": "support-bot",
+            "prompt": "Once upon a time",
+            "max_tokens": 16,
+            "temperature": 0.0,
+        },
+        {"model": "support-bot@3", "prompt": ["a", "b"], "n": 2, "seed": 7, "stop": ["\n"]},
+    )
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.neutral,
-        "add_special_tokens": (True,),
         "best_of": (1,),
-        "echo": (False,),
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
     }
 
@@ -53,6 +52,23 @@ class CompletionBody(GenerationBody):
             raise invalid("n", f"asks for more than {MAX_SEQUENCES} sequences")
         return self
 
+    @model_validator(mode="after")
+    def check_what_is_asked_of_prompts(self) -> Self:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise invalid("max_tokens", "is 0, and neither `echo` nor `prompt_logprobs` is given")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is not given in streams")
+        if self.stream and self.echo and self.logprobs is not None and self.num_choices > 1:
+            raise invalid("n", "must be 1 in streams with `echo` and `logprobs`")
+        return self
+
     @property
     def output_limit(self) -> int:
-        return self.max_tokens or DEFAULT_MAX_TOKENS
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are asked for beside each of the prompt; None: nothing
+        is."""
+        asked = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((number for number in asked if number is not None), default=None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from ...engine.config import MAX_DRAFT_TOKENS
+from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import SpeculationParams
 from ...engine.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -16,7 +17,8 @@ from ...engine.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
-from .request_model import RequestModel
+from .output_format import ResponseFormat, StructuredOutputs
+from .request_model import RequestModel, invalid
 
 MAX_CHOICES = 8
 MAX_OUTPUT_TOKENS = 1 << 20
@@ -46,7 +48,14 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 StopString = Annotated[str, StringConstraints(min_length=1), AfterValidator(_is_short)]
 StopStrings = Annotated[
-    list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
+    list[StopString],
+    Field(max_length=MAX_STOP_STRINGS),
+    BeforeValidator(
+        _as_list,
+        json_schema_input_type=(
+            StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+        ),
+    ),
 ]
 
 
@@ -80,14 +89,22 @@ class Speculation(RequestModel):
     """A step, whether that pays or not; None: as many as pay."""
 
 
-class GenerationBody(RequestModel):
-    """Fields shared by `/v1/chat/completions` and `/v1/completions`."""
+OptionalSpeculation = (
+    Annotated[
+        Speculation,
+        BeforeValidator(
+            _as_speculation, json_schema_input_type=Literal["auto", "off"] | Speculation
+        ),
+    ]
+    | None
+)
+
+
+class SamplingBody(RequestModel):
+    """How the model is to write, whatever the route."""
 
     model: ModelName
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: OutputTokens | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
@@ -105,10 +122,19 @@ class GenerationBody(RequestModel):
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
-    speculation: Annotated[Speculation, BeforeValidator(_as_speculation)] | None = None
+    speculation: OptionalSpeculation = None
+    structured_outputs: StructuredOutputs | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(
-        {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "user",
+        }
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "bad_words": ([],),
@@ -122,14 +148,6 @@ class GenerationBody(RequestModel):
     }
 
     @property
-    def num_choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
     def speculation_params(self) -> SpeculationParams | None:
         """None: the engine decides."""
         asked = self.speculation
@@ -137,7 +155,9 @@ class GenerationBody(RequestModel):
             return None
         return SpeculationParams(asked.proposer, asked.num_tokens)
 
-    def sampling(self, *, max_tokens: int, num_logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, *, max_tokens: int, num_logprobs: int | None, grammar: GrammarSpec | None
+    ) -> SamplingParams:
         """The engine's parameters of the first choice."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -153,7 +173,45 @@ class GenerationBody(RequestModel):
             num_logprobs=num_logprobs,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            grammar=grammar,
         )
+
+
+class GenerationBody(SamplingBody):
+    """What `/v1/chat/completions` and `/v1/completions` have in common beside it."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: OutputTokens | None = None
+    response_format: ResponseFormat | None = None
+
+    tolerated: ClassVar[frozenset[str]] = SamplingBody.tolerated | {"store"}
+
+    @model_validator(mode="after")
+    def check_only_one_form(self) -> Self:
+        if self.structured_outputs and self.response_format:
+            raise invalid("structured_outputs", "cannot be had together with `response_format`")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def form_grammar(self) -> GrammarSpec | None:
+        """What the text of an answer has to follow. Raises InvalidGrammar if it is too long."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.spec
+        return self.response_format.grammar if self.response_format else None
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The schema that the text follows, if it is JSON."""
+        return self.response_format.answer_schema if self.response_format else None
 
 
 def _or(value: float | None, default: float) -> float:

@@ -7,20 +7,25 @@ starts it, or not, must `aclose` it, which ends what still runs and has it charg
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.messages import GenerationRequest, RequestFinished, RequestStarted, TokensGenerated
+from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
+from ...engine.request_stream import RequestEvent
 from ...engine.tokenizer import Tokenizer
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
+
+MAX_OPEN_SEQUENCES = 64
+"""Of one HTTP request, in the engine at once: embeddings may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class SequenceSpec:
     stop: tuple[str, ...]
     continues_prompt: bool
     """A plain completion, whose text goes on where the prompt's ends."""
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that are part of the text."""
 
 
 @dataclass(slots=True)
@@ -82,8 +89,12 @@ class Generation:
         arrived_at: float,
         measures: RequestMeasures,
         meter: Callable[[Outcome], Awaitable[None]],
+        deadline_at: float | None = None,
     ) -> None:
-        """`meter` is told of the end exactly once, and before the last delta is given."""
+        """`meter` is told of the end exactly once, and before the last delta is given.
+
+        `arrived_at` and `deadline_at` on the monotonic clock.
+        """
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -92,6 +103,8 @@ class Generation:
         self._arrived_at = arrived_at
         self._measures = measures
         self._meter = meter
+        self._deadline_at = deadline_at
+        self._places = asyncio.Semaphore(MAX_OPEN_SEQUENCES)
         self._is_metered = False
         self._tier: Tier | None = None
         self._load_ms: float | None = None
@@ -158,7 +171,10 @@ class Generation:
     async def _run(self, spec: SequenceSpec) -> None:
         times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)
         try:
-            async with aclosing(self._engine.submit(spec.request)) as events:
+            async with (
+                self._places,
+                aclosing(self._engine.submit(self._due(spec.request))) as events,
+            ):
                 times.ended(await self._follow(spec, events, times))
         except asyncio.CancelledError:
             times.ended(ABORTED)
@@ -167,10 +183,16 @@ class Generation:
             self._events.put_nowait(exc)
             times.ended(FAILED)
 
+    def _due(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with what is left of the deadline."""
+        if self._deadline_at is None:
+            return request
+        return replace(request, deadline_seconds=max(0.0, self._deadline_at - time.monotonic()))
+
     async def _follow(
         self,
         spec: SequenceSpec,
-        events: AsyncIterator[RequestStarted | TokensGenerated | RequestFinished],
+        events: AsyncIterator[RequestEvent],
         times: SequenceTimes,
     ) -> str:
         """Hand on what the engine says until the sequence ends; why it ended."""
@@ -180,6 +202,7 @@ class Generation:
             tokenizer=self._tokenizer,
             stop=spec.stop,
             continues_prompt=spec.continues_prompt,
+            visible_token_ids=spec.visible_token_ids,
         )
         async for event in events:
             if isinstance(event, RequestStarted):
@@ -190,6 +213,8 @@ class Generation:
                 delta, num_tokens = text.push(event)
                 self._take_time(times, num_tokens)
                 self.counts.add_output(num_tokens, event.num_draft_tokens)
+            elif isinstance(event, PromptRead):
+                delta = text.read(event)
             else:
                 delta = text.finish(event)
             self._events.put_nowait(delta)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.errors import ProposerNotServed
-from ...engine.messages import GenerationRequest, RequestStarted, SpeculationParams
+from ...engine.errors import GrammarNotServed, ProposerNotServed
+from ...engine.grammars.spec import GrammarSpec
+from ...engine.messages import GenerationRequest, Pooling, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
@@ -25,9 +26,17 @@ from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
+from ..tenant_turns import TenantTurns
 from ..threads import WorkerThreads
+from ..tools.answer_plan import AnswerPlan, plan_answer
+from ..tools.chat_prompt import ChatPrompts
+from ..tools.conversation import ChatMessage
+from ..tools.tool import Tool, ToolUse
+from ..tools.tool_format import ToolFormatName
 from .admission import Admission
+from .echo import Echo, echo_of
 from .generation import Generation, Outcome, SequenceSpec
+from .grammar_checks import GrammarChecks
 from .metering import Account, Metering
 from .seen_adapters import SeenAdapters
 
@@ -67,6 +76,14 @@ class Order:
     stop: tuple[str, ...]
     continues_prompt: bool
     """Plain completions: the text goes on where the prompt's ends."""
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that are part of the text: the markers of calls."""
+    num_prompt_logprobs: int | None = None
+    """Asked of each prompt once, whatever the number of choices."""
+    pooling: Pooling | None = None
+    """Each prompt's embedding is asked for, and no output."""
+    prompt_param: str = "prompt"
+    """What the caller knows the prompts by."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
     """Where its figures are noted for the request's log line and span."""
 
@@ -95,9 +112,12 @@ class Inference:
         metrics: Metrics,
         served_model_name: str,
         adapter_wait_seconds: float,
+        tool_format: ToolFormatName | None = None,
     ) -> None:
+        self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self.served_model_name = served_model_name
         self.tokenizer = tokenizer
+        self.chat_prompts = ChatPrompts(tokenizer, tool_format)
         self._engine = engine
         self._control_plane = control_plane
         self._metering = metering
@@ -105,10 +125,12 @@ class Inference:
         self._admission = admission
         self._metrics = metrics
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
+        self._turns = TenantTurns(self._threads)
         self._adapter_wait_seconds = adapter_wait_seconds
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self._threads.close()
+        await self._grammars.aclose()
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -147,15 +169,96 @@ class Inference:
             self._seen_adapters.note(tenant_id, model, adapter)
         return ServedModel(adapter.pinned, adapter)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def encode_chat(
+        self,
+        principal: Principal,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """The prompt of a conversation. Raises an EngineError that says what does not fit."""
-        return await self._threads.run(self.tokenizer.encode_chat, messages)
+        return await self._turns.run(
+            principal.tenant_id,
+            self.chat_prompts.encode,
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+        )
 
-    async def encode(self, prompt: str | list[int]) -> list[int]:
-        """The prompt's token ids; those of the caller's are checked and taken as they are."""
-        if isinstance(prompt, str):
-            return await self._threads.run(self.tokenizer.encode, prompt)
-        return prompt
+    def plan_answer(
+        self,
+        use: ToolUse | None,
+        *,
+        form_grammar: GrammarSpec | None,
+        answer_schema: Mapping[str, Any] | None = None,
+    ) -> AnswerPlan:
+        """How an answer is kept to its request's tools and form; see `plan_answer`."""
+        return plan_answer(
+            use,
+            lambda: self.chat_prompts.tool_format,
+            self.tokenizer,
+            form_grammar=form_grammar,
+            answer_schema=answer_schema,
+        )
+
+    async def encode(
+        self,
+        principal: Principal,
+        prompts: Sequence[str | list[int]],
+        *,
+        add_special_tokens: bool = True,
+        truncate: int | None = None,
+        max_tokens: int = 0,
+    ) -> list[list[int]]:
+        """Each prompt's token ids; those of the caller's are checked later and taken as they are.
+
+        `truncate`: keep so many of the last ones, -1 as many as have room with `max_tokens`.
+        """
+        encode = self.tokenizer.encode
+
+        def encode_all() -> list[list[int]]:
+            return [
+                encode(prompt, add_special_tokens=add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        encoded = await self._turns.run(principal.tenant_id, encode_all)
+        if truncate is None:
+            return encoded
+        room = max(self._engine.info.max_model_len - max_tokens, 1)
+        kept = room if truncate < 0 else truncate
+        return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
+
+    async def echo(
+        self,
+        principal: Principal,
+        prompts: Sequence[str | list[int]],
+        encoded: Sequence[list[int]],
+        *,
+        is_cut: bool,
+    ) -> list[Echo]:
+        """The prompts as answers repeat them. `is_cut`: `encoded` may lack their beginnings."""
+
+        def echo_all() -> list[Echo]:
+            return [
+                echo_of(
+                    self.tokenizer,
+                    prompt if isinstance(prompt, str) and not is_cut else None,
+                    token_ids,
+                )
+                for prompt, token_ids in zip(prompts, encoded, strict=True)
+            ]
+
+        return await self._turns.run(principal.tenant_id, echo_all)
+
+    async def decode(self, principal: Principal, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones too."""
+        return await self._turns.run(
+            principal.tenant_id, self.tokenizer.decode, token_ids, skip_special_tokens=False
+        )
 
     def room_for_output(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow the prompt. Raises ApiError if none."""
@@ -175,6 +278,7 @@ class Inference:
         order.measures.model = order.model.name
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
+        await self._check_grammar(order)
         generation = await self._admit(order)
         try:
             started = await generation.start(
@@ -210,6 +314,7 @@ class Inference:
                 is_first_choice=choice == 0,
                 stop=order.stop,
                 continues_prompt=order.continues_prompt,
+                visible_token_ids=order.visible_token_ids,
             )
             for position in range(len(order.prompts))
             for choice in range(order.num_choices)
@@ -232,6 +337,9 @@ class Inference:
             arrived_at=order.arrived_at,
             measures=order.measures,
             meter=meter,
+            deadline_at=(
+                None if order.deadline_ms is None else order.arrived_at + order.deadline_ms / 1000
+            ),
         )
 
     def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
@@ -246,10 +354,11 @@ class Inference:
     def _check_token_ids(self, order: Order) -> None:
         vocab_size = self._engine.info.vocab_size
         for prompt in order.prompts:
+            param = order.prompt_param
             if not prompt:
-                raise ApiError("invalid_parameter", "prompt: is empty", param="prompt")
+                raise ApiError("invalid_parameter", f"{param}: is empty", param=param)
             if max(prompt) >= vocab_size:
-                raise _outside_vocabulary("prompt", vocab_size)
+                raise _outside_vocabulary(param, vocab_size)
         if max(order.sampling.logit_bias, default=0) >= vocab_size:
             raise _outside_vocabulary("logit_bias", vocab_size)
 
@@ -257,6 +366,14 @@ class Inference:
         served = self._engine.info.proposers
         if asked is not None and asked.proposer is not None and asked.proposer not in served:
             raise ProposerNotServed(asked.proposer, served)
+
+    async def _check_grammar(self, order: Order) -> None:
+        grammar = order.sampling.grammar
+        if grammar is None:
+            return
+        if not self._engine.info.serves_grammars:
+            raise GrammarNotServed
+        await self._grammars.check(order.principal.tenant_id, grammar)
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter
@@ -270,8 +387,9 @@ class Inference:
             group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
             speculation=order.speculation,
             priority=order.priority,
-            deadline_seconds=_seconds_left(order),
             tenant_weight=order.principal.tenant_weight,
+            pooling=order.pooling,
+            num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -291,12 +409,6 @@ def _demand(order: Order) -> Demand:
         input_tokens=sum(map(len, order.prompts)),
         output_tokens=min(order.sampling.max_tokens * num_sequences, MAX_COUNT),
     )
-
-
-def _seconds_left(order: Order) -> float | None:
-    if order.deadline_ms is None:
-        return None
-    return max(0.0, order.arrived_at + order.deadline_ms / 1000 - time.monotonic())
 
 
 def _choice_sampling(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ from ...engine.detokenizer import Detokenizer
 from ...engine.messages import (
     FinishReason,
     GenerationRequest,
+    PromptRead,
     RequestFinished,
     TokenLogprobs,
     TokensGenerated,
@@ -26,6 +28,10 @@ class Delta:
     logprobs: list[TokenLogprobs]
     """Of the tokens added; their text may still be held back."""
     finish_reason: Literal["stop", "length"] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """Of the prompt's next tokens; it has none of the first."""
+    embedding: bytes | None = None
+    """Of the whole prompt, fp32."""
 
 
 class SequenceText:
@@ -39,11 +45,21 @@ class SequenceText:
         tokenizer: Tokenizer,
         stop: tuple[str, ...],
         continues_prompt: bool,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
         self._index = index
         prompt = request.prompt_token_ids if continues_prompt else ()
-        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids=prompt, stop=stop)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt_token_ids=prompt,
+            stop=stop,
+            visible_token_ids=visible_token_ids,
+        )
         self._end_ids = frozenset(request.sampling.stop_token_ids)
+
+    def read(self, event: PromptRead) -> Delta:
+        """What was asked of the prompt."""
+        return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)
 
     def push(self, event: TokensGenerated) -> tuple[Delta, int]:
         """The delta of these tokens, and how many of them the caller pays for.

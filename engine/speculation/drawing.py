@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import Acceptance
+from ..grammars.masks import restrict_guesses
 from ..request import Request
 from ..sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
 from .draft import Draft
@@ -91,7 +92,10 @@ class GrowingChain:
 
 def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDrawing) -> None:
     """Give each of them one token more, by its row of a proposer's logits (fp32, finite)."""
-    rows = [row_behind(chain.request, chain.token_ids) for chain in chains]
+    requests = [chain.request for chain in chains]
+    guesses = [chain.token_ids for chain in chains]
+    rows = list(map(row_behind, requests, guesses))
+    logits = restrict_guesses(requests, guesses, logits)
     token_ids, probabilities = drawing.draw(rows, logits)
     for index, (chain, token) in enumerate(zip(chains, token_ids, strict=True)):
         chain.token_ids.append(token)

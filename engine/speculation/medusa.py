@@ -15,6 +15,7 @@ from ..base_model import BaseModel
 from ..checkpoint import locate_model
 from ..config import Acceptance, EngineConfig
 from ..errors import InvalidParameter, UnsupportedModel
+from ..grammars.masks import restrict_guesses
 from ..request import Request
 from ..sampler import SamplingRow, perturbed
 from .draft import NO_DRAFT, Draft
@@ -83,12 +84,11 @@ def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
     width = min(max(entry.num_tokens for entry in wanted), logits.shape[-1])
     likeliest: list[list[int]] = [[] for _ in wanted]
     levels: list[list[Candidates]] = [[] for _ in wanted]
+    requests = [entry.request for entry in wanted]
     for head in logits:
-        rows = [
-            row_behind(entry.request, guessed)
-            for entry, guessed in zip(wanted, likeliest, strict=True)
-        ]
-        values, token_ids = _log_beliefs(head, rows).topk(width)
+        rows = list(map(row_behind, requests, likeliest))
+        allowed = restrict_guesses(requests, likeliest, head)
+        values, token_ids = _log_beliefs(allowed, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)
         for index, candidates in enumerate(found):
             levels[index].append(Candidates(*candidates))

@@ -121,20 +121,29 @@ class Speculation:
         with _surviving(self._proposers[name]):
             proposed = self._proposers[name].propose(wanted)
             drafts = [
-                self._checked(draft, num_tokens)
-                for (_, num_tokens), draft in zip(wanted, proposed, strict=True)
+                self._checked(request, draft, num_tokens)
+                for (request, num_tokens), draft in zip(wanted, proposed, strict=True)
             ]
         for (request, _), draft in zip(wanted, drafts, strict=True):
             request.draft = draft
         lengths = [(request, len(request.draft)) for request, _ in wanted]
         self._control.observe_proposals(name, lengths, self._clock() - start)
 
-    def _checked(self, draft: Draft, num_tokens: int) -> Draft:
-        """What of a draft may be computed: what has room, up to the first that is no token."""
+    def _checked(self, request: Request, draft: Draft, num_tokens: int) -> Draft:
+        """What of a draft may be computed: what has room, up to the first that is no token, as far
+        as the request's grammar goes.
+
+        That a guess is missing may not say which it was, or rejection sampling would draw from
+        another distribution: whoever draws guesses draws them under the grammar.
+        """
+        draft = draft.only(range(self._num_computable(draft, num_tokens)))
+        return draft if request.matcher is None else request.matcher.cut(draft)
+
+    def _num_computable(self, draft: Draft, num_tokens: int) -> int:
         for index, token in enumerate(draft.token_ids[:num_tokens]):
             if not 0 <= token < self._vocab_size:
-                return draft.only(range(index))
-        return draft.only(range(min(len(draft), num_tokens)))
+                return index
+        return min(len(draft), num_tokens)
 
 
 @contextmanager

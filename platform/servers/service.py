@@ -62,9 +62,14 @@ def list_holders(session: PlatformSession, since: datetime) -> Sequence[str]:
     ]
 
 
-def list_servers(session: PlatformSession) -> Sequence[Server]:
-    """Every server that was ever seen, the latest first."""
-    return session.scalars(select(Server).order_by(Server.seen_at.desc(), Server.id)).all()
+def list_servers(
+    session: PlatformSession, *, after: str | None = None, limit: int | None = None
+) -> Sequence[Server]:
+    """Every server that was ever seen, by id: those behind `after`, at most `limit` of them."""
+    query = select(Server).order_by(Server.id).limit(limit)
+    if after is not None:
+        query = query.where(Server.id > after)
+    return session.scalars(query).all()
 
 
 def is_live(server: Server, now: datetime) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.api.routes.completions import CompletionFormat
+from loraplex.api.routes.completion_format import CompletionFormat
 from loraplex.api.schemas.answers import Completion
 from loraplex.api.services.inference import Order, ServedModel
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
@@ -74,8 +74,8 @@ def listen(
 
     async def follow() -> list[Completion]:
         await scenario.start()
-        said = [form.chunk(delta) async for delta in scenario.generation.deltas()]
-        return [chunk for chunk in said if chunk is not None]
+        deltas = [delta async for delta in scenario.generation.deltas()]
+        return [chunk for delta in deltas for chunk in form.chunks(delta)]
 
     choices = [chunk.choices[0] for chunk in run(follow())]
     parts = [choice.logprobs for choice in choices if choice.logprobs]

@@ -488,7 +488,7 @@ def test_what_spans_tenants_is_for_operators_alone(
     method: str,
     path: str,
 ) -> None:
-    callers = [resident.http, Holder(admin_key, "resident")]
+    callers: list[Holder] = [Holder(resident.key), Holder(admin_key, "resident")]
     if method != "GET":
         callers.append(Holder(viewer_key))
     for caller in callers:
@@ -531,7 +531,7 @@ def test_every_change_is_in_the_audit_log_without_a_secret(
     revocation = own[3]
     assert revocation.request_id == revoked.headers["x-request-id"]
     assert (revocation.actor_name, revocation.address) == ("admin-of-identity", "127.0.0.1")
-    written = str([entry.details for entry in (*own, *platforms)])
+    written = str([entry.details for entry in own] + [entry.details for entry in platforms])
     for key in (issued["key"], rotated["key"], admin_key):
         assert key.rpartition("_")[2] not in written
 
@@ -542,3 +542,9 @@ def test_no_key_stands_in_the_servers_log(server: ServerUnderTest, caller: Calle
     log = server.log.read_text()
     for key in (issued["key"], caller.key):
         assert key.rpartition("_")[2] not in log
+
+
+def test_the_metrics_say_how_many_keys_end_soon(server: ServerUnderTest) -> None:
+    text = httpx.get(f"{server.url}/metrics").text
+    for kind in ("tenant", "operator"):
+        assert f'loraplex_keys_expiring{{kind="{kind}"}} ' in text

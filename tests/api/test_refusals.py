@@ -56,6 +56,13 @@ BAD_VALUES = [
     (PLAIN, {"prompt": ["a", 3]}, "prompt.1"),
     (PLAIN, {"prompt": ["a"] * 9, "n": 8}, "n"),
     (PLAIN, {"logprobs": 21}, "logprobs"),
+    (PLAIN, {"max_tokens": 0}, "max_tokens"),
+    (PLAIN, {"prompt_logprobs": 21}, "prompt_logprobs"),
+    (PLAIN, {"prompt_logprobs": -1}, "prompt_logprobs"),
+    (PLAIN, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    (PLAIN, {"echo": True, "logprobs": 0, "n": 2, "stream": True}, "n"),
+    (PLAIN, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    (PLAIN, {"truncate_prompt_tokens": 0}, "prompt"),
 ]
 
 
@@ -69,31 +76,27 @@ def test_a_value_out_of_range_is_named(
 
 
 UNSUPPORTED = [
-    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"functions": [{}]}, "functions"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format.type"),
+    (CHAT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    (CHAT, {"guided_json": {}}, "guided_json"),
     (CHAT, {"audio": {}}, "audio"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
     (CHAT, {"cache_salt": "x"}, "cache_salt"),
+    (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs"),
+    (CHAT, {"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
     (CHAT, {"temprature": 1}, "temprature"),
     (CHAT, {"speculation": {"k": 4}}, "speculation.k"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    (CHAT, {"messages": [{"role": "critic", "content": "x"}]}, "messages.0.role"),
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages.0.content.0.type",
     ),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages.0.tool_calls",
-    ),
     (PLAIN, {"suffix": "x"}, "suffix"),
-    (PLAIN, {"echo": True}, "echo"),
     (PLAIN, {"best_of": 2}, "best_of"),
     (PLAIN, {"prompt_embeds": "AA=="}, "prompt_embeds"),
 ]

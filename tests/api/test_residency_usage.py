@@ -115,8 +115,8 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
         control_plane.close()
 
     asyncio.run(scenario())
-    with database.platform_transaction(read_only=True) as session:
-        (row,) = session.scalars(select(UsageDay)).all()
+    with database.transaction(tenant.id, read_only=True) as reading:
+        (row,) = reading.scalars(select(UsageDay)).all()
     assert (row.adapter_name, row.adapter_version, row.num_requests) == ("bot", 1, 0)
     assert row.residency_byte_seconds >= 5_000_000
     database.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.engine import profiling
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import MAX_READ_ROWS, EngineConfig
 from loraplex.engine.errors import InsufficientMemory
 from loraplex.engine.forward import run_model
 from loraplex.engine.kv_budget import MIB
@@ -126,10 +126,10 @@ def test_the_profile_looks_at_as_many_rows_as_verification_does(
         return run_model(*args)
 
     monkeypatch.setattr(profiling, "run_model", noting)
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_draft_tokens": 6}
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_draft_tokens": 6}
     for speculation in ((), ("ngram",)):
         LocalEngine(tiny_base, tmp_path, speculation=speculation, **sizes).close()
-    assert num_rows == [4, 4 * 7]
+    assert num_rows == [4 + MAX_READ_ROWS, 4 * 7 + MAX_READ_ROWS]
     assert (
         EngineConfig("m", speculation=("ngram",), max_num_batched_tokens=100).max_kept_rows == 100
     )

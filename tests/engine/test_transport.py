@@ -11,6 +11,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
 from loraplex.adapters.residency import Tier
 from loraplex.engine.errors import MalformedMessage
+from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
@@ -108,9 +109,11 @@ STATS = EngineStats(
     speculation=[GUESSING, SpeculationStats(None, "draft", 1, 2, 0, 0.0, 0)],
     speculation_totals=[ProposerTotals("ngram", 5, 20, 9, 0.5)],
 )
+GRAMMAR = GrammarSpec(GrammarKind.REGEX, "ä+")
 TO_ENGINE: list[ToEngine] = [
     Submit(GenerationRequest("r", "acme", [1, 2], SAMPLING, KEY, "probe", return_logits=True)),
     Submit(GenerationRequest("r", "acme", [], SamplingParams())),
+    Submit(GenerationRequest("r", "acme", [1], SamplingParams(grammar=GRAMMAR))),
     Submit(
         GenerationRequest(
             "r", "acme", [1], SAMPLING, speculation=SpeculationParams("ngram", num_tokens=4)
@@ -211,6 +214,10 @@ def test_parameters_are_checked_on_arrival() -> None:
     with pytest.raises(MalformedMessage, match="max_tokens"):
         decode_to_engine([name, packed(request)])
     request["request"]["sampling"]["max_tokens"] = 1
+    request["request"]["sampling"]["grammar"] = {"kind": "regex", "text": "a" * (1 << 17)}
+    with pytest.raises(MalformedMessage, match="bytes"):
+        decode_to_engine([name, packed(request)])
+    request["request"]["sampling"]["grammar"] = None
     request["request"]["speculation"] = {"num_tokens": -1}
     with pytest.raises(MalformedMessage, match=r"speculation\.num_tokens"):
         decode_to_engine([name, packed(request)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.messages import GenerationRequest, Pooling
 from loraplex.engine.sampling_params import SamplingParams
 
 from .contents import VOCABULARY
@@ -20,6 +20,8 @@ class Demand:
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self._scenario = scenario
         self._rng = rng
+        self._asking = Random(scenario.seed + 3)
+        """What is asked of prompts changes nothing of what else is drawn."""
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
         self._templates = [self._tokens(rng.randint(1, self._max_len - 2)) for _ in range(3)]
@@ -63,6 +65,8 @@ class Demand:
         if rng.random() < 0.15:
             deadline = self._scenario.deadline_seconds * rng.uniform(0.1, 3.0)
         group, ignore_eos = self._next_id(), rng.random() < 0.7
+        pooling, num_logprobs = self._asked_of_prompt() if number == 1 else (None, None)
+        max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
             GenerationRequest(
                 request_id=self._next_id(),
@@ -76,9 +80,17 @@ class Demand:
                 priority=priority,
                 tenant_weight=tenant.weight,
                 deadline_seconds=deadline,
+                pooling=pooling,
+                num_prompt_logprobs=num_logprobs,
             )
             for _ in range(number)
         ]
+
+    def _asked_of_prompt(self) -> tuple[Pooling | None, int | None]:
+        """Of most nothing."""
+        nothing, scored = (None, None), (None, 0)
+        last, mean = (Pooling.LAST, None), (Pooling.MEAN, None)
+        return self._asking.choice((*[nothing] * 20, *[scored] * 6, last, mean))
 
     def _prompt(self) -> list[int]:
         rng = self._rng

@@ -25,6 +25,7 @@ from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
 from .forward import FakeForward, Faults, draw
 from .guesses import Guesses
+from .readings import Readings
 from .scenario import Scenario
 
 RUNTIME_ID = "runtime"
@@ -58,6 +59,7 @@ class SimulatedEngine:
         )
         self.contents: dict[str, Contents] = {}
         self.guesses = Guesses(scenario, self.contents)
+        self.readings = Readings()
         self.costs = StepCosts()
         self.scheduler = Scheduler(
             scenario.limits,
@@ -72,6 +74,7 @@ class SimulatedEngine:
             runner=self.forward,
             scheduler=self.scheduler,
             speculation=self.guesses,
+            read=self.readings.read,
             draw=draw,
             eos_token_ids={STOP_TOKEN},
             emit=lambda request, generated: None,
@@ -166,6 +169,7 @@ class SimulatedEngine:
 
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)
+        self.readings.settle(request, reason)
         self._on_end(request, reason)
         self.drains.note_end(request, is_deleted=reason == AdapterDeleted.code)
 

@@ -39,6 +39,8 @@ class Rows(NamedTuple):
     """What a step says of its kept rows: here the values of their positions."""
 
     values: list[int]
+    token_states: list[int]
+    """Those of all rows."""
     hidden_states: None = None
 
     @property
@@ -87,7 +89,10 @@ class FakeForward:
         tables = [request.kv.tables for request in self._live()]
         self._device.run(sequences, self._contents, computed, tables)
         kept = zip(sequences, computed, strict=True)
-        return Rows([value for entry, row in kept for value in row[-entry.num_kept_rows :]])
+        return Rows(
+            [value for entry, row in kept for value in row[-entry.num_kept_rows :]],
+            [value for row in computed for value in row],
+        )
 
     def keep(self, request: Request, path: Sequence[int]) -> None:
         require(list(path) == list(range(len(path))), Invariant.AS_PLAIN, f"{path} of a chain")

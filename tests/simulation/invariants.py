@@ -126,6 +126,8 @@ class Checks:
         require(len(requests) == len(sequences), Invariant.ONE_WRITER, "a request runs twice")
         require(len(sequences) <= limits.max_num_seqs, Invariant.CAPS, f"{len(sequences)} run")
         require(num_tokens <= limits.max_num_batched_tokens, Invariant.CAPS, f"{num_tokens} tokens")
+        num_read = sum(len(entry.read) for entry in sequences if entry.request.reads_logits)
+        require(num_read <= limits.max_read_rows, Invariant.CAPS, f"{num_read} rows are read")
         for sequence in sequences:
             request = sequence.request
             name = request.request_id

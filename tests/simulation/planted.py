@@ -86,6 +86,31 @@ def _plant(owner: type, attribute: str) -> Callable[[Callable[..., Any]], Callab
     return decorate
 
 
+# --- prompts --------------------------------------------------------------------------------------
+
+
+@_plant(Request, "num_reusable_tokens")
+def reads_behind_a_cached_prefix(correct: Any, request: Request) -> int:
+    """What is in the cache need not be computed."""
+    return len(request.token_ids)
+
+
+@_plant(Step, "room_for")
+def all_rows_may_be_read(correct: Any, step: Step, request: Request) -> int:
+    """The token budget bounds the logits too."""
+    return min(request.num_remaining_tokens, step.budget)
+
+
+@_plant(Execution, "_read")
+def reads_again_after_a_preemption(correct: Any, execution: Any, *args: Any) -> bool:
+    """Whoever begins anew reads anew."""
+    sequence = args[0]
+    request, before = sequence.request, sequence.request.unread
+    if request.num_preemptions and request.unread.start and not request.num_computed_tokens:
+        request.unread = range(0, before.stop)
+    return bool(correct(execution, *args))
+
+
 # --- blocks -------------------------------------------------------------------------------------
 
 

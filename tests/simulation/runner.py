@@ -59,6 +59,8 @@ REQUIRED_COVERAGE = (
     "prefetches",
     "prefix_evictions",
     "prefix_hits",
+    "reads",
+    "reads_preempted",
     "reaps",
     "reclaims",
     "refused",

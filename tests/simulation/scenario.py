@@ -67,6 +67,7 @@ class Scenario:
             max_num_batched_tokens=max_num_seqs + rng.randint(1, 40),
             max_model_len=max_model_len,
             block_size=block_size,
+            max_read_rows=(1, 5, 40)[seed % 3],
             target_itl_seconds=rng.choice((None, 0.004, 0.02)),
             max_queued=rng.choice((12, 40, 1000)),
             max_queued_per_tenant=rng.choice((6, 20, 1000)),

@@ -282,7 +282,7 @@ class World:
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees
-        coverage.update(engine.guesses.counts + engine.forward.counts)
+        coverage.update(engine.guesses.counts + engine.forward.counts + engine.readings.counts)
 
     def _write_log(self) -> None:
         line = repr((self.num_steps, round(self.now, 9), self._events))

@@ -26,6 +26,8 @@ from loraplex.engine.messages import (
     EvictionReceipt,
     FromEngine,
     GenerationRequest,
+    Pooling,
+    PromptRead,
     RequestFinished,
     RequestStarted,
     SpeculationParams,
@@ -46,6 +48,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokensGenerated] = field(default_factory=list)
+    prompts: list[PromptRead] = field(default_factory=list)
     started: RequestStarted | None = None
     finished: RequestFinished | None = None
 
@@ -113,6 +116,8 @@ class LocalEngine:
         group_id: str | None = None,
         speculation: SpeculationParams | None = None,
         journal_slot: int | None = None,
+        pooling: Pooling | None = None,
+        num_prompt_logprobs: int | None = None,
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -131,6 +136,8 @@ class LocalEngine:
             group_id=group_id,
             speculation=speculation,
             journal_slot=journal_slot,
+            pooling=pooling,
+            num_prompt_logprobs=num_prompt_logprobs,
         )
         self.core.handle(Submit(request))
         return request_id
@@ -181,6 +188,8 @@ class LocalEngine:
     def _take_events(self, events: StepEvents) -> None:
         for started in events.started:
             self.answers[started.request_id].started = started
+        for read in events.prompts:
+            self.answers[read.request_id].prompts.append(read)
         for generated in events.tokens:
             self.answers[generated.request_id].tokens.append(generated)
             self.answers[generated.request_id].token_ids += generated.token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
@@ -70,6 +70,7 @@ class Scenario:
         tokenizer: Tokenizer,
         *scripts: Sequence[Event],
         stop: tuple[str, ...] = (),
+        visible_token_ids: Collection[int] = (),
         **sampling: Any,
     ) -> None:
         self.engine = ScriptedEngine(*scripts)
@@ -90,6 +91,7 @@ class Scenario:
                 is_first_choice=index == 0,
                 stop=stop,
                 continues_prompt=False,
+                visible_token_ids=visible_token_ids,
             )
             for index in range(len(scripts))
         ]

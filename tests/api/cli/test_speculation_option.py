@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from loraplex.api.cli.serve import DEFAULT_SPECULATION
-from loraplex.api.cli.speculation import describe_speculation, parse_speculation
+from loraplex.api.cli.speculation import BEHIND_COLON, describe_speculation, parse_speculation
 from loraplex.engine.config import PROPOSERS, EngineConfig
 from loraplex.engine.speculation.proposers import OPENERS
 from support.fake_engine import fake_info
@@ -39,6 +39,13 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (["ngram", "ngram"], "comes twice"),
         (["draft:a,draft:b"], "comes twice"),
         ([":x"], "is none of"),
+        (["ngram:4"], "ngram takes nothing"),
+        (["draft"], "draft:MODEL"),
+        (["medusa:"], "medusa:CHECKPOINT"),
+        (["ngram,medusa_tree"], "medusa_tree:CHECKPOINT"),
+        (["early_exit"], "early_exit:LAYERS"),
+        (["early_exit:many"], "a number of layers, not many"),
+        (["early_exit:0"], "a number of layers, not 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> None:
@@ -47,7 +54,7 @@ def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> Non
 
 
 def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
-    assert set(OPENERS) <= set(PROPOSERS)
+    assert set(OPENERS) <= set(PROPOSERS) == set(BEHIND_COLON)
 
 
 def test_the_start_tells_who_guesses() -> None:

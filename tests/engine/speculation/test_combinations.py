@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
+from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import FinishReason, SpeculationParams
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads
+from loraplex.engine.tokenizer import Tokenizer
 from support.engine import Answer, LocalEngine
+from support.grammars import has_llguidance
 from support.pairwise import Row, all_pairs, covering_rows, pairs_of
 from support.speculation import ScriptedProposer, assert_same_answer, scripted
 
@@ -56,12 +62,24 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "ignore_eos": (False, True),
     "max_tokens": (1, 7, 24),
     "num_tokens": (None, 1, 6),
+    "grammar": (None, "object", "letters") if has_llguidance() else (None,),
 }
 """`adapter`: which of those that there are. `n`: choices. `num_tokens`: guesses that the request
-asks for. Those behind `adapter` are sampling parameters, with False and True for some value."""
+asks for. `grammar`: of `GRAMMARS`. Those behind `adapter` are sampling parameters, with False and
+True for some value."""
 ROWS = covering_rows(PARAMETERS)
 BIASES = {3: 2.0, 77: -100.0, 200: 1.5}
 STOP_TOKENS = (5, 60, 111, 180, 233)
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yz"]}, "b": {"type": "string", "maxLength": 3}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "object": GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "letters": GrammarSpec(GrammarKind.REGEX, "([a-m]|[N-Z]){2,}"),
+}
 ENGINE_SEED = 987654321
 """Of requests that bring none: the engine draws it."""
 
@@ -135,6 +153,7 @@ def _sampling(row: Row, choice: int) -> dict[str, Any]:
     sampling = {name: value for name, value in row.items() if name not in others}
     sampling["logit_bias"] = BIASES if row["logit_bias"] else {}
     sampling["stop_token_ids"] = STOP_TOKENS if row["stop_token_ids"] else ()
+    sampling["grammar"] = GRAMMARS.get(row["grammar"])
     sampling["seed"] = None if row["seed"] is None else row["seed"] + choice
     return sampling
 
@@ -156,12 +175,14 @@ def test_a_combination_answers_as_with_plain_decoding(
     submit(engine, adapter_folders)
     engine.run()
     engine.close()
+    tokenizer = Tokenizer(tiny_base)
     stats = engine.core.stats()
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks
     for number, row in enumerate(ROWS):
         for choice in range(row["n"]):
             request_id = f"{number}.{choice}"
             assert_sound(row, engine.answers[request_id], engine.core._base.eos_token_ids)
+            assert_grammatical(row, engine.answers[request_id], tokenizer)
             if acceptance is Acceptance.COUPLED or row["temperature"] == 0:
                 assert_same_answer(engine.answers[request_id], plain.answers[request_id])
     ends = [answer.end for answer in engine.answers.values()]
@@ -178,7 +199,7 @@ def assert_sound(row: Row, answer: Answer, eos_token_ids: Collection[int]) -> No
     *others, last = answer.token_ids
     stops = {
         *(STOP_TOKENS if row["stop_token_ids"] else ()),
-        *(() if row["ignore_eos"] else eos_token_ids),
+        *(() if row["ignore_eos"] and row["grammar"] is None else eos_token_ids),
     }
     assert not stops.intersection(others)
     if last in stops:
@@ -193,3 +214,17 @@ def assert_sound(row: Row, answer: Answer, eos_token_ids: Collection[int]) -> No
     else:
         assert [entry.chosen.token_id for entry in answer.logprobs] == answer.token_ids
         assert {len(entry.top) for entry in answer.logprobs} == {row["num_logprobs"]}
+
+
+def assert_grammatical(row: Row, answer: Answer, tokenizer: Tokenizer) -> None:
+    """As far as the output goes, which a limit or a stop token may have cut off."""
+    text = b"".join(map(tokenizer.token_bytes, answer.token_ids))
+    is_whole = answer.end.stop_token_id in tokenizer.eos_token_ids
+    if row["grammar"] == "letters":
+        assert re.fullmatch(rb"[a-mN-Z]*(<\|end\|>)?", text)
+    if row["grammar"] == "object":
+        assert text.startswith(b'{"a":'[: len(text)])
+        if is_whole:
+            jsonschema.validate(json.loads(text.removesuffix(b"<|end|>")), SCHEMA)
+    if is_whole and row["grammar"]:
+        assert len(answer.token_ids) > 2

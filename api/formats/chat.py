@@ -1,0 +1,133 @@
+"""Chat completions and their chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
+
+from ...engine.tokenizer import Tokenizer
+from ..answering import PlainEvents
+from ..schemas.answers import (
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatFinishReason,
+    ChatLogprobs,
+    ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from ..services.inference import Order
+from ..services.sequence_text import Delta
+from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
+from ..tools.answer_plan import AnswerPlan, Reader
+from .chat_logprobs import chat_logprob
+
+
+class ChatFormat(PlainEvents):
+    """The answers of one request."""
+
+    def __init__(
+        self, order: Order, plan: AnswerPlan, tokenizer: Tokenizer, *, streams_usage: bool
+    ) -> None:
+        self._id = f"chatcmpl-{order.request_id}"
+        self._created = int(time.time())
+        self._model = order.model.name
+        self._has_logprobs = order.sampling.num_logprobs is not None
+        self._may_call = plan.may_call
+        self._readers = [plan.make_reader() for _ in range(order.num_choices)]
+        self._tokenizer = tokenizer
+        self._streams_usage = streams_usage
+
+    def opening(self) -> Iterator[ChatChunk]:
+        content = None if self._may_call else ""
+        for index in range(len(self._readers)):
+            yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=content)))
+
+    def chunks(self, delta: Delta) -> Iterator[ChatChunk]:
+        reader = self._readers[delta.index]
+        deltas = [_chat_delta(part) for part in _parts(reader, delta)]
+        if not deltas and (delta.logprobs or delta.finish_reason):
+            deltas = [ChatDelta(content="") if delta.logprobs else ChatDelta()]
+        for number, content in enumerate(deltas, start=1):
+            if number < len(deltas):
+                yield self._chunk(ChatChunkChoice(delta.index, content))
+                continue
+            reason = _finish_reason(reader, delta) if delta.finish_reason else None
+            logprobs = self._logprobs([delta])
+            yield self._chunk(ChatChunkChoice(delta.index, content, reason, logprobs))
+
+    def closing(self, usage: Usage) -> Iterator[ChatChunk]:
+        if self._streams_usage:
+            yield ChatChunk(self._id, self._created, self._model, [], usage)
+
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
+        answers = [self._choice(index, deltas) for index, deltas in enumerate(choices)]
+        return ChatCompletion(self._id, self._created, self._model, answers, usage)
+
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> ChatChoice:
+        reader = self._readers[index]
+        message = _message(part for delta in deltas for part in _parts(reader, delta))
+        reason = _finish_reason(reader, deltas[-1])
+        return ChatChoice(index, message, reason, self._logprobs(deltas))
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        no_usage = None if self._streams_usage else UNSET
+        return ChatChunk(self._id, self._created, self._model, [choice], no_usage)
+
+    def _logprobs(self, deltas: Sequence[Delta]) -> ChatLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        entries = (entry for delta in deltas for entry in delta.logprobs)
+        return ChatLogprobs([chat_logprob(self._tokenizer, entry) for entry in entries])
+
+
+def _parts(reader: Reader, delta: Delta) -> list[AnswerPart]:
+    parts = reader.push(delta.text)
+    return [*parts, *reader.finish()] if delta.finish_reason else parts
+
+
+def _finish_reason(reader: Reader, delta: Delta) -> ChatFinishReason:
+    if delta.finish_reason == "length":
+        return "length"
+    return "tool_calls" if reader.num_calls else "stop"
+
+
+def _chat_delta(part: AnswerPart) -> ChatDelta:
+    match part:
+        case Text(text):
+            return ChatDelta(content=text)
+        case CallOpened(index, name, call_id):
+            opened = ToolCallDelta(index, FunctionDelta("", name), call_id, "function")
+            return ChatDelta(tool_calls=[opened])
+        case ArgumentsText(index, text):
+            return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionDelta(text))])
+
+
+def _message(parts: Iterator[AnswerPart]) -> ChatMessage:
+    texts: list[str] = []
+    calls: list[CallOpened] = []
+    arguments: list[str] = []
+    for part in parts:
+        match part:
+            case Text(text):
+                texts.append(text)
+            case CallOpened():
+                calls.append(part)
+                arguments.append("")
+            case ArgumentsText(index, text):
+                arguments[index] += text
+    if not calls:
+        return ChatMessage("".join(texts))
+    made = [
+        ToolCall(call.id, CalledFunction(call.name, written))
+        for call, written in zip(calls, arguments, strict=True)
+    ]
+    return ChatMessage("".join(texts) or None, made)

@@ -1,0 +1,21 @@
+"""Log-probabilities in the form of chats and responses."""
+
+from __future__ import annotations
+
+from ...engine.messages import TokenLogprob, TokenLogprobs
+from ...engine.tokenizer import Tokenizer
+from ..routes.logprobs import reported
+from ..schemas.answers import ChatLogprob, TopLogprob
+
+
+def chat_logprob(tokenizer: Tokenizer, entry: TokenLogprobs) -> ChatLogprob:
+    """One token of the answer, and those that were most likely in its place."""
+    chosen = _top(tokenizer, entry.chosen)
+    top = [_top(tokenizer, candidate) for candidate in entry.top]
+    return ChatLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
+
+
+def _top(tokenizer: Tokenizer, candidate: TokenLogprob) -> TopLogprob:
+    spelled = tokenizer.token_bytes(candidate.token_id)
+    text = spelled.decode(errors="replace")
+    return TopLogprob(text, reported(candidate.logprob), list(spelled))

@@ -1,0 +1,135 @@
+"""Responses and the events of their streams.
+
+A whole response is made of the same events, so a stream and a whole answer cannot differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError, error_body
+from ..json_response import encode_json
+from ..schemas.answers import Usage
+from ..schemas.response_objects import (
+    ErrorEvent,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseEvent,
+    ResponseUsage,
+    Status,
+)
+from ..schemas.responses import ResponsesBody
+from ..services.inference import Order
+from ..services.sequence_text import Delta
+from ..sse import sse_data
+from ..tools.answer_plan import AnswerPlan
+from .chat_logprobs import chat_logprob
+from .response_output import EventNumbers, ResponseOutput
+
+
+class ResponsesFormat:
+    """The answer of one request."""
+
+    ending = b""
+    """The last event says that it is the last."""
+
+    def __init__(
+        self, body: ResponsesBody, order: Order, plan: AnswerPlan, tokenizer: Tokenizer
+    ) -> None:
+        self._body = body
+        asked = {"text", "tool_choice", "tools"}
+        self._asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=asked)
+        self._request_id = order.request_id
+        self._created_at = int(time.time())
+        self._model = order.model.name
+        self._reader = plan.make_reader()
+        self._tokenizer = tokenizer
+        self._numbers = EventNumbers()
+        self._output = ResponseOutput(order.request_id, self._numbers)
+        self._status: Status = "in_progress"
+
+    def opening(self) -> Iterator[ResponseEvent]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._numbers.event(kind, response=self._response(None))
+
+    def chunks(self, delta: Delta) -> Iterator[ResponseEvent]:
+        logprobs = [chat_logprob(self._tokenizer, entry) for entry in delta.logprobs]
+        yield from self._output.push(self._reader.push(delta.text), logprobs)
+        if delta.finish_reason is not None:
+            yield from self._output.push(self._reader.finish(), [])
+            self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
+            yield from self._output.finish(self._status)
+
+    def closing(self, usage: Usage) -> Iterator[ResponseEvent]:
+        yield self._numbers.event(f"response.{self._status}", response=self._response(usage))
+
+    def event(self, chunk: msgspec.Struct) -> bytes:
+        assert isinstance(chunk, ResponseEvent)
+        return sse_data(encode_json(chunk), name=chunk.type)
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        event = ErrorEvent(
+            sequence_number=self._numbers.next,
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            error=error_body(error, request_id),
+        )
+        return sse_data(encode_json(event), name=event.type)
+
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Response:
+        (deltas,) = choices
+        for delta in deltas:
+            for _ in self.chunks(delta):
+                pass
+        return self._response(usage)
+
+    def _response(self, usage: Usage | None) -> Response:
+        body, asked = self._body, self._asked
+        is_cut = self._status == "incomplete"
+        return Response(
+            id=f"resp_{self._request_id}",
+            created_at=self._created_at,
+            status=self._status,
+            model=self._model,
+            output=list(self._output.items),
+            usage=None if usage is None else _usage(usage),
+            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text={"format": {"type": "text"}, **(asked.get("text") or {})},
+            tool_choice=_tool_choice(asked.get("tool_choice")),
+            tools=asked.get("tools") or [],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            user=body.user,
+        )
+
+
+def _tool_choice(asked: dict[str, object] | None) -> str | dict[str, object]:
+    if asked is None:
+        return "auto"
+    return str(asked["type"]) if len(asked) == 1 else asked
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(
+            accepted_prediction_tokens=details.accepted_prediction_tokens,
+            rejected_prediction_tokens=details.rejected_prediction_tokens,
+        ),
+        total_tokens=usage.total_tokens,
+    )

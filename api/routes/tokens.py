@@ -1,0 +1,84 @@
+"""`POST /tokenize` and `/detokenize`: at the root, where vLLM has them and its clients look."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.keys.principal import Principal, Scope
+from ..auth import require
+from ..bodies import INFERENCE_BODY_BYTES, json_body
+from ..contract import answers
+from ..errors import ApiError
+from ..json_response import json_response
+from ..request_context import split_key
+from ..runtime import CurrentRuntime, Runtime
+from ..schemas.messages import as_conversation
+from ..schemas.tokens import DetokenizeBody, Text, TokenizeBody, Tokens
+from .generation_errors import MODEL_ERRORS
+
+router = APIRouter()
+
+Caller = Annotated[Principal, Depends(require(Scope.INFER))]
+
+
+@router.post("/tokenize")
+@answers(Tokens, errors=(*MODEL_ERRORS, "chat_template_missing", "invalid_grammar"))
+async def tokenize(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Caller,
+    body: Annotated[TokenizeBody, Depends(json_body(TokenizeBody, INFERENCE_BODY_BYTES))],
+) -> Response:
+    """The tokens of a text or of a conversation, as this server reads them."""
+    inference = runtime.inference
+    await _check_model(request, runtime, principal, body.model)
+    if body.messages is not None:
+        tokens = await inference.encode_chat(
+            principal,
+            as_conversation(body.messages),
+            [tool.as_tool() for tool in body.tools or ()],
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+    else:
+        (tokens,) = await inference.encode(
+            principal,
+            [body.prompt or ""],
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+    entry = inference.tokenizer.vocabulary_entry
+    answer = Tokens(
+        tokens=tokens,
+        count=len(tokens),
+        max_model_len=runtime.engine.info.max_model_len,
+        token_strs=list(map(entry, tokens)) if body.return_token_strs else None,
+    )
+    return json_response(answer)
+
+
+@router.post("/detokenize")
+@answers(Text, errors=MODEL_ERRORS)
+async def detokenize(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Caller,
+    body: Annotated[DetokenizeBody, Depends(json_body(DetokenizeBody, INFERENCE_BODY_BYTES))],
+) -> Response:
+    """The text of tokens."""
+    await _check_model(request, runtime, principal, body.model)
+    vocab_size = runtime.engine.info.vocab_size
+    if max(body.tokens, default=0) >= vocab_size:
+        message = f"tokens: has token ids outside [0, {vocab_size})"
+        raise ApiError("invalid_parameter", message, param="tokens")
+    return json_response(Text(await runtime.inference.decode(principal, body.tokens)))
+
+
+async def _check_model(
+    request: Request, runtime: Runtime, principal: Principal, model: str | None
+) -> None:
+    """All adapters have the base's tokenizer, but only a model that there is has one."""
+    if model is not None:
+        await runtime.inference.resolve(principal, model, request_id=split_key(request))

@@ -1,0 +1,66 @@
+"""The body of `POST /v1/embeddings`, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field
+
+from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName
+from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
+
+MAX_INPUTS = 2048
+MAX_DIMENSIONS = 1 << 20
+
+
+class EmbeddingBody(PromptOptions):
+    model: ModelName
+    input: Annotated[
+        list[Prompt],
+        Field(min_length=1, max_length=MAX_INPUTS),
+        BeforeValidator(as_prompts, json_schema_input_type=SentPrompts),
+    ]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    """The vector's first numbers only, for adapters trained to bear it; normalized behind that."""
+    pooling: Literal["last", "mean"] | None = None
+    """Which hidden states of the last layer: the last token's (the default), or the mean of all."""
+    normalize: bool | None = None
+    """To length 1; the default."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Among the tenant's own requests: lower ones first."""
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """From arrival to the last vector."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "input": ["one text", "another"], "encoding_format": "float"},
+    )
+
+    tolerated: ClassVar[frozenset[str]] = frozenset({"metadata", "user"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "embed_dtype": ("float32",),
+        "endianness": ("little", "native"),
+    }
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    index: int
+    embedding: list[float] | str
+    """Numbers, or as base64 of little-endian fp32."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"

@@ -1,0 +1,263 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from ...engine.grammars.spec import GrammarSpec
+from ..tools.conversation import ChatMessage, PastCall
+from ..tools.tool import ToolUse
+from .generation import NumLogprobs, OutputTokens, SamplingBody
+from .messages import MAX_MESSAGES, MAX_PARTS, CallId, parsed_arguments
+from .output_format import OutputFormat, SchemaName
+from .request_model import RequestModel, invalid, unsupported
+from .tools import MAX_TOOLS, FunctionName, OptionalToolChoice, ResponsesTool, tool_use
+
+LOGPROBS = "message.output_text.logprobs"
+TEXT_PARTS = frozenset({"input_text", "output_text"})
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+
+class TextPart(RequestModel):
+    """A part of an item; only text is served."""
+
+    type: str
+    text: str | None = None
+
+    tolerated: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "logprobs", "prompt_cache_breakpoint"}
+    )
+
+    @model_validator(mode="after")
+    def refuse_other_types(self) -> Self:
+        if self.type not in TEXT_PARTS:
+            raise unsupported("type")
+        return self
+
+
+def _as_parts(content: object) -> object:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+_Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+Content = Annotated[_Parts, BeforeValidator(_as_parts, json_schema_input_type=str | _Parts)]
+
+
+def _text(parts: Sequence[TextPart]) -> str:
+    return "\n".join(part.text or "" for part in parts)
+
+
+class Item(RequestModel):
+    """What has happened in a conversation; `id` and `status` are ours, come back."""
+
+    tolerated: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
+
+
+class MessageItem(Item):
+    type: Literal["message"] = "message"
+    role: str
+    content: Content
+
+    @model_validator(mode="after")
+    def refuse_other_roles(self) -> Self:
+        if self.role not in ROLES:
+            raise unsupported("role")
+        return self
+
+
+class FunctionCallItem(Item):
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: str
+    """A JSON object as text."""
+
+    @model_validator(mode="after")
+    def check_arguments(self) -> Self:
+        if parsed_arguments(self.arguments) is None:
+            raise invalid("arguments", "is not a JSON object")
+        return self
+
+    def as_past_call(self) -> PastCall:
+        return PastCall(self.call_id, self.name, parsed_arguments(self.arguments) or {})
+
+
+class FunctionCallOutputItem(Item):
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class OtherItem(RequestModel):
+    """Whatever else there is, refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, item: object) -> object:
+        if isinstance(item, dict):
+            raise unsupported("type")
+        raise ValueError("is no object")
+
+
+def _kind_of_item(item: object) -> str:
+    """In brackets: it is no part of where a field is."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    return f"[{kind if kind in ('message', 'function_call', 'function_call_output') else 'other'}]"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[OtherItem, Tag("[other]")],
+    Discriminator(_kind_of_item),
+]
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class TextFormat(OutputFormat):
+    """As `/v1/responses` takes it: flat."""
+
+    name: SchemaName | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> Self:
+        if self.type == "json_schema" and (self.name is None or self.json_schema is None):
+            raise invalid("schema", "json_schema needs `name` and `schema`")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise invalid("schema", "belongs to `type` json_schema, and to no other")
+        return self
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        return super().answer_schema if self.json_schema is None else self.json_schema
+
+
+class TextOptions(RequestModel):
+    format: TextFormat | None = None
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": ("medium",)}
+
+
+class ResponsesBody(SamplingBody):
+    input: Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: OutputTokens | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: OptionalToolChoice = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    include: Annotated[list[str], Field(max_length=16)] | None = None
+    metadata: dict[str, str] | None = None
+    """Given back."""
+    user: str | None = None
+    """Given back."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"model": "support-bot", "input": "Hi", "max_output_tokens": 64},
+        {"model": "support-bot", "input": [{"role": "user", "content": "Hi"}], "stream": True},
+    )
+
+    tolerated: ClassVar[frozenset[str]] = SamplingBody.tolerated - {"metadata", "user"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **SamplingBody.neutral,
+        "background": (False,),
+        "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+        "store": (False,),
+        "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
+        "truncation": ("disabled",),
+    }
+
+    @model_validator(mode="after")
+    def check_included(self) -> Self:
+        if set(self.include or ()) - {LOGPROBS, "reasoning.encrypted_content"}:
+            raise unsupported("include")
+        return self
+
+    @model_validator(mode="after")
+    def check_forms(self) -> Self:
+        others = {"tools": self.tool_use, "text.format": self.text and self.text.format}
+        for name, other in others.items():
+            if self.structured_outputs is not None and other is not None:
+                raise invalid("structured_outputs", f"cannot be had together with `{name}`")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return 1
+
+    @property
+    def output_limit(self) -> int | None:
+        """None: as many tokens as the context has room for."""
+        return self.max_output_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        wanted = self.top_logprobs is not None or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """None: the model is told of no tools."""
+        tools = [tool.as_tool() for tool in self.tools or ()]
+        is_parallel = self.parallel_tool_calls is not False
+        return tool_use(tools, self.tool_choice, is_parallel=is_parallel)
+
+    @property
+    def form_grammar(self) -> GrammarSpec | None:
+        """What the text of the answer has to follow. Raises InvalidGrammar if it is too long."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.spec
+        return self.text.format.grammar if self.text and self.text.format else None
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The schema that the text follows, if it is JSON."""
+        return self.text.format.answer_schema if self.text and self.text.format else None
+
+    def conversation(self) -> list[ChatMessage]:
+        """The messages that prompts are made of; `developer` is what templates call `system`."""
+        start = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
+        return [*start, *_messages(self.input)]
+
+
+def _messages(items: Sequence[InputItem]) -> Iterator[ChatMessage]:
+    """Calls belong to the assistant's message before them, or to one of their own."""
+    names = {item.call_id: item.name for item in items if isinstance(item, FunctionCallItem)}
+    assistant: ChatMessage | None = None
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            before = assistant or ChatMessage("assistant", "")
+            calls = (*before.calls, item.as_past_call())
+            assistant = ChatMessage("assistant", before.text, calls)
+            continue
+        if assistant is not None:
+            yield assistant
+            assistant = None
+        match item:
+            case MessageItem(role="assistant"):
+                assistant = ChatMessage("assistant", _text(item.content))
+            case MessageItem(role="developer"):
+                yield ChatMessage("system", _text(item.content))
+            case MessageItem():
+                yield ChatMessage(item.role, _text(item.content))
+            case FunctionCallOutputItem():
+                name = names.get(item.call_id)
+                text = _text(item.output)
+                yield ChatMessage("tool", text, call_id=item.call_id, tool_name=name)
+    if assistant is not None:
+        yield assistant

@@ -1,0 +1,71 @@
+"""The bodies of `POST /tokenize` and `/detokenize`, and what they answer. Named as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import msgspec
+from pydantic import Field, model_validator
+
+from .generation import ModelName, TokenId
+from .messages import MAX_MESSAGES, Message
+from .request_model import RequestModel, invalid
+from .tools import MAX_TOOLS, ChatTool
+
+
+class TokenizeBody(RequestModel):
+    """Either a `prompt` or the `messages` of a chat."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    """What the chat is told of."""
+    add_special_tokens: bool | None = None
+    """Of a prompt: begin as the base's tokenizer does; the default."""
+    add_generation_prompt: bool | None = None
+    """Of messages: end where the answer begins; the default."""
+    return_token_strs: bool | None = None
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"prompt": "Hello"},
+        {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}]},
+    )
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "continue_final_message": (False,),
+    }
+
+    @model_validator(mode="after")
+    def check_one_kind(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "give either `prompt` or `messages`")
+        if self.messages is None and self.add_generation_prompt is not None:
+            raise invalid("add_generation_prompt", "goes with `messages`")
+        if self.messages is None and self.tools:
+            raise invalid("tools", "go with `messages`")
+        if self.messages is not None and self.add_special_tokens:
+            raise invalid("add_special_tokens", "goes with `prompt`: the chat template adds them")
+        return self
+
+
+class DetokenizeBody(RequestModel):
+    model: ModelName | None = None
+    tokens: list[TokenId]
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"tokens": [1, 2, 3]},)
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+    """As the vocabulary writes them."""
+    object: Literal["tokens"] = "tokens"
+
+
+class Text(msgspec.Struct, frozen=True):
+    prompt: str
+    object: Literal["text"] = "text"

@@ -1,0 +1,84 @@
+"""How an answer is kept to what its request allows, and how it is then read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...engine.grammars.spec import GrammarSpec
+from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError
+from .answer_part import AnswerPart, Text
+from .answer_reader import AnswerReader
+from .call_grammar import call_grammar, needs_grammar
+from .tool import ToolUse
+from .tool_format import ToolFormat
+
+
+class Reader(Protocol):
+    """Takes an answer's text as it comes."""
+
+    num_calls: int
+
+    def push(self, text: str) -> list[AnswerPart]: ...
+
+    def finish(self) -> list[AnswerPart]: ...
+
+
+class TextReader:
+    """Reads answers of requests without tools: everything is text."""
+
+    num_calls = 0
+
+    def push(self, text: str) -> list[AnswerPart]:
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[AnswerPart]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """What the engine has to know, and what reads each answer."""
+
+    grammar: GrammarSpec | None
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that mark calls: they have to be seen."""
+    make_reader: Callable[[], Reader] = TextReader
+    may_call: bool = False
+
+
+def plan_answer(
+    use: ToolUse | None,
+    written: Callable[[], ToolFormat],
+    tokenizer: Tokenizer,
+    *,
+    form_grammar: GrammarSpec | None,
+    answer_schema: Mapping[str, Any] | None,
+) -> AnswerPlan:
+    """`written` is asked only if there are tools. The text of an answer follows `form_grammar`,
+    which is that of `answer_schema` if there is one.
+
+    Raises ApiError if the base's form of calls is not known or does not go with the form of the
+    answer, InvalidGrammar if schemas are too long.
+    """
+    if use is None:
+        return AnswerPlan(form_grammar)
+    tool_format = written()
+    if answer_schema is not None and tool_format.is_bare and not use.is_required:
+        raise ApiError(
+            "unsupported_parameter",
+            "tools: this base writes calls as plain JSON, so an answer that is JSON itself cannot "
+            "be told from them; require a call, or leave the form of the answer free",
+            param="tools",
+        )
+    grammar = None
+    if needs_grammar(use) or answer_schema is not None:
+        grammar = call_grammar(use, tool_format, tokenizer, answer_schema=answer_schema)
+    return AnswerPlan(
+        grammar,
+        visible_token_ids=tokenizer.special_token_ids_of(tool_format.markers).values(),
+        make_reader=lambda: AnswerReader(tool_format, use.callable_names),
+        may_call=True,
+    )

@@ -1,0 +1,168 @@
+"""An answer's text as text and calls, while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from enum import Enum, auto
+
+from .answer_part import AnswerPart, ArgumentsText, CallOpened, Text
+from .call_scanner import CallScanner
+from .tool_format import ToolFormat
+
+
+class _Mode(Enum):
+    START = auto()
+    """Nothing but blanks came: a call without opening may follow."""
+    TEXT = auto()
+    LEAD_IN = auto()
+    """Behind an opening: a call begins."""
+    CALL = auto()
+    AFTER = auto()
+    """Behind a call: what separates calls is no text."""
+
+
+class AnswerReader:
+    """Reads one answer in a format.
+
+    Blanks between text and calls belong to neither. What only looks like a call, or calls a
+    function that may not be called, is text as it was written. However the text is cut into
+    pieces, the parts put together are the same.
+    """
+
+    def __init__(self, written: ToolFormat, names: Collection[str]) -> None:
+        self.num_calls = 0
+        self._format = written
+        self._names = names
+        self._mode = _Mode.START if written.is_bare else _Mode.TEXT
+        self._pending = ""
+        """What came and is neither given out nor passed over."""
+        self._cursor = 0
+        """How much of it is read already, as what may be a call."""
+        self._scanner: CallScanner | None = None
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """The parts that are certain now."""
+        self._pending += text
+        parts: list[AnswerPart] = []
+        while True:
+            before = (self._mode, self._cursor, len(self._pending))
+            parts += self._read()
+            if before == (self._mode, self._cursor, len(self._pending)):
+                return parts
+
+    def finish(self) -> list[AnswerPart]:
+        """The answer is complete: what is not the end of a call is text."""
+        pending, self._pending = self._pending, ""
+        is_in_call = self._scanner is not None and self._scanner.name is not None
+        is_between = self.num_calls > 0 and not pending.strip()
+        if not pending or is_in_call or is_between or self._mode is _Mode.AFTER:
+            return []
+        return [Text(pending)]
+
+    def _read(self) -> Iterator[AnswerPart]:
+        match self._mode:
+            case _Mode.START:
+                return self._read_start()
+            case _Mode.TEXT:
+                return self._read_text()
+            case _Mode.LEAD_IN:
+                return self._read_lead_in()
+            case _Mode.CALL:
+                return self._read_call()
+            case _Mode.AFTER:
+                return self._read_after()
+
+    def _read_start(self) -> Iterator[AnswerPart]:
+        first = self._skip_blanks()
+        if first == "{":
+            self._begin_call(first)
+        elif first:
+            self._mode, self._cursor = _Mode.TEXT, 0
+        yield from ()
+
+    def _read_text(self) -> Iterator[AnswerPart]:
+        opening = self._format.opening
+        found = self._pending.find(opening)
+        end = found if found >= 0 else len(self._pending) - self._num_opening_begun()
+        certain = self._pending[:end].rstrip()
+        if certain:
+            yield Text(certain)
+        self._pass_over(len(certain))
+        if found >= 0:
+            self._mode = _Mode.LEAD_IN
+            self._cursor = end - len(certain) + len(opening)
+
+    def _num_opening_begun(self) -> int:
+        """How many characters at the end may be the beginning of an opening."""
+        opening = self._format.opening
+        longest = min(len(opening) - 1, len(self._pending))
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(opening[:n])), 0)
+
+    def _read_lead_in(self) -> Iterator[AnswerPart]:
+        first = self._skip_blanks()
+        if first in self._format.lead_ins:
+            self._cursor += 1
+        elif first and not self._begin_call(first):
+            yield from self._give_up()
+
+    def _read_call(self) -> Iterator[AnswerPart]:
+        scanner = self._scanner
+        assert scanner is not None
+        was_opened = scanner.name is not None
+        arguments: list[str] = []
+        while self._cursor < len(self._pending) and not (scanner.is_done or scanner.is_broken):
+            arguments.append(scanner.push(self._pending[self._cursor]))
+            self._cursor += 1
+        if scanner.name is None:
+            if scanner.is_broken:
+                yield from self._give_up()
+            return
+        self._pass_over(self._cursor)
+        if not was_opened:
+            yield CallOpened(self.num_calls, scanner.name)
+            self.num_calls += 1
+        if written := "".join(arguments):
+            yield ArgumentsText(self.num_calls - 1, written)
+        if scanner.is_done or scanner.is_broken:
+            self._mode = _Mode.AFTER if scanner.is_done else _Mode.TEXT
+            self._scanner = None
+
+    def _read_after(self) -> Iterator[AnswerPart]:
+        first = self._skip_blanks()
+        rest = self._pending[self._cursor :]
+        opening = self._format.opening
+        separator = next((s for s in self._format.separators if rest.startswith(s)), None)
+        if separator is not None:
+            self._pass_over(self._cursor + len(separator))
+        elif rest.startswith(opening):
+            self._mode = _Mode.LEAD_IN
+            self._cursor += len(opening)
+        elif first == "{" and self._format.is_list:
+            self._begin_call(first)
+        elif rest and not any(m.startswith(rest) for m in (opening, *self._format.separators)):
+            self._pass_over(self._cursor)
+            self._mode = _Mode.TEXT
+        yield from ()
+
+    def _skip_blanks(self) -> str:
+        """The next character that is none, where the cursor then stands; empty if none came."""
+        rest = self._pending[self._cursor :]
+        self._cursor += len(rest) - len(rest.lstrip())
+        return self._pending[self._cursor : self._cursor + 1]
+
+    def _begin_call(self, first: str) -> bool:
+        self._scanner = self._format.scanner(first, self._names)
+        if self._scanner is not None:
+            self._mode = _Mode.CALL
+        return self._scanner is not None
+
+    def _give_up(self) -> Iterator[AnswerPart]:
+        """What was read is no call."""
+        read = self._pending[: self._cursor]
+        self._pass_over(self._cursor)
+        self._mode, self._scanner = _Mode.TEXT, None
+        yield Text(read)
+
+    def _pass_over(self, num_chars: int) -> None:
+        self._pending = self._pending[num_chars:]
+        self._cursor = 0

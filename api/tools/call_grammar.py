@@ -1,0 +1,114 @@
+"""Grammars of answers that call functions, where the request leaves the model no choice.
+
+In llguidance's dialect of Lark: `%json` stands for a value that a schema describes, `<[7]>` for the
+token 7, which is how special tokens are named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...engine.grammars.spec import GrammarKind, GrammarSpec
+from ...engine.tokenizer import Tokenizer
+from .tool import Tool, ToolUse
+from .tool_format import ToolFormat
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON in one line, as programs write it: where blanks are free, a model in doubt goes on with
+blanks."""
+
+
+def needs_grammar(use: ToolUse) -> bool:
+    """Whether the model could do what the request excludes."""
+    return use.is_required or not use.is_parallel or any(t.is_strict for t in use.callable_tools)
+
+
+def call_grammar(
+    use: ToolUse,
+    written: ToolFormat,
+    tokenizer: Tokenizer,
+    *,
+    answer_schema: Mapping[str, Any] | None = None,
+) -> GrammarSpec:
+    """What an answer to this request may be: calls, or, unless they are required, text.
+
+    `answer_schema` is what that text follows; None: it is free. Raises InvalidGrammar if the
+    schemas together are too long.
+    """
+    spelled = _Spelling(written, tokenizer)
+    rules = _call_rules(use, spelled)
+    if use.is_required:
+        rules["start"] = f"{spelled.opening} calls"
+    elif answer_schema is not None:
+        rules["start"] = f"answer | {spelled.opening} calls"
+        rules["answer"] = _json(answer_schema)
+    else:
+        rules.update(_free_text_rules(spelled))
+    text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
+    return GrammarSpec(GrammarKind.LARK, text + "\n")
+
+
+class _Spelling:
+    """A format's texts as Lark, its special tokens as tokens."""
+
+    def __init__(self, written: ToolFormat, tokenizer: Tokenizer) -> None:
+        self.format = written
+        self._token_ids = tokenizer.special_token_ids_of(written.markers)
+        self.opening = "" if written.is_bare else self.literal(written.opening)
+        self.is_opening_special = written.opening in self._token_ids
+
+    def literal(self, text: str) -> str:
+        """A text; the empty text is no symbol at all."""
+        markers = sorted(self._token_ids, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, markers)) or "(?!)"
+        pieces = re.split(f"({pattern})", text)
+        return " ".join(self._symbol(piece) for piece in pieces if piece)
+
+    def _symbol(self, piece: str) -> str:
+        token_id = self._token_ids.get(piece)
+        return json.dumps(piece) if token_id is None else f"<[{token_id}]>"
+
+
+def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
+    written = spelled.format
+    tools = use.callable_tools
+    between = f"({spelled.literal(written.between)} call)*" if use.is_parallel else ""
+    rules = {
+        "calls": f"{spelled.literal(written.before)} call {between} "
+        f"{spelled.literal(written.after)}",
+        "call": " | ".join(f"call_{index}" for index in range(len(tools))),
+    }
+    for index, tool in enumerate(tools):
+        head = spelled.literal(written.call_head(tool.name))
+        tail = spelled.literal(written.call_tail)
+        rules[f"call_{index}"] = f"{head} arguments_{index} {tail}"
+        rules[f"arguments_{index}"] = _json(_arguments_schema(use, tool))
+    return rules
+
+
+def _arguments_schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
+    """A tool that is not strict may be called with any object, unless it must be called."""
+    return tool.parameters if tool.is_strict or use.is_required else ANY_OBJECT
+
+
+def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
+    """Text as it likes, up to the first opening: from there on, calls."""
+    written = spelled.format
+    if written.is_bare:
+        return {"start": "FREE | calls", "FREE": "/([^{\\s](.|\\n)*)?/"}
+    if spelled.is_opening_special:
+        return {"start": f"FREE | FREE {spelled.opening} calls", "FREE": "/(.|\\n)*/"}
+    opening = re.escape(written.opening).replace("/", "\\/")
+    return {
+        "start": "FREE | opened calls",
+        "opened[lazy]": f"/(.|\\n)*{opening}/",
+        "FREE": f"/(.|\\n)*/ & ~/(.|\\n)*{opening}(.|\\n)*/",
+    }
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _SPELLING})

@@ -1,0 +1,177 @@
+"""One call as a model writes it, read while it comes.
+
+A scanner takes characters until it is `done` or `broken`. It is `opened` once the function is known
+and its arguments have begun; from then on it cannot turn out to be text any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from enum import Enum, auto
+from typing import Protocol
+
+from .json_end import JsonEnd, Place
+
+ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
+_BLANKS = frozenset(" \t\r\n")
+
+
+class CallScanner(Protocol):
+    """Reads one call."""
+
+    name: str | None
+    """Known once the call is opened."""
+    is_done: bool
+    is_broken: bool
+    """What was read is no call of a function that may be called."""
+
+    def push(self, char: str) -> str:
+        """Take a character; what is now certain of the arguments, empty before it is opened."""
+
+
+class _Expects(Enum):
+    OBJECT = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA = auto()
+
+
+class ObjectCallScanner:
+    """`{"name": "f", "arguments": {…}}`, its members in any order; others are passed over."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.name: str | None = None
+        self.is_done = False
+        self.is_broken = False
+        self._names = names
+        self._candidate: str | None = None
+        self._expects = _Expects.OBJECT
+        self._key: str | None = None
+        self._value: JsonEnd | None = None
+        self._text: list[str] = []
+        """Of the key or value that is being read, character by character."""
+        self._arguments: list[str] = []
+        """Read before the name was."""
+        self._has_arguments = False
+
+    def push(self, char: str) -> str:
+        if self._value is not None:
+            return self._push_in_value(self._value, char)
+        if char in _BLANKS:
+            return ""
+        match self._expects, char:
+            case (_Expects.OBJECT, "{") | (_Expects.COMMA, ","):
+                self._expects = _Expects.KEY
+            case _Expects.COLON, ":":
+                self._expects = _Expects.VALUE
+            case ((_Expects.KEY | _Expects.COMMA), "}"):
+                return self._finish()
+            case _Expects.KEY, '"':
+                return self._begin_value(char)
+            case _Expects.VALUE, _:
+                return self._begin_value(char)
+            case _:
+                self.is_broken = True
+        return ""
+
+    def _begin_value(self, char: str) -> str:
+        self._value, self._text = JsonEnd(), []
+        if self._is_of_arguments:
+            if self._has_arguments or char not in '{"':
+                self.is_broken = True
+            self._has_arguments = True
+        return self._push_in_value(self._value, char)
+
+    @property
+    def _is_of_arguments(self) -> bool:
+        return self._expects is _Expects.VALUE and self._key in ARGUMENTS_KEYS
+
+    def _push_in_value(self, value: JsonEnd, char: str) -> str:
+        place = value.push(char)
+        given = ""
+        if place is not Place.BEHIND:
+            self._text.append(char)
+            if self._is_of_arguments and self._text[0] == "{":
+                given = self._give(char)
+        if place is not Place.INSIDE:
+            self._value = None
+            given += self._take_value()
+        return given + (self.push(char) if place is Place.BEHIND else "")
+
+    def _take_value(self) -> str:
+        text = "".join(self._text)
+        if self._expects is _Expects.KEY:
+            self._key, self._expects = self._decoded(text), _Expects.COLON
+            return ""
+        is_packed = self._is_of_arguments and text[0] == '"'
+        is_name = self._key == "name"
+        self._expects = _Expects.COMMA
+        if is_packed:
+            return self._give(self._decoded(text) or "")
+        if is_name and self._candidate is None:
+            return self._take_name(self._decoded(text))
+        return ""
+
+    def _take_name(self, name: str | None) -> str:
+        if name not in self._names:
+            self.is_broken = True
+            return ""
+        self._candidate = name
+        return self._give("")
+
+    def _give(self, arguments: str) -> str:
+        """The arguments that may be given out: none as long as the function is not known."""
+        self._arguments.append(arguments)
+        if self._candidate is None or not self._has_arguments:
+            return ""
+        self.name = self._candidate
+        given, self._arguments = self._arguments, []
+        return "".join(given)
+
+    def _finish(self) -> str:
+        if self._candidate is None:
+            self.is_broken = True
+            return ""
+        self.is_done = True
+        if self._has_arguments:
+            return ""
+        self._has_arguments = True
+        return self._give("{}")
+
+    def _decoded(self, text: str) -> str | None:
+        try:
+            decoded = json.loads(text, strict=False)
+        except ValueError:
+            decoded = None
+        if not isinstance(decoded, str):
+            self.is_broken = True
+            return None
+        return decoded
+
+
+class NamedCallScanner:
+    """`f[ARGS]{…}`, in between perhaps `[CALL_ID]` and an id: as Mistral's newer models write."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.name: str | None = None
+        self.is_done = False
+        self.is_broken = False
+        self._names = names
+        self._head: list[str] = []
+        self._value: JsonEnd | None = None
+
+    def push(self, char: str) -> str:
+        if self._value is None and char != "{":
+            self._head.append(char)
+            return ""
+        if self._value is None:
+            self._value = JsonEnd()
+            name = "".join(self._head).partition("[")[0].strip()
+            if name not in self._names:
+                self.is_broken = True
+                return ""
+            self.name = name
+        self.is_done = self._value.push(char) is Place.LAST
+        return char

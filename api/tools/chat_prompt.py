@@ -1,0 +1,125 @@
+"""Conversations as prompts, in the base's own chat template: with tools, if it knows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from ...engine.errors import EngineError
+from ...engine.tokenizer import Tokenizer
+from ..errors import ApiError
+from .conversation import ChatMessage, PastCall
+from .tool import Tool
+from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
+
+_PROBE = "lpx_probe"
+_PROBE_TOOL = Tool(_PROBE, "A probe.", {"type": "object", "properties": {}}, is_strict=False)
+_PROBE_CALL = PastCall("probe0000", _PROBE, {"x": 1})
+_WRITTEN = (
+    (ToolFormatName.HERMES, r'<tool_call>\s*\{"name": ?"lpx_probe", ?"arguments": ?\{'),
+    (ToolFormatName.MISTRAL, r'\[TOOL_CALLS\]\s*\[\{"name": ?"lpx_probe", ?"arguments": ?\{'),
+    (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
+    (ToolFormatName.LLAMA, r'\{"name": ?"lpx_probe", ?"parameters": ?\{'),
+)
+"""How a template shows its format when it writes a call of the probe."""
+
+
+class ChatPrompts:
+    """Renders conversations for one base.
+
+    A template that knows tools is given them. For one that does not, the system message describes
+    them, calls so far stand in the assistant's text, and results are the user's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chosen: ToolFormatName | None = None) -> None:
+        """`chosen` is how the base writes calls; None: as its template does."""
+        self._tokenizer = tokenizer
+        self._knows_tools = _knows_tools(tokenizer)
+        self._format = _find_format(tokenizer, chosen, knows_tools=self._knows_tools)
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the base writes calls. Raises ApiError if that is not known."""
+        if self._format is None:
+            raise ApiError(
+                "unsupported_parameter",
+                "tools: the base's chat template writes calls in a form that is not known here; "
+                "the server's operator can name one with --tool-format",
+                param="tools",
+            )
+        return self._format
+
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit."""
+        if not self._knows_tools:
+            messages = self._described(messages, tools)
+        return self._tokenizer.encode_chat(
+            [message.for_template() for message in messages],
+            tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _described(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> list[ChatMessage]:
+        plain = [self._without_calls(message) for message in messages]
+        if not tools:
+            return plain
+        text = describe_tools(self.tool_format, tools)
+        if plain[0].role != "system":
+            return [ChatMessage("system", text), *plain]
+        return [ChatMessage("system", f"{plain[0].text}\n\n{text}"), *plain[1:]]
+
+    def _without_calls(self, message: ChatMessage) -> ChatMessage:
+        if message.role == "tool":
+            return ChatMessage("user", f"<tool_response>\n{message.text}\n</tool_response>")
+        if not message.calls:
+            return message
+        calls = self.tool_format.write([(call.name, call.arguments) for call in message.calls])
+        return ChatMessage(message.role, f"{message.text}\n{calls}" if message.text else calls)
+
+
+def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
+    """What tells a model of its functions where its template cannot."""
+    functions = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
+    example = written.write([("name-of-function", {"name-of-argument": "value"})])
+    return (
+        "# Tools\n\nYou may call functions to help the user. They are described by JSON schemas "
+        f"here:\n<tools>\n{functions}\n</tools>\n\nTo call one, answer like this:\n{example}"
+    )
+
+
+def _knows_tools(tokenizer: Tokenizer) -> bool:
+    return _PROBE in _rendered(tokenizer, [ChatMessage("user", "x")], [_PROBE_TOOL])
+
+
+def _find_format(
+    tokenizer: Tokenizer, chosen: ToolFormatName | None, *, knows_tools: bool
+) -> ToolFormat | None:
+    if chosen is not None:
+        return TOOL_FORMATS[chosen]
+    if not knows_tools:
+        return HERMES
+    calling = ChatMessage("assistant", "", calls=(_PROBE_CALL,))
+    answer = ChatMessage("tool", "x", call_id=_PROBE_CALL.id, tool_name=_PROBE)
+    written = _rendered(tokenizer, [ChatMessage("user", "x"), calling, answer], [_PROBE_TOOL])
+    found = (name for name, pattern in _WRITTEN if re.search(pattern, written))
+    return next((TOOL_FORMATS[name] for name in found), None)
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
+    """Empty if the template refuses them."""
+    try:
+        return tokenizer.render_chat(
+            [message.for_template() for message in messages],
+            tools=[tool.for_template() for tool in tools],
+        )
+    except EngineError:
+        return ""

@@ -1,0 +1,45 @@
+"""A conversation, as prompts are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A call that the assistant made."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": dict(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message."""
+
+    role: str
+    """`system`, `user`, `assistant` or `tool`."""
+    text: str
+    calls: tuple[PastCall, ...] = ()
+    """Of the assistant."""
+    call_id: str | None = None
+    """Of a `tool`: the call that it answers."""
+    tool_name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """In the form that chat templates know."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.calls:
+            message["tool_calls"] = [call.for_template() for call in self.calls]
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        if self.tool_name is not None:
+            message["name"] = self.tool_name
+        return message

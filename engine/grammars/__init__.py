@@ -1,0 +1,1 @@
+"""Grammars: outputs that follow a JSON schema, a regular expression or a context-free grammar."""

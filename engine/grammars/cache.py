@@ -1,0 +1,55 @@
+"""Compiled grammars, of each tenant for itself: what one has compiled tells another nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, NamedTuple, TypeVar
+
+from .spec import GrammarSpec
+
+EntryT = TypeVar("EntryT")
+
+BASE_BYTES = 1 << 20
+BYTES_PER_CHARACTER = 256
+"""What a compiled grammar was found to take at most, for what people write."""
+
+
+class GrammarKey(NamedTuple):
+    tenant_id: str
+    spec: GrammarSpec
+
+    @property
+    def num_bytes(self) -> int:
+        """What it is taken to hold once it is compiled."""
+        return BASE_BYTES + BYTES_PER_CHARACTER * len(self.spec.text)
+
+
+class GrammarCache(Generic[EntryT]):
+    """The least recently used go first. An entry is a promise of the compiled, so that those who
+    come while it is being compiled share it."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._entries: OrderedDict[GrammarKey, EntryT] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: GrammarKey) -> EntryT | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def put(self, key: GrammarKey, entry: EntryT) -> None:
+        """Who still waits for what goes, or uses it, keeps it."""
+        self.drop(key)
+        self._entries[key] = entry
+        self._num_bytes += key.num_bytes
+        while self._num_bytes > self._capacity_bytes:
+            self.drop(next(iter(self._entries)))
+
+    def drop(self, key: GrammarKey) -> None:
+        if self._entries.pop(key, None) is not None:
+            self._num_bytes -= key.num_bytes

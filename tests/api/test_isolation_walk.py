@@ -1,0 +1,54 @@
+"""Three tenants' callers and the operators, at random: nobody reads or changes what is others'."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
+from support.server import ServerUnderTest
+from support.walk import MARKS, NAME, Caller, Tenant, Walk
+
+NUM_STEPS = int(os.environ.get("LORAPLEX_STEPS", "5000"))
+
+
+@pytest.fixture(scope="module")
+def tenants(
+    server: ServerUnderTest, adapters: list[Path]
+) -> tuple[dict[str, Tenant], list[Caller]]:
+    """Each with the adapter `bot`, a request that used it, and a caller of every role."""
+    made: dict[str, Tenant] = {}
+    callers: list[Caller] = []
+    operators = {role: server.make_operator(f"walk-{role.value}", role) for role in OperatorRole}
+    for slug, folder in zip(MARKS, adapters, strict=True):
+        owner = server.make_caller(slug)
+        owner.push(folder, NAME)
+        answer = owner.http.post(
+            "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1}
+        )
+        tenant = made[slug] = Tenant(slug, requests={answer.headers["x-request-id"]})
+        callers.append(Caller(f"{slug} owner", owner.key, slug, frozenset(Scope)))
+        for role in TenantRole:
+            email = f"{role.value}@{tenant.mark}.example"
+            user = owner.http.post("/v1/users", json={"email": email, "role": role}).json()
+            body = {"name": role, "scopes": sorted(role.scopes), "user": user["id"]}
+            key = owner.http.post("/v1/keys", json=body).json()["key"]
+            callers.append(Caller(f"{slug} {role}", key, slug, role.scopes))
+        for role, key in operators.items():
+            scopes = frozenset(Scope) if role is OperatorRole.ADMIN else READING_SCOPES
+            callers.append(Caller(f"{role} in {slug}", key, slug, scopes, is_operator=True))
+    return made, callers
+
+
+def test_no_caller_reads_or_changes_what_is_anothers(
+    server: ServerUnderTest, tenants: tuple[dict[str, Tenant], list[Caller]]
+) -> None:
+    with closing(Walk(server.url, *tenants, seed=8)) as walk:
+        walk.run(NUM_STEPS)
+    assert sum(walk.outcomes.values()) >= NUM_STEPS * 0.9
+    foreign = {action for action, status in walk.outcomes if "foreign" in action and status == 404}
+    assert len(foreign) >= 7, "others' resources of every kind were asked for"
+    assert {status for _, status in walk.outcomes} == {200, 201, 204, 403, 404}

@@ -1,0 +1,106 @@
+"""Threads that tenants share by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from loraplex.api import tenant_turns
+from loraplex.api.errors import ApiError
+from loraplex.api.tenant_turns import TenantTurns
+from loraplex.api.threads import WorkerThreads
+
+
+@pytest.fixture
+def threads() -> Iterator[WorkerThreads]:
+    pool = WorkerThreads("turns", 2)
+    yield pool
+    pool.close()
+
+
+class Gate:
+    """A call that lasts until it is let go, and notes when it begins."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self._opened = threading.Event()
+
+    def call(self, name: str) -> str:
+        self._log.append(name)
+        assert self._opened.wait(10)
+        return name
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+async def begun(log: list[str], count: int) -> None:
+    while len(log) < count:
+        await asyncio.sleep(0.001)
+
+
+def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(threads: WorkerThreads) -> None:
+    async def scenario() -> list[str]:
+        turns = TenantTurns(threads)
+        log: list[str] = []
+        flood, other = Gate(log), Gate(log)
+        other.open()
+        calls = [asyncio.create_task(turns.run("a", flood.call, f"a{i}")) for i in range(20)]
+        await begun(log, 1)
+        assert await turns.run("b", other.call, "b") == "b"
+        flood.open()
+        assert await asyncio.gather(*calls) == [f"a{i}" for i in range(20)]
+        return log
+
+    log = asyncio.run(scenario())
+    assert log == ["a0", "b", *(f"a{i}" for i in range(1, 20))]
+
+
+def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
+    threads: WorkerThreads,
+) -> None:
+    async def scenario() -> None:
+        turns = TenantTurns(threads)
+        log: list[str] = []
+        first, second = Gate(log), Gate(log)
+        second.open()
+        call = asyncio.create_task(turns.run("a", first.call, "first"))
+        await begun(log, 1)
+        call.cancel()
+        waiting = asyncio.create_task(turns.run("a", second.call, "second"))
+        left = asyncio.create_task(turns.run("a", second.call, "left"))
+        await asyncio.sleep(0.02)
+        left.cancel()
+        assert log == ["first"], "no more than one call of a tenant runs"
+        first.open()
+        assert await waiting == "second"
+        await asyncio.sleep(0.02)
+        assert log == ["first", "second"], "who left the line is not run"
+
+    asyncio.run(scenario())
+
+
+def test_a_line_is_bounded_and_an_error_ends_its_turn(
+    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_turns, "MAX_WAITING", 2)
+
+    async def scenario() -> None:
+        turns = TenantTurns(threads)
+        log: list[str] = []
+        gate = Gate(log)
+        calls = [asyncio.create_task(turns.run("a", gate.call, name)) for name in "xy"]
+        await begun(log, 1)
+        with pytest.raises(ApiError) as refusal:
+            await turns.run("a", gate.call, "z")
+        assert refusal.value.code == "tenant_queue_full"
+        gate.open()
+        await asyncio.gather(*calls)
+        with pytest.raises(ZeroDivisionError):
+            await turns.run("a", lambda: 1 // 0)
+        assert await turns.run("a", gate.call, "after") == "after"
+
+    asyncio.run(scenario())

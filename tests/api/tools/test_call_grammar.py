@@ -1,0 +1,150 @@
+"""What an answer may be where the model has no choice, asked of llguidance itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from loraplex.api.errors import ApiError
+from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
+from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
+from loraplex.api.tools.tool import Tool, ToolUse
+from loraplex.api.tools.tool_format import HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
+from loraplex.engine.tokenizer import Tokenizer
+from support.models import save_byte_tokenizer
+
+llguidance = pytest.importorskip("llguidance", reason="grammars need llguidance")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+Accepts = Callable[[str], bool]
+FORMATS = pytest.mark.parametrize("written", TOOL_FORMATS.values(), ids=lambda f: str(f.name))
+
+
+def use_of(
+    *, is_required: bool = False, is_parallel: bool = True, is_strict: bool = True
+) -> ToolUse:
+    tools = [Tool(name, None, CITY, is_strict=is_strict) for name in ("f", "g", "h")]
+    return ToolUse(tools, frozenset({"f", "g"}), is_required=is_required, is_parallel=is_parallel)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_byte_tokenizer(path)
+    return Tokenizer(path)
+
+
+def accepting(
+    tokenizer: Tokenizer,
+    use: ToolUse,
+    written: ToolFormat,
+    answer_schema: dict[str, Any] | None = None,
+) -> Accepts:
+    """Whether a whole answer follows the grammar of such requests."""
+    spec = call_grammar(use, written, tokenizer, answer_schema=answer_schema)
+    grammar = llguidance.LLMatcher.grammar_from_lark(spec.text)
+    vocabulary = llguidance.LLTokenizer(tokenizer.backend.to_str())
+
+    def accepts(answer: str) -> bool:
+        matcher = llguidance.LLMatcher(vocabulary, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = tokenizer.backend.encode(answer, add_special_tokens=False).ids
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    return accepts
+
+
+@FORMATS
+def test_required_calls_are_all_that_is_accepted(tokenizer: Tokenizer, written: ToolFormat) -> None:
+    accepts = accepting(tokenizer, use_of(is_required=True, is_strict=False), written)
+    assert accepts(written.write([("f", {"city": "Köln"})]))
+    assert accepts(written.write([("f", {"city": ""}), ("g", {"city": "x"})]))
+    assert not accepts(written.write([("f", {"town": "x"})]))
+    assert not accepts(written.write([("h", {"city": "x"})])), "h may not be called"
+    assert not accepts("Hello")
+    assert not accepts("")
+
+
+@FORMATS
+def test_without_parallel_calls_there_is_one(tokenizer: Tokenizer, written: ToolFormat) -> None:
+    for is_required in (True, False):
+        use = use_of(is_required=is_required, is_parallel=False)
+        accepts = accepting(tokenizer, use, written)
+        assert accepts(written.write([("f", {"city": "x"})]))
+        assert not accepts(written.write([("f", {"city": "x"}), ("g", {"city": "x"})]))
+
+
+@FORMATS
+def test_text_is_free_as_long_as_it_is_no_call(tokenizer: Tokenizer, written: ToolFormat) -> None:
+    accepts = accepting(tokenizer, use_of(), written)
+    for text in ("", "Hello <tool> there\n", "[1] 3 < 4 {x}\n\nyes"):
+        assert accepts(text)
+    assert accepts(written.write([("f", {"city": "x"})]))
+    assert not accepts(written.write([("f", {"town": "x"})])), "f is strict"
+
+
+@FORMATS
+def test_a_tool_that_is_not_strict_may_be_called_with_anything(
+    tokenizer: Tokenizer, written: ToolFormat
+) -> None:
+    accepts = accepting(tokenizer, use_of(is_parallel=False, is_strict=False), written)
+    assert accepts(written.write([("f", {"town": [1, None]})]))
+
+
+@pytest.mark.parametrize("written", [HERMES, MISTRAL], ids=lambda f: str(f.name))
+def test_an_answer_with_a_form_is_that_or_calls(tokenizer: Tokenizer, written: ToolFormat) -> None:
+    accepts = accepting(tokenizer, use_of(), written, answer_schema=NUMBER)
+    assert accepts('{"n": 3}')
+    assert accepts(written.write([("f", {"city": "x"})]))
+    assert not accepts("Hello")
+    assert not accepts('{"n": "x"}')
+
+
+@pytest.mark.parametrize("written", [HERMES, MISTRAL], ids=lambda f: str(f.name))
+@pytest.mark.parametrize("is_required", [True, False])
+def test_markers_that_are_special_tokens_are_asked_for_as_tokens(
+    tmp_path: Path, written: ToolFormat, is_required: bool
+) -> None:
+    save_byte_tokenizer(tmp_path)
+    base = Tokenizer(tmp_path)
+    base.backend.add_special_tokens([AddedToken(m, special=True) for m in written.markers[:2]])
+    base.backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    answer = written.write([("f", {"city": "x"})])
+    assert written.opening in tokenizer.special_token_ids_of([written.opening])
+    assert accepting(tokenizer, use_of(is_required=is_required), written)(answer)
+    assert not accepting(base, use_of(is_required=is_required), written)("Hello") or not is_required
+
+
+def test_json_cannot_be_told_from_calls_that_are_plain_json(tokenizer: Tokenizer) -> None:
+    def plan(use: ToolUse) -> AnswerPlan:
+        return plan_answer(use, lambda: LLAMA, tokenizer, form_grammar=None, answer_schema=NUMBER)
+
+    with pytest.raises(ApiError, match="plain JSON") as refused:
+        plan(use_of())
+    assert refused.value.code == "unsupported_parameter"
+    assert plan(use_of(is_required=True)).grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("use", "needed"),
+    [
+        (use_of(is_strict=False), False),
+        (use_of(is_strict=True), True),
+        (use_of(is_strict=False, is_required=True), True),
+        (use_of(is_strict=False, is_parallel=False), True),
+    ],
+)
+def test_a_model_that_may_do_as_it_likes_is_not_held_to_a_grammar(
+    use: ToolUse, needed: bool
+) -> None:
+    assert needs_grammar(use) is needed

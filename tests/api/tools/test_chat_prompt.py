@@ -1,0 +1,124 @@
+"""Conversations with tools as prompts: by the base's template, or described where it knows none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loraplex.api.errors import ApiError
+from loraplex.api.tools.chat_prompt import ChatPrompts
+from loraplex.api.tools.conversation import ChatMessage, PastCall
+from loraplex.api.tools.tool import Tool
+from loraplex.api.tools.tool_format import ToolFormatName
+from loraplex.engine.tokenizer import Tokenizer
+from support.chat_templates import (
+    HERMES_TEMPLATE,
+    LLAMA_TEMPLATE,
+    MISTRAL_ARGS_TEMPLATE,
+    MISTRAL_TEMPLATE,
+    XML_TEMPLATE,
+)
+from support.models import CHAT_TEMPLATE, save_byte_tokenizer
+
+WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {}}, is_strict=False)
+USER = ChatMessage("user", "hi")
+CALL = PastCall("abc123xyz", "weather", {"city": "Köln"})
+TALK = [
+    USER,
+    ChatMessage("assistant", "", calls=(CALL,)),
+    ChatMessage("tool", "rain", call_id=CALL.id, tool_name="weather"),
+]
+
+
+def tokenizer_with(path: Path, template: str | None) -> Tokenizer:
+    save_byte_tokenizer(path)
+    template_file = path / "chat_template.jinja"
+    template_file.unlink() if template is None else template_file.write_text(template)
+    return Tokenizer(path)
+
+
+def prompt_of(
+    tokenizer: Tokenizer,
+    messages: list[ChatMessage],
+    tools: list[Tool],
+    chosen: ToolFormatName | None = None,
+) -> str:
+    ids = ChatPrompts(tokenizer, chosen).encode(messages, tools)
+    return tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (HERMES_TEMPLATE, ToolFormatName.HERMES),
+        (LLAMA_TEMPLATE, ToolFormatName.LLAMA),
+        (MISTRAL_TEMPLATE, ToolFormatName.MISTRAL),
+        (MISTRAL_ARGS_TEMPLATE, ToolFormatName.MISTRAL_ARGS),
+        (CHAT_TEMPLATE, ToolFormatName.HERMES),
+    ],
+)
+def test_the_template_shows_how_the_base_writes_calls(
+    tmp_path: Path, template: str, name: ToolFormatName
+) -> None:
+    assert ChatPrompts(tokenizer_with(tmp_path, template)).tool_format.name is name
+
+
+def test_an_unknown_form_of_calls_is_refused_by_name_until_the_operator_names_one(
+    tmp_path: Path,
+) -> None:
+    tokenizer = tokenizer_with(tmp_path, XML_TEMPLATE)
+    with pytest.raises(ApiError, match="--tool-format") as refused:
+        _ = ChatPrompts(tokenizer).tool_format
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
+    chosen = ChatPrompts(tokenizer, ToolFormatName.LLAMA)
+    assert chosen.tool_format.name is ToolFormatName.LLAMA
+
+
+def test_a_template_that_knows_tools_is_given_them_as_they_are(tmp_path: Path) -> None:
+    prompt = prompt_of(tokenizer_with(tmp_path, HERMES_TEMPLATE), TALK, [WEATHER])
+    start, _, rest = prompt.partition("</tools>")
+    assert json.loads(start.partition("<tools>\n")[2]) == WEATHER.for_template()
+    assert rest == (
+        "<|end|><|user|>hi<|end|><|assistant|><tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call><|end|>'
+        "<|user|><tool_response>\nrain\n</tool_response><|end|><|assistant|>"
+    )
+
+
+@pytest.mark.parametrize("system", [[], [ChatMessage("system", "Be brief.")]])
+def test_a_template_that_knows_none_has_them_described_in_the_system_message(
+    tmp_path: Path, system: list[ChatMessage]
+) -> None:
+    prompt = prompt_of(tokenizer_with(tmp_path, CHAT_TEMPLATE), [*system, *TALK], [WEATHER])
+    start, _, rest = prompt.partition("<|end|>")
+    assert start.startswith("<|system|>" + ("Be brief.\n\n# Tools" if system else "# Tools"))
+    described = start.partition("<tools>\n")[2].partition("\n</tools>")[0]
+    assert json.loads(described) == WEATHER.for_template()
+    assert rest == (
+        "<|user|>hi<|end|><|assistant|><tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call><|end|>'
+        "<|user|><tool_response>\nrain\n</tool_response><|end|><|assistant|>"
+    )
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, HERMES_TEMPLATE])
+def test_without_tools_the_prompt_is_what_it_always_was(tmp_path: Path, template: str) -> None:
+    tokenizer = tokenizer_with(tmp_path, template)
+    messages = [ChatMessage("system", "Be brief."), USER]
+    plain = [{"role": message.role, "content": message.text} for message in messages]
+    assert ChatPrompts(tokenizer).encode(messages, []) == tokenizer.encode_chat(plain)
+
+
+def test_what_the_template_refuses_is_the_callers_error(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(tmp_path, LLAMA_TEMPLATE)
+    twice = [USER, ChatMessage("assistant", "", calls=(CALL, CALL))]
+    with pytest.raises(Exception, match="single tool-calls"):
+        ChatPrompts(tokenizer).encode(twice, [WEATHER])
+
+
+def test_a_base_without_template_is_no_worse_than_before(tmp_path: Path) -> None:
+    prompts = ChatPrompts(tokenizer_with(tmp_path, None))
+    with pytest.raises(Exception, match="chat template"):
+        prompts.encode([USER], [WEATHER])

@@ -1,0 +1,228 @@
+"""Answers with calls as chats and responses: streams put together by the client's own code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from openai import NOT_GIVEN
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from tokenizers import AddedToken
+
+from loraplex.api.formats.chat import ChatFormat
+from loraplex.api.formats.responses import ResponsesFormat
+from loraplex.api.json_response import encode_json
+from loraplex.api.schemas.answers import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
+from loraplex.api.schemas.responses import ResponsesBody
+from loraplex.api.services.inference import Order, ServedModel
+from loraplex.api.services.sequence_text import Delta
+from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
+from loraplex.api.tools.tool import Tool, ToolUse
+from loraplex.api.tools.tool_format import HERMES, MISTRAL, ToolFormat
+from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.tokenizer import Tokenizer
+from support.models import save_byte_tokenizer
+from support.scripted_generation import PROMPT, Scenario, finished, run, started
+
+ANYTHING = {"type": "object"}
+USE = ToolUse(
+    [Tool(name, None, ANYTHING, is_strict=False) for name in ("f", "g")],
+    frozenset({"f", "g"}),
+    is_required=False,
+    is_parallel=True,
+)
+CALLS = HERMES.write([("f", {"a": "ü"}), ("g", {})])
+ANSWERS = [
+    "Just text, in the end.\n",
+    CALLS,
+    f"Let me see.\n\n{CALLS}",
+    f"{CALLS}\nThat was it.",
+    f"One {HERMES.write([('f', {'n': 1})])} and {HERMES.write([('g', {'n': 2})])}\n",
+    '<tool_call>\n{"name": "f", "arguments": {"a": [1, 2',
+    "",
+]
+USAGE = Usage(3, 9, 12, PromptTokensDetails(0), CompletionTokensDetails(0, 0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """With a marker that is a special token."""
+    path: Path = tmp_path_factory.mktemp("tokenizer")
+    save_byte_tokenizer(path)
+    tokenizer = Tokenizer(path)
+    tokenizer.backend.add_special_tokens([AddedToken(MISTRAL.opening, special=True)])
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    return Tokenizer(path)
+
+
+def plan_of(tokenizer: Tokenizer, written: ToolFormat) -> AnswerPlan:
+    return plan_answer(USE, lambda: written, tokenizer, form_grammar=None, answer_schema=None)
+
+
+def deltas_of(
+    tokenizer: Tokenizer, plan: AnswerPlan, answer: str, cuts: Sequence[int], reason: FinishReason
+) -> list[Delta]:
+    """What the generation says if the engine gives the answer's tokens in these pieces."""
+    ids = tokenizer.backend.encode(answer, add_special_tokens=False).ids
+    pieces = [ids[i:j] for i, j in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    events = [
+        TokensGenerated("r", piece, [TokenLogprobs(TokenLogprob(t, -1.0), []) for t in piece])
+        for piece in pieces
+    ]
+    scenario = Scenario(
+        tokenizer,
+        [started(), *events, finished(reason)],
+        visible_token_ids=plan.visible_token_ids,
+        num_logprobs=0,
+    )
+
+    async def follow() -> list[Delta]:
+        await scenario.start()
+        return [delta async for delta in scenario.generation.deltas()]
+
+    deltas: list[Delta] = run(follow())
+    return deltas
+
+
+def order() -> Order:
+    return cast(
+        Order,
+        SimpleNamespace(
+            request_id="r",
+            model=ServedModel("m", None),
+            sampling=SamplingParams(num_logprobs=0),
+            prompts=[PROMPT],
+            num_choices=1,
+        ),
+    )
+
+
+def cuts_of(answer: str, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return sorted(generator.sample(range(len(answer) + 1), min(len(answer), 6)))
+
+
+def streamed_chat(form: ChatFormat, deltas: Sequence[Delta]) -> ChatCompletion:
+    """As the client's helper puts the chunks together."""
+    state: Any = ChatCompletionStreamState()
+    chunks = [*form.opening(), *(chunk for delta in deltas for chunk in form.chunks(delta))]
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate_json(encode_json(chunk)))
+    snapshot: ChatCompletion = state.current_completion_snapshot
+    return snapshot
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_streamed_chat_is_the_whole_one(tokenizer: Tokenizer, answer: str, seed: int) -> None:
+    plan = plan_of(tokenizer, HERMES)
+    deltas = deltas_of(tokenizer, plan, answer, cuts_of(answer, seed), FinishReason.STOP)
+
+    def form() -> ChatFormat:
+        return ChatFormat(order(), plan, tokenizer, streams_usage=False)
+
+    whole = ChatCompletion.model_validate_json(encode_json(form().whole([deltas], USAGE)))
+    (choice,) = whole.choices
+    (streamed,) = streamed_chat(form(), deltas).choices
+    assert (streamed.message.content or "") == (choice.message.content or "")
+    assert _called(streamed.message) == _called(choice.message)
+    assert streamed.finish_reason == choice.finish_reason
+    assert choice.finish_reason == ("tool_calls" if choice.message.tool_calls else "stop")
+    assert streamed.logprobs is not None
+    assert choice.logprobs is not None
+    assert len(streamed.logprobs.content or []) == len(choice.logprobs.content or [])
+    assert bool(choice.message.tool_calls) == ("tool_call" in answer)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_streamed_response_is_the_whole_one(
+    tokenizer: Tokenizer, answer: str, reason: FinishReason
+) -> None:
+    plan = plan_of(tokenizer, HERMES)
+    deltas = deltas_of(tokenizer, plan, answer, cuts_of(answer, 5), reason)
+    body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
+
+    def form() -> ResponsesFormat:
+        return ResponsesFormat(body, order(), plan, tokenizer)
+
+    whole = Response.model_validate_json(encode_json(form().whole([deltas], USAGE)))
+    streaming = form()
+    events = [
+        *streaming.opening(),
+        *(event for delta in deltas for event in streaming.chunks(delta)),
+        *streaming.closing(USAGE),
+    ]
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    state: Any = ResponseStreamState(input_tools=NOT_GIVEN, text_format=NOT_GIVEN)  # type: ignore[arg-type]
+    *_, last = [
+        fired
+        for event in events
+        for fired in state.handle_event(adapter.validate_json(encode_json(event)))
+    ]
+    assert last.type == ("response.completed" if reason == "stop" else "response.incomplete")
+    assert _items(last.response) == _items(whole)
+    assert whole.status == ("completed" if reason == "stop" else "incomplete")
+    told = [item.type for item in whole.output]
+    assert told, "an answer without a word is an empty message"
+    assert told.count("function_call") == answer.count("<tool_call>")
+
+
+def test_the_response_of_text_and_calls_is_an_item_each(tokenizer: Tokenizer) -> None:
+    plan = plan_of(tokenizer, HERMES)
+    deltas = deltas_of(tokenizer, plan, ANSWERS[4], cuts_of(ANSWERS[4], 1), FinishReason.STOP)
+    body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
+    whole = ResponsesFormat(body, order(), plan, tokenizer).whole([deltas], USAGE)
+    said = [msgspec.to_builtins(item) for item in whole.output]
+    assert [item.get("arguments") or item["content"][0]["text"] for item in said] == [
+        "One",
+        '{"n": 1}',
+        "and",
+        '{"n": 2}',
+    ]
+    assert len({item["id"] for item in said}) == 4
+
+
+def test_markers_that_are_special_tokens_are_seen_in_requests_with_tools_alone(
+    tokenizer: Tokenizer,
+) -> None:
+    answer = "Sure" + MISTRAL.write([("f", {"a": 1})])
+    plan = plan_of(tokenizer, MISTRAL)
+    assert plan.visible_token_ids
+    deltas = deltas_of(tokenizer, plan, answer, [2, 5], FinishReason.STOP)
+    form = ChatFormat(order(), plan, tokenizer, streams_usage=False)
+    message = form.whole([deltas], USAGE).choices[0].message
+    assert message.content == "Sure"
+    assert [call.function.arguments for call in message.tool_calls or []] == ['{"a": 1}']
+    plain = AnswerPlan(None)
+    unseen = deltas_of(tokenizer, plain, answer, [2, 5], FinishReason.STOP)
+    assert MISTRAL.opening not in "".join(delta.text for delta in unseen)
+
+
+def _called(message: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+
+
+def _items(response: Any) -> list[Any]:
+    """Without the ids of calls, which are drawn for each answer."""
+    dumped = response.model_dump()["output"]
+    for item in dumped:
+        item.pop("call_id", None)
+        for part in item.get("content") or []:
+            part.pop("parsed", None)
+        item.pop("parsed_arguments", None)
+    return list(dumped)

@@ -1,0 +1,63 @@
+"""Chat templates that know tools, each in the manner of a family of models."""
+
+from __future__ import annotations
+
+HERMES_TEMPLATE = (
+    "{%- if tools %}<|system|>"
+    "{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n' }}{% endif %}"
+    "{{- '<tools>' }}{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}"
+    "{{- '\\n</tools>' + '<|end|>' }}{% endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}"
+    "{{- '<|user|><tool_response>\\n' + message.content + '\\n</tool_response><|end|>' }}"
+    "{%- elif not (tools and loop.first and message.role == 'system') %}"
+    "{{- '<|' + message.role + '|>' + message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+    '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}{% endfor %}"
+    "{{- '<|end|>' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+LLAMA_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message.role == 'user' and tools and loop.first %}"
+    '<|user|>Answer with {"name": function, "parameters": arguments}.'
+    "{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}{{ message.content }}"
+    "{%- elif 'tool_calls' in message %}"
+    "{%- if message.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    '{{- \'<|assistant|>{"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- (call.arguments | tojson) + '}' }}"
+    "{%- elif message.role == 'tool' %}<|ipython|>{{ message.content | tojson }}"
+    "{%- else %}<|{{ message.role }}|>{{ message.content }}{% endif %}<|end|>{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+MISTRAL_TEMPLATE = (
+    "{%- if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'assistant' and message.tool_calls %}[TOOL_CALLS] ["
+    "{%- for call in message.tool_calls %}"
+    "{%- if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    '{{- \'{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- (call.function.arguments | tojson) + ', \"id\": \"' + call.id + '\"}' }}"
+    "{%- if not loop.last %}, {% endif %}{% endfor %}]</s>"
+    "{%- else %}[{{ message.role }}]{{ message.content }}{% endif %}{% endfor %}"
+)
+MISTRAL_ARGS_TEMPLATE = (
+    "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{%- for message in messages %}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' }}"
+    "{{- call.function.arguments | tojson }}{% endfor %}"
+    "[{{ message.role }}]{{ message.content }}{% endfor %}"
+)
+XML_TEMPLATE = (
+    "{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{%- for message in messages %}{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{%- for name, value in call.function.arguments.items() %}"
+    "<parameter={{ name }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "{%- endfor %}{% endfor %}"
+)
