@@ -111,7 +111,7 @@ def test_what_the_query_cannot_mean_is_refused(busy: Caller, query: dict[str, st
 
 
 def test_the_log_needs_its_scope(server: ServerUnderTest) -> None:
-    others = [scope for scope in Scope if scope is not Scope.AUDIT_READ]
+    others = sorted(set(Scope) - {Scope.AUDIT_READ})
     caller = server.make_caller("no-auditor", others)
     assert caller.http.get("/v1/audit").json()["error"]["code"] == "insufficient_scope"
 
