@@ -35,7 +35,7 @@ from ..platform.adapters.models import AdapterVersion
 from ..platform.adapters.registry import AdapterRef
 from ..platform.base import utc_now
 from ..platform.database import Database
-from ..platform.errors import DatabaseUnavailable, InvalidValue
+from ..platform.errors import DatabaseUnavailable, InvalidValue, PlatformError
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
@@ -352,10 +352,15 @@ def _write_layout(data_dir: Path, layout: BaseLayout) -> Path:
 
 def _open_control_plane(settings: Settings) -> ControlPlane:
     database = Database(settings.database_url)
-    if settings.is_database_embedded:
-        database.upgrade()
-    database.check_revision()
-    return ControlPlane(database, *settings.load_secrets(), stale_seconds=settings.stale_seconds)
+    try:
+        if settings.is_database_embedded:
+            database.upgrade()
+        database.check_revision()
+        secrets = settings.load_secrets()
+    except PlatformError:
+        database.close()
+        raise
+    return ControlPlane(database, *secrets, stale_seconds=settings.stale_seconds)
 
 
 def _open_journal(settings: Settings) -> TokenJournal:
