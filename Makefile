@@ -8,8 +8,8 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation
-.PHONY: help install demo demo-weights test test-s3 lint format simulate soak bench adapter-evidence kernels-report \
+	adapter-load speculation grammars
+.PHONY: help install demo demo-weights test test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -74,12 +74,21 @@ bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
+bench-grammars: ## what schemas and grammars cost a step, and compiling them
+
+docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings
+	$(BIN)/python -m loraplex.api.openapi > docs/openapi.json
+	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
+	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
+	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED) ## 50 engines killed under load, servers stopped under load (about half an hour)
+soak: $(INSTALLED) ## 50 engines killed under load, servers stopped, the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
+	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \
+		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py
 
 adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; SOAK=1: in larger numbers
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.adapter_evidence $(if $(SOAK),--soak) $(ARGS)

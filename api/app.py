@@ -24,6 +24,7 @@ from .routes import (
     quotas,
     residency,
     responses,
+    servers,
     tenants,
     tokens,
     uploads,
@@ -36,7 +37,7 @@ _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
-    *(tenants, operators),
+    *(tenants, operators, servers),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -35,7 +35,7 @@ class DatabaseWatch:
         self._ping = ping
         self._threads = WorkerThreads("database-watch", 1)
         self._is_suspect = asyncio.Event()
-        self._working: set[asyncio.Future[object]] = set()
+        self._working: set[asyncio.Future[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self.is_away = False
 

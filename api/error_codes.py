@@ -186,6 +186,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     ),
     "state_conflict": ErrorCode(409, "The version or upload is not in a state that allows this."),
     "upload_not_found": ErrorCode(404, "No such upload for this key."),
+    "upload_elsewhere": ErrorCode(
+        409, "The upload's bytes lie with another server: send it there, or declare it again."
+    ),
     "upload_conflict": ErrorCode(
         409, "The offset is not where the upload stands, or bytes are missing or too many."
     ),

@@ -68,6 +68,12 @@ class Metrics:
         )
         self.sequences = self._counter("sequences", "Sequences ended.", ("finish_reason",))
         self._tokens = self._counter("tokens", "Tokens metered.", ("tenant", "kind"))
+        self._keys_expiring = Gauge(
+            "loraplex_keys_expiring",
+            "Keys that end within seven days and have no successor.",
+            ("kind",),
+            registry=self._registry,
+        )
         self._prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
         )
@@ -93,6 +99,9 @@ class Metrics:
     ) -> None:
         self._requests.labels(method, route, str(status), code).inc()
         self._request_seconds.labels(route).observe(seconds)
+
+    def observe_expiring_keys(self, kind: str, number: int) -> None:
+        self._keys_expiring.labels(kind).set(number)
 
     def observe_start(self, started: RequestStarted) -> None:
         self._queue_seconds.observe(started.queue_seconds)

@@ -38,6 +38,7 @@ from ..platform.database import Database
 from ..platform.errors import DatabaseUnavailable, InvalidValue
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
+from ..platform.jobs import service as job_leases
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
@@ -50,6 +51,7 @@ from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
 from .services.downloads import Downloads
+from .services.expiring_keys import ExpiringKeys
 from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
@@ -147,6 +149,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             num_unsettled=lambda: metering.num_unsettled,
         )
         server_id = load_or_create_server_id(settings.data_dir)
+        leases = Leases(control_plane, server_id)
         admission = Admission(control_plane, server_id)
         stack.push_async_callback(admission.close)
         inference = Inference(
@@ -167,6 +170,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine=engine,
             control_plane=control_plane,
             prompts=prompts,
+            leases=leases,
             contract=await asyncio.to_thread(
                 _open_contract, settings, engine_config, engine.info, prompts, source
             ),
@@ -181,6 +185,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             control_plane=control_plane,
             attestations=attestations,
             served_model_name=name,
+            server_id=server_id,
             max_full_matrix_bytes=settings.max_full_matrix_bytes,
         )
         stack.push_async_callback(pushes.close)
@@ -189,7 +194,11 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         reconciliation = Reconciliation(engine=engine, control_plane=control_plane)
         stack.push_async_callback(reconciliation.close)
         deletions = Deletions(
-            engine=engine, fetcher=fetcher, store=fetcher.store, control_plane=control_plane
+            engine=engine,
+            fetcher=fetcher,
+            store=fetcher.store,
+            control_plane=control_plane,
+            leases=leases,
         )
         stack.push_async_callback(deletions.close)
         downloads = Downloads(settings.data_dir / "exports", source.fetch)
@@ -199,13 +208,16 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(presence.close)
         residency_usage = ResidencyUsage(lambda: engine.stats, control_plane)
         stack.push_async_callback(residency_usage.close)
+        expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
+        stack.push_async_callback(expiring_keys.close)
 
         idempotent_answers = IdempotentAnswers(settings.load_secrets(), server_id)
-        jobs = Jobs(Leases(control_plane, server_id), _upkeep(settings, control_plane, garbage))
+        jobs = Jobs(leases, _upkeep(settings, control_plane, garbage))
         stack.push_async_callback(jobs.close)
 
         started_at = int(time.time())
         await metering.recover()
+        await admission.recover()
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
@@ -215,6 +227,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         reconciliation.start()
         garbage.start()
         jobs.start()
+        expiring_keys.start()
         yield Runtime(
             settings=settings,
             engine=engine,
@@ -271,10 +284,14 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     async def purge_answers() -> None:
         await control_plane.write_all_tenants(idempotency.purge)
 
+    async def purge_leases() -> None:
+        await control_plane.write_all_tenants(job_leases.purge)
+
     return [
         Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
+        Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]
 
 

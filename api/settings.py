@@ -36,7 +36,9 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Settings of every command that touches the platform. The embedded parts are the defaults."""
 
-    model_config = SettingsConfigDict(env_prefix="LORAPLEX_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="LORAPLEX_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     data_dir: Path = Field(default_factory=default_data_dir)
     """Home of the embedded database, the local store and the secret."""

@@ -332,6 +332,12 @@ class UploadNotFound(PlatformError):
     code = "upload_not_found"
 
 
+class UploadElsewhere(PlatformError):
+    """The upload's bytes lie with another server: send it there, or declare it again."""
+
+    code = "upload_elsewhere"
+
+
 class UploadConflict(PlatformError):
     """The offset is not where the upload stands, or bytes are missing or too many."""
 

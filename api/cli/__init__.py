@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, str] = {
     "keys": "Issue, list, rotate and revoke a tenant's API keys.",
     "users": "Let people into a tenant, as what, and no longer.",
     "tenants": "Make, list, weigh, suspend and resume tenants.",
+    "quotas": "Show what a tenant may use and has left, and set its limits.",
+    "usage": "Show what was used, by day, adapter, version or tenant.",
     "operators": "Make the first operator, and manage the others.",
     "audit": "Show, export and verify the log of who changed what.",
     "db": "Bring the database's schema up to date.",
@@ -38,7 +40,10 @@ COMMANDS: Mapping[str, str] = {
 }
 
 ASKING_A_SERVER = frozenset(
-    {"login", "logout", "whoami", "adapters", "keys", "users", "tenants", "operators"}
+    {
+        *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
+        *("operators", "audit", "usage"),
+    }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
 database."""

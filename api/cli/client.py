@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +29,10 @@ _EXIT_CODES = {
     412: ExitCode.CONFLICT,
     422: ExitCode.INVALID_ADAPTER,
 }
+
+
+Filter = str | int | bool | Sequence[str] | None
+"""A value of a query; of a sequence each item is sent."""
 
 
 class ServerUnreachable(CommandFailed):
@@ -61,12 +65,12 @@ class ApiClient:
         """The same for what belongs to no tenant: paths below `/admin`."""
         return ApiClient(self._client, self.url, prefix="/admin")
 
-    def get(self, path: str, **query: str | int | bool | None) -> Any:
+    def get(self, path: str, **query: Filter) -> Any:
         """Filters that are None are left out."""
         sent = {name: value for name, value in query.items() if value is not None}
         return self._send("GET", path, params=sent)
 
-    def pages(self, path: str, **query: str | int | bool | None) -> Iterator[Any]:
+    def pages(self, path: str, **query: Filter) -> Iterator[Any]:
         """Every entry of a list that is given page by page."""
         page = self.get(path, **query)
         yield from page["data"]
@@ -77,8 +81,15 @@ class ApiClient:
     def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
         return self._send("POST", path, json=body, timeout=SLOW_TIMEOUT if is_slow else TIMEOUT)
 
-    def put(self, path: str, body: Any) -> Any:
-        return self._send("PUT", path, json=body)
+    def get_tagged(self, path: str) -> tuple[Any, str]:
+        """A resource and its `ETag`."""
+        response = self._request("GET", path)
+        return response.json(), response.headers["etag"]
+
+    def put(self, path: str, body: Any, *, if_match: str | None = None) -> Any:
+        """`if_match`: refused unless the resource still has this `ETag`."""
+        headers = None if if_match is None else {"if-match": if_match}
+        return self._send("PUT", path, json=body, headers=headers)
 
     def patch(self, path: str, body: Any) -> Any:
         return self._send("PATCH", path, json=body)
@@ -106,18 +117,22 @@ class ApiClient:
                 raise _failure(response, self.url)
             yield response
 
-    def _send(
+    def _send(self, method: str, path: str, **options: Any) -> Any:
+        response = self._request(method, path, **options)
+        try:
+            return response.json() if response.content else None
+        except ValueError as exc:
+            raise _not_ours(self.url) from exc
+
+    def _request(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
-    ) -> Any:
+    ) -> httpx.Response:
         sent = {**self._headers, **(headers or {})}
         with self._reaching():
             response = self._client.request(method, self._prefix + path, headers=sent, **options)
         if not response.is_success:
             raise _failure(response, self.url)
-        try:
-            return response.json() if response.content else None
-        except ValueError as exc:
-            raise _not_ours(self.url) from exc
+        return response
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

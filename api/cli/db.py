@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from ...platform.keyring import secret_id
 from ...platform.revisions import head_revision
+from ...platform.secret_use import Needs, count_needs
 from ..settings import load_settings
-from .admin import DatabaseUrl, DataDir, open_database
-from .output import AsJson, note, print_json
+from .admin import DatabaseUrl, DataDir, open_current_database, open_database
+from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -33,6 +35,35 @@ def current(
     with open_database(load_settings(database=database, data_dir=data_dir)) as opened:
         revision = opened.current_revision()
     _print_revision(revision, as_json=as_json)
+
+
+@app.command("secrets")
+def secrets(
+    database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Show what each of the server's secrets is still needed for.
+
+    Keys move to the present one when they are used. One that is needed for nothing can go; one
+    that is missing here is needed for what stands behind it.
+    """
+    settings = load_settings(database=database, data_dir=data_dir)
+    present, *previous = map(secret_id, settings.load_secrets())
+    with open_current_database(settings) as opened:
+        needs = count_needs(opened)
+    rows = [
+        {"secret": name, "status": _status(name, present, previous), **counts._asdict()}
+        for name, counts in needs.items()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(rows, ["secret", "status", *Needs._fields])
+
+
+def _status(name: str | None, present: str, previous: list[str]) -> str:
+    if name is None:
+        return "unknown"  # from before secrets had ids
+    return "present" if name == present else "previous" if name in previous else "missing"
 
 
 def _print_revision(revision: str | None, *, as_json: bool) -> None:

@@ -144,10 +144,10 @@ async def delete_adapter(
     Answered once nothing is left on the device, in memory, on disk and in the store. Running
     requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
     """
-    removals = await runtime.deletions.delete_adapter(
+    deletions = await runtime.deletions.delete_adapter(
         principal.tenant_id, name, origin, drain_seconds=drain_seconds
     )
-    numbers = {removal.deletion.number for removal in removals}
+    numbers = {deletion.number for deletion in deletions}
     return json_response(await _receipts(runtime, principal, name, numbers))
 
 

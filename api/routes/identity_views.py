@@ -13,6 +13,8 @@ from ...platform.tenants.models import Tenant
 from ...platform.users.models import User
 from ..schemas.identity import (
     ActorView,
+    IssuedKeyView,
+    IssuedOperatorKeyView,
     KeyView,
     MeView,
     OperatorKeyView,
@@ -55,8 +57,9 @@ def operator_key_view(key: OperatorKey) -> OperatorKeyView:
     )
 
 
-def issued_operator_key_view(issued: IssuedOperatorKey) -> OperatorKeyView:
-    return msgspec.structs.replace(operator_key_view(issued.key), key=issued.text)
+def issued_operator_key_view(issued: IssuedOperatorKey) -> IssuedOperatorKeyView:
+    shown = msgspec.structs.asdict(operator_key_view(issued.key))
+    return IssuedOperatorKeyView(**shown, key=issued.text)
 
 
 def user_view(user: User) -> UserView:
@@ -86,8 +89,9 @@ def key_view(key: ApiKey) -> KeyView:
     )
 
 
-def issued_key_view(issued: IssuedKey) -> KeyView:
-    return msgspec.structs.replace(key_view(issued.key), key=issued.text)
+def issued_key_view(issued: IssuedKey) -> IssuedKeyView:
+    shown = msgspec.structs.asdict(key_view(issued.key))
+    return IssuedKeyView(**shown, key=issued.text)
 
 
 def me_view(caller: AnyPrincipal) -> MeView:

@@ -22,7 +22,7 @@ from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import PageView
-from ..schemas.identity import KeyBody, KeyView, RotateBody
+from ..schemas.identity import IssuedKeyView, KeyBody, KeyView, RotateBody
 from .identity_views import issued_key_view, key_view
 
 router = APIRouter(prefix="/v1/keys")
@@ -59,7 +59,7 @@ async def list_keys(
 
 
 @router.post("")
-@answers(KeyView, 201, errors=("user_not_found", "grant_too_wide", "quota_exceeded"))
+@answers(IssuedKeyView, 201, errors=("user_not_found", "grant_too_wide", "quota_exceeded"))
 async def create_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -73,7 +73,7 @@ async def create_key(
     keys = runtime.control_plane.keys
     days = body.expires_in_days
 
-    def issue(session: TenantSession) -> Changed[KeyView]:
+    def issue(session: TenantSession) -> Changed[IssuedKeyView]:
         issued = keys.issue(
             session,
             name=body.name,
@@ -105,7 +105,7 @@ async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> R
 
 
 @router.post("/{key_id}/rotate")
-@answers(KeyView, 201, errors=("key_not_found", "grant_too_wide", "state_conflict"))
+@answers(IssuedKeyView, 201, errors=("key_not_found", "grant_too_wide", "state_conflict"))
 async def rotate_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -121,7 +121,7 @@ async def rotate_key(
     """
     keys = runtime.control_plane.keys
 
-    def rotate(session: TenantSession) -> Changed[KeyView]:
+    def rotate(session: TenantSession) -> Changed[IssuedKeyView]:
         if_match.check(key_view(keys.get_to_change(session, key_id, viewer=principal)))
         overlap = timedelta(seconds=body.overlap_seconds)
         issued = keys.rotate(session, key_id, overlap=overlap, issuer=principal)

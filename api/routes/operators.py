@@ -23,6 +23,7 @@ from ..pages import Page
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView, PageView
 from ..schemas.identity import (
+    IssuedOperatorKeyView,
     OperatorBody,
     OperatorChange,
     OperatorKeyBody,
@@ -125,7 +126,7 @@ async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: st
 
 
 @router.post("/{name}/keys")
-@answers(OperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
+@answers(IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
 async def create_operator_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -141,7 +142,7 @@ async def create_operator_key(
     days = body.expires_in_days
     lifetime = None if days is None else timedelta(days=days)
 
-    def issue(session: PlatformSession) -> Changed[OperatorKeyView]:
+    def issue(session: PlatformSession) -> Changed[IssuedOperatorKeyView]:
         holder = service.get(session, name)
         issued = service.issue_key(session, holder, name=body.name, lifetime=lifetime)
         details = {"key": issued.key.id, "name": issued.key.name, "expires_in_days": days}

@@ -25,6 +25,8 @@ async def request_origin(request: Request, caller: Caller) -> Origin:
 
 
 RequestOrigin = Annotated[Origin, Depends(request_origin)]
+
+
 _MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 _MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
 

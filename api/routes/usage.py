@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ...platform.errors import InvalidValue, RequestNotFound
+from ...platform.errors import InvalidValue
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
@@ -67,25 +67,24 @@ Selected = Annotated[Selection, Depends(select_usage)]
 
 @router.get("/v1/usage")
 @answers(PageView[UsageView], also=(CSV,))
+@answers(PageView[UsageView], also=(CSV,))
 async def get_usage(
     request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
 ) -> Response:
-    """The tenant's sums, of the adapters that the key may see."""
+    """The tenant's sums."""
     if Group.TENANT in selection.query.groups:
         raise InvalidValue("A tenant sees its own usage only.", param="group_by")
 
     async def read(query: UsageQuery) -> Sequence[UsageSum]:
         return await runtime.control_plane.read(
-            principal.tenant_id,
-            lambda session: ledger.sum_usage(
-                session, query._replace(adapter_names=principal.adapters)
-            ),
+            principal.tenant_id, lambda session: ledger.sum_usage(session, query)
         )
 
     return await _answer(request, selection, read)
 
 
 @router.get("/admin/usage")
+@answers(PageView[UsageView], also=(CSV,))
 @answers(PageView[UsageView], also=(CSV,))
 async def get_usage_of_all_tenants(
     request: Request,
@@ -108,13 +107,12 @@ async def get_usage_of_all_tenants(
 
 @router.get("/v1/usage/requests/{request_id}")
 @answers(UsageRecordView, errors=("request_not_found",))
+@answers(UsageRecordView, errors=("request_not_found",))
 async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
     """The ledger's row of one request."""
     row = await runtime.control_plane.read(
         principal.tenant_id, lambda session: ledger.get_record(session, request_id)
     )
-    if not principal.may_use(row.adapter_name):
-        raise RequestNotFound
     return json_response(_record_view(row))
 
 
@@ -155,7 +153,8 @@ def _csv_text(rows: Sequence[Sequence[object]]) -> str:
 
 def _view(row: UsageSum, groups: Sequence[Group]) -> UsageView:
     key: dict[str, Any] = {str(g): part or None for g, part in zip(groups, row.key, strict=True)}
-    return UsageView(**key, **dict(zip(_SUM_NAMES, row[1:], strict=True)))
+    sums: dict[str, Any] = dict(zip(_SUM_NAMES, row[1:], strict=True))
+    return UsageView(**key, **sums)
 
 
 def _record_view(row: UsageRecord) -> UsageRecordView:

@@ -91,7 +91,10 @@ async def get_user(runtime: CurrentRuntime, principal: Manager, user_id: str) ->
 @router.patch("/{user_id}")
 @answers(
     UserView,
-    errors=("user_not_found", "grant_too_wide", "own_account", "last_administrator"),
+    errors=(
+        *("user_not_found", "grant_too_wide", "own_account", "last_administrator"),
+        "quota_exceeded",
+    ),
     headers=TAGGED,
 )
 async def change_user(

@@ -115,9 +115,14 @@ class OperatorKeyView(msgspec.Struct, frozen=True):
     revoked_at: datetime | None
     last_used_at: datetime | None
     """To the hour."""
-    key: str | msgspec.UnsetType = msgspec.UNSET
-    """The key itself: in the answer that makes it, and never again."""
     object: Literal["operator.key"] = "operator.key"
+
+
+class IssuedOperatorKeyView(OperatorKeyView, frozen=True, kw_only=True):
+    """A key that was just made."""
+
+    key: str
+    """Its text: in this answer, and never again."""
 
 
 # --- users --------------------------------------------------------------------------------------
@@ -212,9 +217,14 @@ class KeyView(msgspec.Struct, frozen=True):
     """To the hour."""
     successor: str | None
     """The id of the key that replaces it."""
-    key: str | msgspec.UnsetType = msgspec.UNSET
-    """The key itself: in the answer that makes it, and never again."""
     object: Literal["key"] = "key"
+
+
+class IssuedKeyView(KeyView, frozen=True, kw_only=True):
+    """A key that was just made."""
+
+    key: str
+    """Its text: in this answer, and never again."""
 
 
 # --- whoever asks -------------------------------------------------------------------------------

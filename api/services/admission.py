@@ -20,9 +20,9 @@ RELEASE_RETRY_SECONDS = 5.0
 
 
 class Admission:
-    """Reserves for requests, and releases those that never ran; one for the server.
+    """Reserves for requests; one for the server.
 
-    A request that ran is settled in the transaction that writes its row in the ledger.
+    Who is admitted is settled by its account, in the transaction that writes the ledger's row.
     """
 
     def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
@@ -33,8 +33,8 @@ class Admission:
     async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
         """Reserve what the request may use; notes in `measures` what is left of the rates.
 
-        Whoever is admitted releases or meters. Raises a LimitReached or DatabaseUnavailable; then,
-        and if it is cancelled, nothing is reserved.
+        Raises a LimitReached or DatabaseUnavailable; then, and if it is cancelled, nothing stays
+        reserved.
         """
         reserving = asyncio.create_task(self._reserve(tenant_id, demand))
         try:
@@ -46,9 +46,16 @@ class Admission:
             reserving.add_done_callback(lambda done: self._undo(tenant_id, demand, done))
             raise
 
-    async def release(self, tenant_id: str, request_id: str) -> None:
-        """The request did not run. Goes on if the caller is cancelled or the database is away."""
-        await asyncio.shield(self._spawn(self._release(tenant_id, request_id)))
+    async def recover(self) -> None:
+        """Release what an earlier process reserved and no account is open for.
+
+        To be called once the accounts that it left are settled. Raises DatabaseUnavailable.
+        """
+        left = await self._control_plane.read_all_tenants(
+            lambda session: quotas.list_of_server(session, self._server_id)
+        )
+        for reservation in left:
+            await self._release(reservation.tenant_id, reservation.request_id)
 
     async def close(self) -> None:
         """Give up what waits for the database; it is settled after the next start."""

@@ -25,16 +25,18 @@ from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.states import VersionState
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import JsonObject, new_id
-from ...platform.errors import InvalidTransition
+from ...platform.errors import InvalidTransition, PlatformError
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
 from ..errors import ApiError, as_api_error, from_error_info
+from .leases import LeaseLost, Leases
 from .probes import Effect, Logits, compare, summarize
 from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, QuantizationContract
 
 log = structlog.get_logger(__name__)
 
 NUM_WORKERS = 2
+WATCH_SECONDS = 30.0
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
 _MESSAGES = {
@@ -86,6 +88,7 @@ class Attestations:
         engine: EngineClient,
         control_plane: ControlPlane,
         prompts: list[list[int]],
+        leases: Leases,
         contract: QuantizationContract | None = None,
     ) -> None:
         """Without a `contract` reports say that the reference was not measured."""
@@ -93,14 +96,18 @@ class Attestations:
         self._control_plane = control_plane
         self._prompts = prompts
         self._contract = contract
+        self._leases = leases
         self._queue: asyncio.Queue[AdapterVersion] = asyncio.Queue()
-        self._workers: list[asyncio.Task[None]] = []
+        self._known: set[str] = set()
+        """Of the versions in the queue and at work."""
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._workers = [asyncio.create_task(self._work()) for _ in range(NUM_WORKERS)]
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(NUM_WORKERS)]
+        self._tasks.append(asyncio.create_task(self._watch()))
 
     async def recover(self) -> None:
-        """Queue what an earlier run accepted and did not attest."""
+        """Queue what was accepted and is not attested, whichever server accepted it."""
         unfinished = await self._control_plane.read_all_tenants(
             repository.list_unfinished_versions_of_all_tenants
         )
@@ -110,23 +117,42 @@ class Attestations:
 
     def add(self, version: AdapterVersion) -> None:
         """Attest this version when its turn comes; of another base's, when that base is served."""
-        if version.base_id == self._engine.info.base_id:
+        if version.base_id == self._engine.info.base_id and version.id not in self._known:
+            self._known.add(version.id)
             self._queue.put_nowait(version)
 
     async def close(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Take over what a server that is gone has left."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self.recover()
+            except PlatformError as exc:
+                log.warning("attestations_not_seen", error=str(exc))
 
     async def _work(self) -> None:
         while True:
             version = await self._queue.get()
             try:
-                await self._attest(version)
-            except InvalidTransition:
-                log.info("attestation_overtaken", version_id=version.id)  # it was deleted
+                await self._attest_once(version)
+            except (LeaseLost, InvalidTransition):
+                log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
             except Exception:
                 log.exception("attestation_failed", version_id=version.id)
+            finally:
+                self._known.discard(version.id)
+
+    async def _attest_once(self, version: AdapterVersion) -> None:
+        """Unless another server does it. Raises LeaseLost or InvalidTransition if one has."""
+        lease = f"attestation:{version.id}"
+        if await self._leases.claim(lease):
+            await self._leases.keep(lease, self._attest(version))
+            await self._leases.forget(lease)
 
     async def _attest(self, version: AdapterVersion) -> None:
         if version.state is VersionState.VALIDATED:

@@ -140,9 +140,9 @@ class Metering:
             request_id,
             principal.tenant_id,
             principal.key_id,
-            adapter and adapter.name,
-            adapter and adapter.version,
-            adapter and adapter.key.digest,
+            adapter.name if adapter else None,
+            adapter.version if adapter else None,
+            adapter.key.digest if adapter else None,
         )
         try:
             slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -35,6 +36,10 @@ class Presence:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            with suppress(PlatformError):
+                await self._control_plane.write_all_tenants(
+                    lambda session: servers.note_stopped(session, self._info.id)
+                )
 
     async def _run(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from ...platform.adapters.service import NewVersion
 from ...platform.adapters.states import UploadState, VersionState
 from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event, Origin
-from ...platform.errors import QuotaExceeded, UploadConflict
+from ...platform.errors import QuotaExceeded, UploadConflict, UploadElsewhere
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
@@ -64,6 +64,7 @@ class Pushes:
         control_plane: ControlPlane,
         attestations: Attestations,
         served_model_name: str,
+        server_id: str | None = None,
         max_full_matrix_bytes: int = 0,
     ) -> None:
         """`max_full_matrix_bytes`: what whole matrices of one adapter may take together."""
@@ -74,6 +75,7 @@ class Pushes:
         self._control_plane = control_plane
         self._attestations = attestations
         self._served_model_name = served_model_name
+        self._server_id = server_id
         self._max_full_matrix_bytes = max_full_matrix_bytes
         self._examiners = WorkerThreads("intake", NUM_EXAMINERS)
         self._receiving: set[tuple[str, str]] = set()
@@ -97,6 +99,7 @@ class Pushes:
         full_name = f"{principal.tenant_slug}/{new.adapter_name}"
         if self._served_model_name in (new.adapter_name, full_name):
             raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
+        new = replace(new, server_id=self._server_id)
         upload = await self._control_plane.change(
             principal.tenant_id, origin, lambda session: self._open(session, new)
         )
@@ -121,7 +124,8 @@ class Pushes:
 
         All that arrived are acknowledged, even if the rest did not.
 
-        Raises UploadConflict if the upload stands elsewhere or another request writes to it.
+        Raises UploadConflict if the upload stands elsewhere or another request writes to it, and
+        UploadElsewhere.
         """
         claim = (tenant_id, upload_id)
         if claim in self._receiving:
@@ -129,7 +133,7 @@ class Pushes:
         # Before looking where it stands: what was read earlier is old once another has written.
         self._receiving.add(claim)
         try:
-            upload = await self.get(tenant_id, upload_id)
+            upload = await self._get_own(tenant_id, upload_id)
             if upload.state is not UploadState.RECEIVING or offset != upload.received_bytes:
                 raise _conflict(upload)
             try:
@@ -146,9 +150,9 @@ class Pushes:
         """Examine and store what was received; the version it became. Idempotent.
 
         It goes on if the caller goes away. Raises ApiError with the reason if it is refused,
-        UploadConflict if bytes are missing.
+        UploadConflict if bytes are missing, and UploadElsewhere.
         """
-        upload = await self.get(tenant_id, upload_id)
+        upload = await self._get_own(tenant_id, upload_id)
         if upload.state is UploadState.RECEIVING:
             upload = await self._control_plane.write(
                 tenant_id, lambda session: uploads.begin_validation(session, upload_id)
@@ -164,7 +168,7 @@ class Pushes:
             repository.list_unfinished_uploads_of_all_tenants
         )
         for upload in unfinished:
-            if upload.state is UploadState.VALIDATING:
+            if upload.state is UploadState.VALIDATING and self._is_own(upload):
                 self._examination(upload, BY_SYSTEM)
 
     async def close(self) -> None:
@@ -174,6 +178,17 @@ class Pushes:
         self._staging.close()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    async def _get_own(self, tenant_id: str, upload_id: str) -> Upload:
+        upload = await self.get(tenant_id, upload_id)
+        is_open = upload.state in (UploadState.RECEIVING, UploadState.VALIDATING)
+        if is_open and not self._is_own(upload):
+            raise UploadElsewhere
+        return upload
+
+    def _is_own(self, upload: Upload) -> bool:
+        """The bytes lie here, not with another server."""
+        return upload.server_id in (None, self._server_id)
 
     def _open(self, session: TenantSession, new: NewUpload) -> Changed[Upload]:
         known = uploads.accept_known_content(session, new, base_id=self._info.base_id)

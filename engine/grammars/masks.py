@@ -6,7 +6,7 @@ coupled or by rejection, is one of the model's distribution under the condition 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from ..request import Request
 from .matcher import Executor, Matcher
 
 BITS_PER_WORD = 32
+FORBIDDEN = float("-inf")
 
 
 class Restricted(NamedTuple):
@@ -47,10 +48,11 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
     for row, request in roots.items():
         for index in _matcher(request).walk(request.draft):
             masks.fill(row + 1 + index, _matcher(request))
+    empty = masks.are_empty(roots)
     failed = {
         request: GrammarFailed()
-        for row, request in roots.items()
-        if _matcher(request).has_failed or masks.is_empty(row)
+        for is_empty, request in zip(empty, roots.values(), strict=True)
+        if is_empty or _matcher(request).has_failed
     }
     return Restricted(masks.applied(), failed)
 
@@ -101,26 +103,39 @@ class _Masks:
             len(self._words),
         )
 
-    def is_empty(self, row: int) -> bool:
-        """Whether nothing may come there, which a sound grammar never says."""
-        return not self._words[row].any()
+    def are_empty(self, rows: Iterable[int]) -> list[bool]:
+        """For each whether nothing may come there, which a sound grammar never says."""
+        empty: list[bool] = (self._words[list(rows)] == 0).all(-1).tolist()
+        return empty
 
     def applied(self) -> Tensor:
         """The logits, a copy, with the filled rows masked."""
         if not self._matchers:
             return self._logits
-        rows = torch.tensor(list(self._matchers), device=self._logits.device)
-        masked = self._logits[rows].masked_fill_(~self._allowed(), float("-inf"))
-        return self._logits.index_copy(0, rows, masked)
+        rows = sorted(self._matchers)
+        allowed = self._allowed(rows)
+        if len(rows) == len(self._logits):
+            return torch.where(allowed, self._logits, FORBIDDEN)
+        masked = self._logits.clone()
+        masked[rows] = torch.where(allowed, masked[rows], FORBIDDEN)
+        return masked
 
-    def _allowed(self) -> Tensor:
-        """bool `[num_filled_rows, vocab_size]`"""
-        octets = self._words[list(self._matchers)].to(self._logits.device).view(torch.uint8)
-        shifts = torch.arange(8, dtype=torch.uint8, device=octets.device)
-        bits = (octets[:, :, None] >> shifts) & 1
-        allowed = bits.flatten(1)[:, : self._logits.shape[1]].bool()
-        _allow_ends(allowed, list(self._matchers.values()))
+    def _allowed(self, rows: Sequence[int]) -> Tensor:
+        """bool `[len(rows), vocab_size]`"""
+        octets = self._words[rows].view(torch.uint8).to(self._logits.device).long()
+        flags = _OCTETS.to(octets.device).take(octets).view(torch.bool)
+        allowed = flags[:, : self._logits.shape[1]]
+        _allow_ends(allowed, [self._matchers[row] for row in rows])
         return allowed
+
+
+def _flags_of_octets() -> Tensor:
+    """For each octet its bits as eight bools, the lowest first, which are one int64 `[256]`."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return bits.bool().view(torch.int64).flatten()
+
+
+_OCTETS = _flags_of_octets()
 
 
 def _allow_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:

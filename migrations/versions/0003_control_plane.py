@@ -55,6 +55,7 @@ def upgrade() -> None:
     _create_people()
     _extend_keys()
     _weigh_tenants()
+    _place_uploads()
     _extend_usage()
     _create_usage_days()
     _create_quotas()
@@ -86,6 +87,8 @@ def downgrade() -> None:
         "quotas",
     ):
         op.drop_table(name)
+    with op.batch_alter_table("uploads") as table:
+        table.drop_column("server_id")
     with op.batch_alter_table("usage_records") as table:
         table.drop_column("load_ms")
         table.drop_column("key_id")
@@ -168,6 +171,11 @@ def _extend_keys() -> None:
             ["tenant_id", "successor_id"],
             ["tenant_id", "id"],
         )
+
+
+def _place_uploads() -> None:
+    with op.batch_alter_table("uploads") as table:
+        table.add_column(sa.Column("server_id", sa.String(36), nullable=True))
 
 
 def _weigh_tenants() -> None:
@@ -514,5 +522,7 @@ def _create_upkeep() -> None:
         sa.Column("base_id", sa.String(128), nullable=False),
         sa.Column("started_at", MOMENT, nullable=False),
         sa.Column("seen_at", MOMENT, nullable=False),
+        sa.Column("stopped_at", MOMENT, nullable=True),
+        sa.Column("evicted_at", MOMENT, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_servers")),
     )

@@ -33,6 +33,8 @@ class NewUpload:
     """64 hexadecimal digits, lower case."""
     aliases: tuple[str, ...] = ()
     created_by: str | None = None
+    server_id: str | None = None
+    """The server that takes the bytes."""
 
 
 def open_upload(session: TenantSession, new: NewUpload) -> Upload:
@@ -48,6 +50,7 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
         received_bytes=0,
         aliases=list(new.aliases),
         created_by=new.created_by,
+        server_id=new.server_id,
     )
     session.add(upload)
     session.flush()
@@ -61,7 +64,7 @@ def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     the tenant has no room for, beside what it has and what is on its way.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
-        if _declares_the_same(upload, new):
+        if _declares_the_same(upload, new) and upload.server_id in (None, new.server_id):
             return upload
     check_adapter_name(new.adapter_name)
     quotas.check_room_for_version(session, new.adapter_name)

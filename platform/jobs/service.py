@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from ..base import utc_now
 from ..locked_rows import lock_or_add
@@ -17,6 +17,8 @@ from ..sessions import PlatformSession
 from .models import JobLease
 
 LEASE = timedelta(seconds=60)
+ONCE = ":"
+"""In the name of a lease on work that is done once, such as `deletion:` and a version's id."""
 
 
 def shared_now(session: PlatformSession) -> datetime:
@@ -72,6 +74,17 @@ def forget(session: PlatformSession, name: str, server_id: str) -> None:
     row = _held(session, name, server_id)
     if row is not None:
         session.delete(row)
+
+
+def purge(session: PlatformSession) -> int:
+    """Forget the leases on work that is done once, whose servers died behind its end; how many."""
+    long_ago = shared_now(session) - timedelta(days=1)
+    forgotten = session.execute(
+        delete(JobLease)
+        .where(JobLease.name.contains(ONCE), JobLease.expires_at < long_ago)
+        .returning(JobLease.name)
+    )
+    return len(forgotten.all())
 
 
 def _held(session: PlatformSession, name: str, server_id: str) -> JobLease | None:

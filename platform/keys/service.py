@@ -20,6 +20,8 @@ from ..errors import (
 from ..keyring import Keyring
 from ..names import check_adapter_name
 from ..networks import parse_networks
+from ..quotas import service as quotas
+from ..quotas.service import Resource
 from ..sessions import PlatformSession, TenantSession
 from ..users import service as users
 from . import repository
@@ -83,8 +85,8 @@ class ApiKeyService:
     ) -> IssuedKey:
         """Make a key for the session's tenant; without an issuer it is the system's own doing.
 
-        Raises InvalidValue, UserNotFound, or GrantTooWide for more than the issuer or the key's
-        user has.
+        Raises InvalidValue, UserNotFound, QuotaExceeded, or GrantTooWide for more than the issuer
+        or the key's user has.
         """
         wanted = _check_grant(scopes, adapters, networks)
         if issuer is not None:
@@ -92,6 +94,7 @@ class ApiKeyService:
         if user_id is not None:
             role = users.get_active_user(session, user_id).role
             _check_covered(Grant(role.scopes), wanted, by=f"a user who is {role}")
+        quotas.check_room(session, Resource.KEYS)
         return self._add(
             session,
             name=check_key_name(name),
@@ -168,6 +171,8 @@ class ApiKeyService:
         self, session: TenantSession, key_id: str, *, overlap: timedelta, issuer: Principal
     ) -> IssuedKey:
         """Make the key's successor, with the same grant and lifetime; the key ends after `overlap`.
+
+        It takes no room of its own: a tenant with all its keys rotates them still.
 
         Raises KeyNotFound, GrantTooWide, or InvalidTransition for a key that is not in use or has
         a successor already.

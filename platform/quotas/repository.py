@@ -82,6 +82,12 @@ def renew_reservations(
     return len(session.execute(query).all())
 
 
+def list_reservations_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
+    """Every tenant's reservations that this server has, the oldest first."""
+    query = select(Reservation).where(Reservation.server_id == server_id)
+    return session.scalars(query.order_by(Reservation.created_at)).all()
+
+
 def list_expired_reservations(session: PlatformSession, now: Reading) -> Sequence[Reservation]:
     """Every tenant's reservations that count for nothing any more, the oldest first."""
     query = select(Reservation).where(not_(_is_alive(now)))

@@ -101,6 +101,11 @@ def renew(session: PlatformSession, server_id: str, *, clock: Clock = read_clock
     return repository.renew_reservations(session, server_id, now, now.seconds + LEASE_SECONDS)
 
 
+def list_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
+    """What the server has reserved for requests of all tenants, the oldest first."""
+    return repository.list_reservations_of_server(session, server_id)
+
+
 def expired(session: PlatformSession, *, clock: Clock = read_clock) -> Sequence[Reservation]:
     """The reservations of servers that have gone, of all tenants, the oldest first.
 

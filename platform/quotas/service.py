@@ -7,7 +7,16 @@ a tenant owns asks for room first.
 from __future__ import annotations
 
 from .limits import NO_LIMITS, Limits, get_limits, lock_limits, set_limits
-from .reservations import LEASE_SECONDS, Demand, expired, release, renew, reserve, settle
+from .reservations import (
+    LEASE_SECONDS,
+    Demand,
+    expired,
+    list_of_server,
+    release,
+    renew,
+    reserve,
+    settle,
+)
 from .resources import (
     Resource,
     check_room,
@@ -35,6 +44,7 @@ __all__ = [
     "current_use",
     "expired",
     "get_limits",
+    "list_of_server",
     "lock_limits",
     "release",
     "renew",

@@ -23,3 +23,7 @@ class Server(Base):
     base_id: Mapped[str] = mapped_column(String(128))
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    stopped_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When it said that it stops; None while it runs, and after a crash."""
+    evicted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """It holds nothing any more of what was being deleted at this moment."""

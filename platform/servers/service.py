@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
-from ..base import utc_now
+from ..jobs.service import shared_now
 from ..sessions import PlatformSession
 from .models import Server
 
@@ -34,14 +34,44 @@ def note_seen(session: PlatformSession, info: ServerInfo) -> None:
         row = Server(id=info.id)
         session.add(row)
     row.name, row.version, row.base_id = info.name, info.version, info.base_id
-    row.started_at, row.seen_at = info.started_at, utc_now()
+    row.started_at, row.seen_at = info.started_at, shared_now(session)
+    row.stopped_at = None
 
 
-def list_servers(session: PlatformSession) -> Sequence[Server]:
-    """Every server that was ever seen, the latest first."""
-    return session.scalars(select(Server).order_by(Server.seen_at.desc(), Server.id)).all()
+def note_stopped(session: PlatformSession, server_id: str) -> None:
+    """The server holds nothing any more: nobody waits for it."""
+    row = session.get(Server, server_id)
+    if row is not None:
+        row.stopped_at = shared_now(session)
+
+
+def note_evicted(session: PlatformSession, server_id: str, moment: datetime) -> None:
+    """The server holds nothing any more of what was being deleted at this moment."""
+    row = session.get(Server, server_id)
+    if row is not None:
+        row.evicted_at = moment
+
+
+def list_holders(session: PlatformSession, since: datetime) -> Sequence[str]:
+    """The ids of live servers that may still hold what is being deleted since this moment."""
+    now = shared_now(session)
+    return [
+        server.id
+        for server in list_servers(session)
+        if is_live(server, now) and (server.evicted_at is None or server.evicted_at < since)
+    ]
+
+
+def list_servers(
+    session: PlatformSession, *, after: str | None = None, limit: int | None = None
+) -> Sequence[Server]:
+    """Every server that was ever seen, by id: those behind `after`, at most `limit` of them."""
+    query = select(Server).order_by(Server.id).limit(limit)
+    if after is not None:
+        query = query.where(Server.id > after)
+    return session.scalars(query).all()
 
 
 def is_live(server: Server, now: datetime) -> bool:
-    """It was seen lately."""
-    return now - server.seen_at < timedelta(seconds=LIVE_SECONDS)
+    """It was seen lately, and did not say that it stops."""
+    return server.stopped_at is None and now - server.seen_at < timedelta(seconds=LIVE_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import date
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -47,8 +47,6 @@ class UsageQuery(NamedTuple):
     """The first day that is not meant."""
     adapter_name: str | None = None
     """Empty for the base model."""
-    adapter_names: Collection[str] | None = None
-    """Of these alone; None: all, and the base model."""
     tenant_slug: str | None = None
     after: GroupKey | None = None
     limit: int | None = None
@@ -147,8 +145,6 @@ def _conditions(query: UsageQuery) -> list[ColumnElement[bool]]:
         conditions.append(UsageDay.day < query.until)
     if query.adapter_name is not None:
         conditions.append(UsageDay.adapter_name == query.adapter_name)
-    if query.adapter_names is not None:
-        conditions.append(UsageDay.adapter_name.in_(query.adapter_names))
     if query.tenant_slug is not None:
         conditions.append(Tenant.slug == query.tenant_slug)
     if query.after is not None:

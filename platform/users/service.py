@@ -19,14 +19,17 @@ from ..errors import (
     UserNotFound,
 )
 from ..keys.principal import ActorKind, Grant, Principal, TenantRole
+from ..quotas import service as quotas
+from ..quotas.service import Resource
 from ..sessions import TenantSession
 from . import repository
 from .models import MAX_EMAIL_LENGTH, User
 
 
 def add_user(session: TenantSession, email: str, role: TenantRole, *, by: Principal) -> User:
-    """Let somebody in. Raises InvalidValue, UserExists or GrantTooWide."""
+    """Let somebody in. Raises InvalidValue, UserExists, GrantTooWide or QuotaExceeded."""
     _check_covered(by, role)
+    quotas.check_room(session, Resource.USERS)
     user = User(email=check_email(email), role=role, created_at=utc_now())
     try:
         with session.begin_nested():
@@ -100,11 +103,12 @@ def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User
 def enable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
     """Let a disabled user in again, who needs new keys. Idempotent.
 
-    Raises UserNotFound or GrantTooWide.
+    Raises UserNotFound, GrantTooWide or QuotaExceeded.
     """
     user = get_user_to_change(session, user_id)
     if user.disabled_at is not None:
         _check_covered(by, user.role)
+        quotas.check_room(session, Resource.USERS)
         user.disabled_at = None
     return user
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
 from support.access import ROUTES, Access, Kind
 from support.envelopes import check_envelope
+from support.http_uploads import open_upload
 from support.published import DOCUMENT
 from support.server import Caller, ServerUnderTest
 
@@ -176,6 +179,107 @@ def test_what_the_document_says_of_access_is_the_table() -> None:
 
 def concrete(path: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
+
+
+FOREIGN_BODIES = [
+    (
+        "POST /v1/chat/completions",
+        {"model": "{model}", "messages": [{"role": "user", "content": "x"}]},
+    ),
+    ("POST /v1/completions", {"model": "{model}", "prompt": "x"}),
+    ("POST /v1/responses", {"model": "{model}", "input": "x"}),
+    ("POST /v1/embeddings", {"model": "{model}", "input": "x"}),
+    ("POST /tokenize", {"model": "{model}", "prompt": "x"}),
+    ("POST /detokenize", {"model": "{model}", "tokens": [1]}),
+    ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),
+]
+"""What is named in a body."""
+OWN_NAMES = {"POST /v1/adapters/{name}/uploads"}
+"""Makes the caller's own, whatever the name is to others."""
+
+
+@pytest.fixture(scope="module")
+def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> dict[str, str]:
+    """What another tenant has, for each parameter of a path."""
+    user = resident.http.post("/v1/users", json={"email": "foreign@access.example"}).json()
+    answer = resident.http.post(
+        "/v1/completions", json={"model": "bot", "prompt": "x", "max_tokens": 1}
+    )
+    return {
+        "name": "bot",
+        "number": "1",
+        "alias": "prod",
+        "file": "adapter_config.json",
+        "upload_id": open_upload(resident, adapters[1], "unfinished")["id"],
+        "model": "resident/bot",
+        "key_id": _issue(resident, "foreign")["id"],
+        "user_id": user["id"],
+        "request_id": answer.headers["x-request-id"],
+    }
+
+
+def like_it(value: str) -> str:
+    """Something of the same form that nobody has."""
+    return value if value.isdigit() or "." in value else value.translate(_OTHERS)
+
+
+_OTHERS = str.maketrans("abcdef0123456789", "badcfe1032547698")
+
+FOREIGN_REQUESTS = [
+    *(
+        (route, None)
+        for route, access in ROUTES.items()
+        if access.kind is Kind.TENANT and "{" in route and route not in OWN_NAMES
+    ),
+    *FOREIGN_BODIES,
+]
+
+
+@pytest.mark.parametrize(("route", "body"), FOREIGN_REQUESTS)
+def test_what_is_anothers_answers_byte_for_byte_like_what_is_not_there(
+    route: str, body: dict[str, Any] | None, server: ServerUnderTest, foreign: dict[str, str]
+) -> None:
+    stranger = stranger_of(server)
+    method, path = route.split(" ", 1)
+    operation = DOCUMENT["paths"][path][method.lower()]
+
+    def ask(values: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
+        quoted = {name: quote(value, safe="") for name, value in values.items()}
+        answer = stranger.http.request(
+            method, concrete(path, quoted), **content_of(operation, body, values)
+        )
+        assert answer.status_code == 404, answer.text
+        text = answer.text
+        named = [value for value in values.values() if not value.isdigit()]
+        for value in sorted([answer.headers["x-request-id"], *named], key=len, reverse=True):
+            text = text.replace(value, "#")
+        headers = {k: v for k, v in answer.headers.items() if k not in {"x-request-id", "date"}}
+        return answer.status_code, text, headers
+
+    assert ask(foreign) == ask({name: like_it(value) for name, value in foreign.items()})
+
+
+def stranger_of(server: ServerUnderTest) -> Caller:
+    known = {caller.slug: caller for caller in server.callers}
+    return known.get("access-stranger") or server.make_caller("access-stranger")
+
+
+def content_of(
+    operation: dict[str, Any], body: dict[str, Any] | None, values: Mapping[str, str]
+) -> dict[str, Any]:
+    """A body that the route takes, which names what `values` say."""
+    if body is not None:
+        return {
+            "json": {k: v.format(**values) if isinstance(v, str) else v for k, v in body.items()}
+        }
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/octet-stream" in content:
+        octets = {"content-type": "application/octet-stream"}
+        return {"content": b"", "params": {"offset": 0}, "headers": octets}
+    if not content:
+        return {}
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    return {"json": DOCUMENT["components"]["schemas"][name]["examples"][0]}
 
 
 @pytest.mark.parametrize("route", ROUTES)

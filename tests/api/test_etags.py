@@ -16,7 +16,7 @@ from loraplex.api.etags import Condition, etag_of, read_condition, tagged_respon
 class Thing(msgspec.Struct, frozen=True):
     name: str
     size: int
-    last_used_at: str | None | msgspec.UnsetType = None
+    last_used_at: str | msgspec.UnsetType | None = None
     secret: str | msgspec.UnsetType = msgspec.UNSET
 
     volatile: ClassVar[frozenset[str]] = frozenset({"last_used_at"})

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from support.http_uploads import open_upload
+from support.secrets_scan import MARK
 from support.server import Caller, ServerUnderTest
 
-MARKER = "EXTREMELY-PRIVATE-PROMPT"
+MARKER = f"{MARK}-PROMPT"
 GO_ON = {"ignore_eos": True}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,8 @@ def tenants(
 def test_no_caller_reads_or_changes_what_is_anothers(
     server: ServerUnderTest, tenants: tuple[dict[str, Tenant], list[Caller]]
 ) -> None:
-    walk = Walk(server.url, *tenants, seed=8)
-    walk.run(NUM_STEPS)
+    with closing(Walk(server.url, *tenants, seed=8)) as walk:
+        walk.run(NUM_STEPS)
     assert sum(walk.outcomes.values()) >= NUM_STEPS * 0.9
     foreign = {action for action, status in walk.outcomes if "foreign" in action and status == 404}
     assert len(foreign) >= 7, "others' resources of every kind were asked for"

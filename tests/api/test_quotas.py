@@ -13,6 +13,7 @@ import openai
 import pytest
 from sqlalchemy import select
 
+from loraplex.api.cli import main
 from loraplex.api.limit_headers import duration
 from loraplex.platform.audit.models import AuditEntry
 from loraplex.platform.keys.principal import OperatorRole
@@ -154,8 +155,8 @@ def test_a_request_that_never_runs_leaves_nothing_behind(
 ) -> None:
     limit(input_tokens_per_minute=100, output_tokens_per_minute=100, tokens_per_period=10**9)
     assert complete(caller, **changes).is_client_error
+    wait_for(lambda: num_running(caller) == 0, seconds=20)
     use = use_of(caller)
-    assert use["concurrent_requests"]["used"] == 0
     assert use["tokens_per_period"]["used"] == use["tokens_per_period"]["reserved"] == 0
     for rate in ("input_tokens_per_minute", "output_tokens_per_minute"):
         assert use[rate]["remaining"] == 100
@@ -270,6 +271,67 @@ def test_every_change_is_in_the_audit_log(
         ("quota.set", {"keys": 5}),
         ("quota.set", {"users": 2}),
     ]
+
+
+# --- the commands -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: ServerUnderTest
+) -> Callable[..., tuple[int, str]]:
+    """Runs `loraplex quotas` with a key; exit code and what it printed."""
+
+    def run(key: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setenv("LORAPLEX_URL", server.url)
+        monkeypatch.setenv("LORAPLEX_API_KEY", key)
+        monkeypatch.setattr("sys.argv", ["loraplex", "quotas", *arguments])
+        try:
+            code = main()
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        output = capsys.readouterr()
+        return code, output.out + output.err
+
+    return run
+
+
+def test_the_commands_set_what_is_named_and_show_what_is_left(
+    command: Callable[..., tuple[int, str]], caller: Caller, operator: httpx.Client
+) -> None:
+    operator_key = operator.headers["authorization"].removeprefix("Bearer ")
+    command(operator_key, "set", caller.slug, "--keys", "7", "--requests-per-minute", "5")
+    code, out = command(operator_key, "set", caller.slug, "--keys", "none", "--users=2", "--json")
+    assert code == 0
+    limits = json.loads(out)
+    assert (limits["keys"], limits["users"], limits["requests_per_minute"]) == (None, 2, 5)
+    complete(caller)
+    for key, options in ((caller.key, []), (operator_key, ["--tenant", caller.slug])):
+        code, out = command(key, "show", "--json", *options)
+        assert code == 0
+        assert json.loads(out)["requests_per_minute"]["remaining"] == 4
+    _, table = command(caller.key, "show")
+    row = next(line for line in table.splitlines() if line.startswith("requests_per_minute"))
+    assert row.split()[1:5] == ["5", "1", "0", "4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["set", "nobody", "--keys", "1"], 4),
+        (["set", "nobody"], 2),
+        (["set", "nobody", "--keys", "many"], 2),
+        (["show"], 2),
+    ],
+)
+def test_the_commands_say_what_is_wrong(
+    command: Callable[..., tuple[int, str]],
+    operator: httpx.Client,
+    arguments: list[str],
+    code: int,
+) -> None:
+    key = operator.headers["authorization"].removeprefix("Bearer ")
+    assert command(key, *arguments)[0] == code
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from starlette.requests import Request
@@ -42,6 +43,15 @@ class RecordingEngine:
         raise EngineUnavailable
 
 
+class FakeMetering:
+    """Has room for every request."""
+
+    def open(self, *_: object, sequence_ids: list[str], **__: object) -> SimpleNamespace:
+        return SimpleNamespace(slots=range(len(sequence_ids)))
+
+    async def settle(self, *_: object) -> None: ...
+
+
 def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     """The engine's requests of an order that came a second ago."""
     engine = RecordingEngine()
@@ -50,6 +60,9 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         engine=cast(EngineClient, engine),
         tokenizer=nothing,
         control_plane=nothing,
+        metering=cast(Any, FakeMetering()),
+        seen_adapters=nothing,
+        admission=AsyncMock(),
         metrics=Metrics(lambda: None),
         served_model_name="base",
         adapter_wait_seconds=1.0,
@@ -57,7 +70,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     order = Order(
         request_id="r",
         arrived_at=time.monotonic() - 1,
-        principal=cast(Any, SimpleNamespace(tenant_id="acme")),
+        principal=cast(Any, SimpleNamespace(tenant_id="acme", key_id=None, tenant_weight=2.0)),
         model=ServedModel("base", None),
         prompts=[[1]],
         num_choices=num_choices,

@@ -142,6 +142,7 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
         metrics=Metrics(lambda: None),
         tracing=Tracing(recorder),
         readiness=Readiness(cast(EngineClient, None)),
+        settings=SimpleNamespace(allowed_hosts=None),
     )
     scope = {
         "type": "http",

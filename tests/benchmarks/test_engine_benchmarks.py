@@ -21,6 +21,7 @@ from benchmarks import (
     bench_speculation,
     bench_target_itl,
 )
+from support.grammars import needs_llguidance
 
 BENCHMARKS = {
     "batching": bench_batching,
@@ -81,6 +82,21 @@ def test_the_paging_benchmark_runs_no_more_than_was_reserved_in_one_arm_and_more
     assert reserved["most"] == bench_paging.SMOKE.num_reserved
     assert reserved["preemptions"] == 0
     assert paged["most"] > reserved["most"]
+
+
+@needs_llguidance
+def test_the_grammars_benchmark_measures_steps_and_compiling(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import bench_grammars
+
+    assert bench_grammars.main(["--smoke", "--models", str(models)]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (row,) = report["rows"]
+    assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+    compiling = report["compiling_at_the_largest_vocabulary"]
+    assert {entry["grammar"] for entry in compiling} == set(bench_grammars.GRAMMARS)
+    assert all(entry["copy_us"] < 1e3 * entry["compile_ms"] for entry in compiling)
 
 
 def test_padding_makes_a_batch_as_long_as_its_longest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -159,6 +160,48 @@ def test_the_newest_revision_goes_back_and_forward_with_data(
     revisions.downgrade(url, "base")
     database.upgrade()
     fill(database)
+
+
+NUM_ROWS = 10_000
+PREVIOUS = "0002"
+
+
+def test_10_000_rows_in_every_table_go_back_and_forward(
+    url: str, database: Database, engine: Engine
+) -> None:
+    revisions.upgrade(url, PREVIOUS)
+    shared = read_columns(engine)
+    revisions.upgrade(url)
+    with database.platform_transaction() as session:
+        fill_tables(session.connection(), NUM_ROWS)
+    assert set(count_rows(engine).values()) == {NUM_ROWS}
+    before = read_digests(engine, shared)
+    revisions.downgrade(url, PREVIOUS)
+    assert read_digests(engine, shared) == before
+    revisions.upgrade(url)
+    assert read_digests(engine, shared) == before
+    database.check_revision()
+
+
+def read_columns(engine: Engine) -> dict[str, list[str]]:
+    """The columns of each table."""
+    inspector = inspect(engine)
+    names = set(inspector.get_table_names()) - {"alembic_version"}
+    return {
+        name: [column["name"] for column in inspector.get_columns(name)] for name in sorted(names)
+    }
+
+
+def read_digests(engine: Engine, columns: dict[str, list[str]]) -> dict[str, str]:
+    """Of what these columns of each table hold, in the order of the primary key."""
+    digests = {}
+    with engine.connect() as connection:
+        for name, of_table in columns.items():
+            order = ", ".join(Base.metadata.tables[name].primary_key.columns.keys())
+            query = text(f"SELECT {', '.join(of_table)} FROM {name} ORDER BY {order}")
+            rows = connection.execute(query).all()
+            digests[name] = hashlib.sha256(repr(rows).encode()).hexdigest()
+    return digests
 
 
 def test_upgrading_again_changes_nothing(database: Database, engine: Engine) -> None:

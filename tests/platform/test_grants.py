@@ -17,6 +17,7 @@ from loraplex.platform.errors import (
     KeyNotFound,
     UserNotFound,
 )
+from loraplex.platform.keys import repository
 from loraplex.platform.keys.principal import (
     SCOPES_OF_ADAPTERS,
     Grant,
@@ -329,3 +330,24 @@ def test_an_operator_has_the_scopes_of_its_role_in_every_tenant(role: OperatorRo
     assert (within.actor, within.key_id, within.adapters) == (operator.actor, None, None)
     assert within.can(Scope.KEYS_MANAGE) is (role is OperatorRole.ADMIN)
     assert within.can(Scope.INFER) is (role is OperatorRole.ADMIN)
+
+
+def test_counts_the_keys_that_end_soon_without_a_successor(
+    database: Database, keys: ApiKeyService, acme: Tenant, bolt: Tenant
+) -> None:
+    now = utc_now()
+    with database.transaction(acme.id) as session:
+        for days in (1, 3, 30, None):
+            expires_at = None if days is None else now + timedelta(days=days)
+            key = keys.issue(session, name="ci", scopes=[], expires_at=expires_at).key
+            if days == 3:
+                keys.rotate(session, key.id, overlap=HOUR, issuer=caller_of(acme))
+    with database.transaction(bolt.id) as session:
+        soon = now + timedelta(days=2)
+        keys.issue(session, name="ci", scopes=[], expires_at=soon)
+        keys.revoke(session, keys.issue(session, name="ci", scopes=[], expires_at=soon).key.id)
+        keys.issue(session, name="ci", scopes=[], expires_at=now)
+    with database.platform_transaction(read_only=True) as session:
+        # The first, the rotated one's successor, and bolt's.
+        until = now + timedelta(days=7)
+        assert repository.count_ending_in_all_tenants(session, now, until) == 3

@@ -101,15 +101,10 @@ def test_the_audit_chain_verifies_across_secrets(database: Database, acme: Tenan
     for log in (before, before, after):
         with database.transaction(acme.id) as session:
             log.record(session, BY_SYSTEM, Event("key.create", "x"))
-    with database.transaction(acme.id, read_only=True) as session:
-        entries = session.scalars(select(AuditEntry).order_by(AuditEntry.number)).all()
-    assert [entry.secret_id for entry in entries] == [
-        secret_id(OLD),
-        secret_id(OLD),
-        secret_id(NEW),
-    ]
-    for entry, previous in zip(entries[1:], entries, strict=False):
-        assert entry.previous_hash == previous.hash
-    for entry in entries:
-        assert after.hash_of(acme.id, entry.number, entry) == entry.hash
-    assert before.hash_of(acme.id, 3, entries[2]) is None
+    with database.platform_transaction(read_only=True) as session:
+        ids = session.scalars(select(AuditEntry.secret_id).order_by(AuditEntry.number)).all()
+        assert ids == [secret_id(OLD), secret_id(OLD), secret_id(NEW)]
+        assert after.verify(session, acme.id).breach is None
+        lost = before.verify(session, acme.id).breach
+    assert lost is not None
+    assert lost.number == 3

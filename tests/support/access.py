@@ -98,6 +98,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /admin/audit": OPERATOR,
     "GET /admin/audit/verification": OPERATOR,
     "GET /admin/usage": OPERATOR,
+    "GET /admin/servers": OPERATOR,
     "GET /admin/tenants": OPERATOR,
     "POST /admin/tenants": ADMINISTRATOR,
     "GET /admin/tenants/{slug}": OPERATOR,

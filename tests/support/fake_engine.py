@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -69,6 +70,8 @@ FAIL_FILE = "fail"
 EXIT_FILE = "exit"
 """In the model's directory: the engine dies while it starts."""
 BASE_ID_FILE = "base_id"
+PACE_FILE = "pace"
+"""In the model's directory: how many seconds a step takes."""
 _LIVES_FILE = "lives"
 
 
@@ -97,6 +100,7 @@ class FakeCore:
         if (home / EXIT_FILE).exists():
             os._exit(3)
         self._life = count_lives(home)
+        self._pace = float(_read(home / PACE_FILE) or 0)
         self.info = fake_info(_read(home / BASE_ID_FILE) or "base")
         self._requests: dict[str, GenerationRequest] = {}
         self._outputs: dict[str, list[int]] = {}
@@ -151,6 +155,8 @@ class FakeCore:
         self._heartbeat.begin_step(
             request.request_id for request in ready if not self._is_held(request)
         )
+        if ready:
+            time.sleep(self._pace)
         for request in ready:
             self._advance(request)
         messages, self._outbox = self._outbox, []

@@ -27,6 +27,7 @@ from loraplex.platform.models import UsageRecord
 from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
+from support.secrets_scan import leaks
 from support.waiting import wait_for
 
 LORAPLEX = (sys.executable, "-m", "loraplex")
@@ -159,6 +160,7 @@ def serving(
             caller.close()
         process.terminate()
         process.wait(60)
+        assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
 
 
 def child_environment(**changes: str) -> dict[str, str]:

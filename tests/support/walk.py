@@ -9,8 +9,9 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -21,6 +22,8 @@ NAME = "bot"
 """Of an adapter that every tenant has."""
 MARKS = {f"walk-{number}": f"zq{number}mark" for number in range(3)}
 MAX_LISTED = 500
+_WORDS = re.compile(r"zq\dmark|[0-9A-Za-z][0-9A-Za-z-]{7,}")
+"""Marks and ids, among others."""
 MAX_ALIASES = 6
 
 
@@ -65,9 +68,10 @@ class Tenant:
     def mark(self) -> str:
         return MARKS[self.slug]
 
-    @property
-    def ids(self) -> set[str]:
-        return {*self.keys, *self.users, *self.uploads, *self.requests}
+    def owns(self, words: Iterable[str]) -> bool:
+        """Whether one of the words is of this tenant."""
+        theirs = (self.keys, self.users, self.uploads, self.requests, (self.mark,))
+        return any(word in ids for word in words for ids in theirs)
 
 
 class Violation(AssertionError):
@@ -114,14 +118,14 @@ class Walk:
         answer = Answer(response.status, response.read().decode())
         if answer.status >= 500:
             raise self._violation(caller, method, path, answer, "failed")
-        named = f"{path} {content or ''}"
+        told = set(_WORDS.findall(answer.text)) - set(_WORDS.findall(f"{path} {content or ''}"))
         for tenant in self._tenants.values():
-            if tenant.slug == caller.tenant:
-                continue
-            for text in (tenant.mark, *tenant.ids):
-                if text in answer.text and text not in named:
-                    raise self._violation(caller, method, path, answer, f"tells of {tenant.slug}")
+            if tenant.slug != caller.tenant and tenant.owns(told):
+                raise self._violation(caller, method, path, answer, f"tells of {tenant.slug}")
         return answer
+
+    def close(self) -> None:
+        self._connection.close()
 
     # --- what callers do ------------------------------------------------------------------------
 

@@ -292,6 +292,21 @@ def test_an_earlier_secret_goes_on_to_verify(
         authenticate(text)
 
 
+def test_shows_what_each_secret_is_needed_for(installed: Loraplex, data_dir: Path) -> None:
+    text = installed("operators", "create", "root").out.strip()
+    (before,) = installed("db", "secrets", "--json").data
+    assert (before["status"], before["operator_keys"]) == ("present", 1)
+    (data_dir / "secret").rename(data_dir / "secret.previous")
+    installed("operators", "create", "eve")
+    rows = {row["status"]: row for row in installed("db", "secrets", "--json").data}
+    assert rows["previous"] == {**before, "status": "previous"}
+    assert (rows["present"]["operator_keys"], rows["present"]["audit_entries"]) == (1, 1)
+    (data_dir / "secret.previous").unlink()
+    assert "missing" in installed("db", "secrets").out
+    with pytest.raises(InvalidApiKey):
+        authenticate(text)
+
+
 @pytest.mark.parametrize(
     ("data_home", "expected"),
     [

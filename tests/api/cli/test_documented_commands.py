@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from loraplex.api import cli
 from loraplex.api.cli import serve
 from loraplex.api.cli.adapters import app
 from loraplex.api.cli.exit_codes import ExitCode
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adapters.md"
 SPECULATION = ROOT / "docs" / "speculation.md"
 MEDUSA = ROOT / "docs" / "medusa.md"
+IDENTITY = ROOT / "docs" / "identity.md"
 
 
 def shown(group: str, *pages: Path) -> list[str]:
@@ -31,8 +33,28 @@ SHOWN = shown("adapters", PAGE, SPECULATION, ROOT / "README.md")
 SERVED = shown("serve", SPECULATION, MEDUSA, ROOT / "README.md")
 
 
+MANAGING = re.compile(
+    r"^ *loraplex ((?:login|whoami|operators|tenants|users|keys|db|audit)\b[^|\n]*)",
+    flags=re.MULTILINE,
+)
+MANAGED = [
+    line for page in (IDENTITY, ROOT / "README.md") for line in MANAGING.findall(page.read_text())
+]
+
+
 def test_there_are_commands_to_check() -> None:
     assert len(SHOWN) >= 10
+    assert len(MANAGED) >= 5
+
+
+@pytest.mark.parametrize("line", MANAGED)
+def test_a_shown_way_to_manage_is_understood(line: str) -> None:
+    name, *words = shlex.split(line, comments=True)
+    command = cli.load_command(name)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert not hasattr(command, "commands"), f"{line} names no command"
+    assert command.make_context(command.name, words).params
 
 
 @pytest.mark.parametrize("line", SHOWN)

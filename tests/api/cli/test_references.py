@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.api.cli.client import ApiClient
+from loraplex.api.cli.client import ApiClient, Filter
 from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
 from loraplex.api.cli.references import Reference, find_number, parse_reference
 
@@ -20,7 +20,7 @@ class Answering(ApiClient):
             "versions": [{"version": number, "state": state} for number, state in versions.items()],
         }
 
-    def get(self, path: str, **query: str | int) -> Any:
+    def get(self, path: str, **query: Filter) -> Any:
         assert path == "/adapters/bot"
         return self._adapter
 

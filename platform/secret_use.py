@@ -1,0 +1,46 @@
+"""What each of the server's secrets is still needed for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+
+from .audit.models import AuditEntry, PlatformAuditEntry
+from .database import Database
+from .keys import repository as keys
+from .operators import repository as operators
+from .sessions import PlatformSession
+
+
+class Needs(NamedTuple):
+    """How much is signed under one secret."""
+
+    keys: int
+    """Tenants' keys that are not revoked."""
+    operator_keys: int
+    """Operators' keys that are not revoked."""
+    audit_entries: int
+    """Of all logs; they are never signed again."""
+
+
+def count_needs(database: Database) -> dict[str | None, Needs]:
+    """By the secret's id; None stands for keys from before secrets had ids."""
+    with database.platform_transaction(read_only=True) as session:
+        counted = (
+            keys.count_by_secret(session),
+            operators.count_by_secret(session),
+            _count_audit_entries(session),
+        )
+    names = sorted({name for counts in counted for name in counts}, key=lambda name: name or "")
+    return {name: Needs(*(counts.get(name, 0) for counts in counted)) for name in names}
+
+
+def _count_audit_entries(session: PlatformSession) -> Mapping[str | None, int]:
+    counts: dict[str | None, int] = {}
+    for table in (AuditEntry, PlatformAuditEntry):
+        query = select(table.secret_id, func.count()).group_by(table.secret_id)
+        for name, number in session.execute(query):
+            counts[name] = counts.get(name, 0) + number
+    return counts

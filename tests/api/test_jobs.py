@@ -1,0 +1,125 @@
+"""Upkeep on several servers: each job is done by one of them, and by another when that one fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services import leases as leases_module
+from loraplex.api.services.jobs import RETRY, Job, Jobs
+from loraplex.api.services.leases import LeaseLost, Leases
+from loraplex.platform.database import Database
+from loraplex.platform.jobs.models import JobLease
+from loraplex.platform.jobs.service import LEASE
+from support.databases import copy_of_migrated_sqlite
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def servers(database: Database) -> Iterator[list[Jobs]]:
+    """Three servers on one database."""
+    planes = [ControlPlane(database, b"s" * 32) for _ in range(3)]
+    yield [Jobs(Leases(plane, f"server-{n}"), []) for n, plane in enumerate(planes)]
+    for plane in planes:
+        plane.close()
+
+
+def let_time_pass(database: Database, passed: timedelta) -> None:
+    with database.platform_transaction() as session:
+        row = session.get_one(JobLease, "job")
+        row.expires_at = row.expires_at and row.expires_at - passed
+        row.finished_at = row.finished_at and row.finished_at - passed
+
+
+def test_one_of_the_servers_does_the_job_when_it_is_due(
+    database: Database, servers: list[Jobs]
+) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(1)
+        await asyncio.sleep(0.05)
+
+    job = Job(name="job", every=DAY, run=work)
+
+    async def round_() -> list[bool]:
+        return await asyncio.gather(*(server.run_if_due(job) for server in servers))
+
+    assert sorted(asyncio.run(round_())) == [False, False, True]
+    assert sorted(asyncio.run(round_())) == [False, False, False]
+    let_time_pass(database, DAY)
+    assert sorted(asyncio.run(round_())) == [False, False, True]
+    assert len(done) == 2
+
+
+def test_a_job_that_fails_is_tried_again_later_by_any(
+    database: Database, servers: list[Jobs]
+) -> None:
+    async def fail() -> None:
+        raise OSError("disk")
+
+    async def work() -> None:
+        pass
+
+    failing, working = (Job(name="job", every=DAY, run=run) for run in (fail, work))
+    with pytest.raises(OSError, match="disk"):
+        asyncio.run(servers[0].run_if_due(failing))
+    assert not asyncio.run(servers[1].run_if_due(working))
+    let_time_pass(database, RETRY)
+    assert asyncio.run(servers[1].run_if_due(working))
+
+
+def test_who_lost_the_lease_stops(
+    database: Database, servers: list[Jobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "RENEWAL_SECONDS", 0.05)
+    ends: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async def run() -> None:
+        slow = asyncio.create_task(servers[0].run_if_due(Job(name="job", every=DAY, run=work)))
+        await asyncio.sleep(0.2)  # renewed some times
+        with database.platform_transaction() as session:
+            assert session.get_one(JobLease, "job").server_id == "server-0"
+            session.get_one(JobLease, "job").server_id = "server-1"  # as if it had expired
+        with pytest.raises(LeaseLost):
+            await slow
+
+    asyncio.run(run())
+    assert ends == ["cancelled"]
+
+
+def test_a_lease_is_renewed_while_the_work_goes_on(
+    database: Database, servers: list[Jobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "RENEWAL_SECONDS", 0.05)
+    held = asyncio.Event()
+
+    async def work() -> None:
+        let_time_pass(database, LEASE - timedelta(seconds=1))
+        await asyncio.sleep(0.3)
+        let_time_pass(database, LEASE - timedelta(seconds=1))
+        assert not await servers[1].run_if_due(Job(name="job", every=DAY, run=work))
+        held.set()
+
+    assert asyncio.run(servers[0].run_if_due(Job(name="job", every=DAY, run=work)))
+    assert held.is_set()

@@ -1,0 +1,84 @@
+"""Two servers on one database: what one refuses, the other refuses within five seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from loraplex.platform.keys.models import ApiKey
+from support.envelopes import check_envelope
+from support.server import Caller, ServerUnderTest, serving
+from support.waiting import wait_for
+
+PROMISED_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def other(
+    server: ServerUnderTest, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerUnderTest]:
+    """Another server on the same database, with the same secret."""
+    secret = (server.settings.data_dir / "secret").read_text()
+    where = ("--served-model-name", "tiny", "--database", server.settings.database_url)
+    folder = tmp_path_factory.mktemp("other")
+    with serving(tiny_base, folder, *where, LORAPLEX_SECRET=secret) as running:
+        yield running
+
+
+@pytest.fixture
+def elsewhere(other: ServerUnderTest) -> Iterator[httpx.Client]:
+    """A connection to the other server, without a key."""
+    with httpx.Client(base_url=other.url, timeout=60.0) as client:
+        yield client
+
+
+def status(client: httpx.Client, key: str) -> int:
+    return client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def test_a_new_key_is_good_everywhere_at_once_and_a_revoked_one_nowhere_after_five_seconds(
+    caller: Caller, elsewhere: httpx.Client
+) -> None:
+    issued = caller.http.post("/v1/keys", json={"name": "x", "scopes": ["infer"]}).json()
+    key = issued["key"]
+    assert [status(caller.http, key), status(elsewhere, key)] == [200, 200]
+    caller.http.delete(f"/v1/keys/{issued['id']}")
+    assert status(caller.http, key) == 401
+    wait_for(lambda: status(elsewhere, key) == 401, seconds=PROMISED_SECONDS)
+
+
+def test_a_suspended_tenant_and_a_disabled_user_are_refused_everywhere(
+    server: ServerUnderTest, caller: Caller, elsewhere: httpx.Client
+) -> None:
+    user = caller.http.post("/v1/users", json={"email": "a@example.com", "role": "developer"})
+    path = f"/v1/users/{user.json()['id']}"
+    body = {"name": "x", "scopes": ["infer"], "user": user.json()["id"]}
+    key = caller.http.post("/v1/keys", json=body).json()["key"]
+    assert status(elsewhere, key) == 200
+    caller.http.patch(path, json={"role": "viewer"})
+    wait_for(lambda: status(elsewhere, key) == 403, seconds=PROMISED_SECONDS)
+    caller.http.patch(path, json={"disabled": True})
+    wait_for(lambda: status(elsewhere, key) == 401, seconds=PROMISED_SECONDS)
+    assert status(elsewhere, caller.key) == 200
+    headers = {"authorization": f"Bearer {server.make_operator(f'suspends-{caller.slug}')}"}
+    tenant = f"{server.url}/admin/tenants/{caller.slug}"
+    httpx.patch(tenant, json={"suspended": True}, headers=headers)
+    check_envelope(caller.http.get("/v1/models"), "tenant_suspended")
+    wait_for(lambda: status(elsewhere, caller.key) == 403, seconds=PROMISED_SECONDS)
+
+
+def test_what_was_changed_beside_the_servers_is_seen_by_all(
+    server: ServerUnderTest, make_caller: Callable[[], Caller]
+) -> None:
+    caller = make_caller()
+    assert status(caller.http, caller.key) == 200
+    database = server.database
+    with database.transaction(caller.tenant_id) as session:
+        key = session.scalars(select(ApiKey)).one()
+        key.revoked_at = key.created_at
+    database.close()
+    wait_for(lambda: status(caller.http, caller.key) == 401, seconds=PROMISED_SECONDS)

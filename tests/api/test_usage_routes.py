@@ -1,0 +1,205 @@
+"""What was used, as tenants and operators are told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from datetime import date, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from loraplex.platform.base import utc_now
+from loraplex.platform.usage import service as ledger
+from loraplex.platform.usage.service import Usage
+from support.envelopes import check_envelope
+from support.server import LORAPLEX, Caller, ServerUnderTest, child_environment
+
+DAY = date(2026, 3, 1)
+
+
+def add(server: ServerUnderTest, caller: Caller, **fields: Any) -> None:
+    usage = Usage(
+        **{
+            "prompt_tokens": 10,
+            "cached_tokens": 4,
+            "completion_tokens": 3,
+            "finish_reason": "stop",
+            **fields,
+        }
+    )
+    database = server.database
+    with database.transaction(caller.tenant_id) as session:
+        ledger.record(session, usage)
+    database.close()
+
+
+@pytest.fixture
+def used(server: ServerUnderTest, make_caller: Callable[[], Caller]) -> Caller:
+    """A tenant that used three versions and the base model on two days."""
+    caller = make_caller()
+    for day in (DAY, DAY + timedelta(days=1)):
+        for name, version in ((None, None), ("bot", 1), ("bot", 2), ("sql", 1)):
+            add(
+                server,
+                caller,
+                request_id=f"{caller.slug}-{day}-{name}-{version}",
+                adapter_name=name,
+                adapter_version=version,
+                load_ms=5.0 if version == 2 else None,
+                ended_at=utc_now().replace(year=day.year, month=day.month, day=day.day),
+            )
+    return caller
+
+
+def get(caller: Caller, path: str = "/v1/usage", **query: Any) -> Any:
+    answer = caller.http.get(path, params=query)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def test_sums_come_by_day_adapter_and_version_in_pages(used: Caller) -> None:
+    first = get(used, limit=3)
+    assert first["data"][0] == {
+        "day": "2026-03-01",
+        "adapter": None,
+        "version": None,
+        "requests": 1,
+        "prompt_tokens": 10,
+        "cached_tokens": 4,
+        "completion_tokens": 3,
+        "cold_loads": 0,
+        "residency_byte_seconds": 0,
+    }
+    rows, page = first["data"], first
+    while page["has_more"]:
+        page = get(used, limit=3, after=page["next_after"])
+        rows += page["data"]
+    keys = [(row["day"], row["adapter"], row["version"]) for row in rows]
+    names = [(None, None), ("bot", 1), ("bot", 2), ("sql", 1)]
+    assert keys == [(day, *name) for day in ("2026-03-01", "2026-03-02") for name in names]
+
+
+def test_the_caller_says_what_is_summed(used: Caller) -> None:
+    (total,) = get(used, group_by="day", until="2026-03-02")["data"]
+    assert (total["day"], total["requests"], total["prompt_tokens"]) == ("2026-03-01", 4, 40)
+    assert "adapter" not in total
+    bots = get(used, group_by=["version"], adapter="bot", since="2026-03-02")["data"]
+    assert [(row["adapter"], row["version"], row["cold_loads"]) for row in bots] == [
+        ("bot", 1, 0),
+        ("bot", 2, 1),
+    ]
+    (base,) = get(used, group_by="adapter", adapter="")["data"]
+    assert (base["adapter"], base["requests"]) == (None, 2)
+
+
+def test_csv_has_everything_in_one_answer(used: Caller) -> None:
+    answer = used.http.get("/v1/usage", params={"limit": 1}, headers={"accept": "text/csv"})
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(rows) == 8
+    listed = get(used)["data"]
+    for row, entry in zip(rows, listed, strict=True):
+        assert row["day"] == entry["day"]
+        assert row["adapter"] == (entry["adapter"] or "")
+        assert row["completion_tokens"] == str(entry["completion_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"after": "2026-03-01/bot"}, "after"),
+        ({"after": "x/bot/1"}, "after"),
+        ({"since": "yesterday"}, "since"),
+        ({"group_by": "tenant"}, "group_by"),
+        ({"group_by": "hour"}, "group_by.0"),
+    ],
+)
+def test_what_the_query_cannot_mean_is_refused(
+    caller: Caller, query: dict[str, str], param: str
+) -> None:
+    check_envelope(caller.http.get("/v1/usage", params=query), "invalid_parameter", param)
+
+
+def test_a_request_can_be_looked_up_by_its_tenant_alone(used: Caller, caller: Caller) -> None:
+    request_id = f"{used.slug}-2026-03-01-bot-2"
+    row = get(used, f"/v1/usage/requests/{request_id}")
+    assert (row["adapter"], row["version"], row["load_ms"]) == ("bot", 2, 5.0)
+    assert row["ended_at"].startswith("2026-03-01T")
+    foreign, missing = (
+        caller.http.get(f"/v1/usage/requests/{name}") for name in (request_id, "req-none")
+    )
+    bodies = []
+    for answer in (foreign, missing):
+        check_envelope(answer, "request_not_found")
+        bodies.append({**answer.json()["error"], "request_id": None})
+    assert bodies[0] == bodies[1]
+
+
+def test_operators_see_all_tenants_or_one(server: ServerUnderTest, used: Caller) -> None:
+    headers = {"authorization": f"Bearer {server.make_operator(used.slug)}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60.0) as operator:
+        query = {"group_by": ["tenant", "day"], "tenant": used.slug}
+        rows = operator.get("/admin/usage", params=query).json()["data"]
+        assert [(row["tenant"], row["day"], row["requests"]) for row in rows] == [
+            (used.slug, "2026-03-01", 4),
+            (used.slug, "2026-03-02", 4),
+        ]
+        everybody = operator.get("/admin/usage", params={"group_by": "tenant", "limit": 500})
+        assert used.slug in [row["tenant"] for row in everybody.json()["data"]]
+        own = operator.get(
+            "/v1/usage", params={"group_by": "day"}, headers={"x-loraplex-tenant": used.slug}
+        )
+        assert len(own.json()["data"]) == 2
+    check_envelope(used.http.get("/admin/usage"), "insufficient_scope")
+
+
+def test_the_command_prints_what_the_api_says(used: Caller) -> None:
+    def run(*options: str) -> str:
+        environment = child_environment(LORAPLEX_URL=used.url, LORAPLEX_API_KEY=used.key)
+        return subprocess.run(
+            [*LORAPLEX, "usage", *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert json.loads(run("--json")) == get(used)["data"]
+    bots = run("--csv", "--by", "version", "--adapter", "bot", "--until", "2026-03-02")
+    header, first, second = csv.reader(io.StringIO(bots))
+    assert header[:3] == ["adapter", "version", "requests"]
+    assert [first[:3], second[:3]] == [["bot", "1", "1"], ["bot", "2", "1"]]
+    head, *lines = run("--by", "adapter").splitlines()
+    assert head.split()[:2] == ["adapter", "requests"]
+    assert [line.split()[:2] for line in lines] == [["(base)", "2"], ["bot", "4"], ["sql", "2"]]
+
+
+def test_operators_see_the_servers(server: ServerUnderTest, caller: Caller) -> None:
+    headers = {"authorization": f"Bearer {server.make_operator(caller.slug)}"}
+    (seen,) = httpx.get(f"{server.url}/admin/servers", headers=headers).json()["data"]
+    assert seen["id"] == (server.settings.data_dir / "server_id").read_text().strip()
+    assert seen["is_live"]
+    assert seen["base_id"]
+    check_envelope(caller.http.get("/admin/servers"), "insufficient_scope")
+
+
+def test_an_answer_is_in_the_sums_when_its_caller_has_it(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    with caller.http.stream(
+        "POST",
+        "/v1/completions",
+        json={"model": "tiny", "prompt": "Hello", "max_tokens": 6, "n": 2, "stream": True},
+    ) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                row = server.usage_of(answer.headers["x-request-id"], caller)
+                assert row is not None
+                (sums,) = get(caller)["data"]
+    assert (sums["requests"], sums["prompt_tokens"]) == (1, row.prompt_tokens)
+    assert sums["completion_tokens"] == row.completion_tokens <= 12

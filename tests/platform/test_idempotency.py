@@ -1,0 +1,145 @@
+"""Kept answers: found again by the same request of the same caller, and by nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from loraplex.platform.audit.event import BY_SYSTEM, Event
+from loraplex.platform.audit.service import AuditLog
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    IdempotencyConflict,
+    IdempotencyInProgress,
+    IdempotentAnswerLost,
+)
+from loraplex.platform.idempotency.models import IdempotentAnswer
+from loraplex.platform.idempotency.service import (
+    KEPT_FOR,
+    IdempotentAnswers,
+    KeyedRequest,
+    purge,
+)
+from loraplex.platform.keyring import Keyring
+from loraplex.platform.tenants.models import Tenant
+
+SECRET, SUCCESSOR = b"s" * 32, b"t" * 32
+FIRST = KeyedRequest(owner="key:one", key="k", request_hash=b"h" * 32, request_id="req-1")
+AGAIN = replace(FIRST, request_id="req-2")
+
+
+def make_answers(*secrets: bytes, server_id: str = "here") -> IdempotentAnswers:
+    return IdempotentAnswers(secrets or (SECRET,), server_id)
+
+
+def begin(
+    database: Database, request: KeyedRequest, answers: IdempotentAnswers | None = None
+) -> tuple[int, bytes] | None:
+    with database.platform_transaction() as session:
+        return (answers or make_answers()).begin(session, request)
+
+
+def finish(database: Database, request: KeyedRequest, answer: bytes = b"made") -> None:
+    with database.platform_transaction() as session:
+        make_answers().finish(session, request, 201, answer)
+
+
+def test_the_first_runs_and_the_others_get_its_answer(database: Database) -> None:
+    assert begin(database, FIRST) is None
+    with pytest.raises(IdempotencyInProgress):
+        begin(database, AGAIN)
+    finish(database, FIRST)
+    assert begin(database, AGAIN) == (201, b"made")
+
+
+def test_another_request_with_the_same_key_is_a_conflict(database: Database) -> None:
+    begin(database, FIRST)
+    other = replace(AGAIN, request_hash=b"o" * 32)
+    with pytest.raises(IdempotencyConflict):
+        begin(database, other)
+    assert begin(database, replace(other, owner="key:two")) is None
+
+
+def test_what_came_to_nothing_may_be_sent_again(database: Database) -> None:
+    begin(database, FIRST)
+    with database.platform_transaction() as session:
+        make_answers().give_up(session, FIRST)
+    assert begin(database, AGAIN) is None
+
+
+def change(database: Database, tenant: Tenant, request_id: str) -> None:
+    """What a request does when it changes something."""
+    log = AuditLog(Keyring([SECRET], "audit"))
+    with database.transaction(tenant.id) as session:
+        log.record(session, replace(BY_SYSTEM, request_id=request_id), Event("key.create", "k"))
+
+
+def test_what_failed_behind_its_change_is_not_done_again(database: Database, acme: Tenant) -> None:
+    begin(database, FIRST)
+    change(database, acme, FIRST.request_id)
+    with database.platform_transaction() as session:
+        make_answers().give_up(session, FIRST)
+    with pytest.raises(IdempotentAnswerLost):
+        begin(database, AGAIN)
+
+
+def test_after_a_crash_only_what_changed_nothing_runs_again(
+    database: Database, acme: Tenant
+) -> None:
+    changing, idle, foreign = (
+        replace(FIRST, key=name, request_id=f"req-{name}") for name in ("changing", "idle", "far")
+    )
+    begin(database, changing)
+    begin(database, idle)
+    begin(database, foreign, make_answers(server_id="elsewhere"))
+    change(database, acme, changing.request_id)
+    with database.platform_transaction() as session:
+        make_answers().recover(session)
+    with pytest.raises(IdempotentAnswerLost):
+        begin(database, replace(changing, request_id="req-2"))
+    assert begin(database, replace(idle, request_id="req-3")) is None
+    with pytest.raises(IdempotencyInProgress):
+        begin(database, replace(foreign, request_id="req-4"))
+
+
+def test_an_answer_is_kept_for_a_day(database: Database) -> None:
+    begin(database, FIRST)
+    finish(database, FIRST)
+    with database.platform_transaction() as session:
+        assert purge(session) == 0
+        assert purge(session, now=utc_now() + KEPT_FOR) == 1
+        assert session.get(IdempotentAnswer, (FIRST.owner, FIRST.key)) is None
+
+
+def test_an_old_answer_is_not_given_before_it_is_purged(database: Database) -> None:
+    begin(database, FIRST)
+    finish(database, FIRST)
+    with database.platform_transaction() as session:
+        row = session.get_one(IdempotentAnswer, (FIRST.owner, FIRST.key))
+        row.created_at -= KEPT_FOR + timedelta(seconds=1)
+    assert begin(database, AGAIN) is None
+
+
+def test_an_answer_is_stored_encrypted_and_opens_in_its_place_only(database: Database) -> None:
+    other = replace(FIRST, key="other", request_id="req-other")
+    for request, answer in ((FIRST, b"lpx_live_secret"), (other, b"nothing")):
+        begin(database, request)
+        finish(database, request, answer)
+    with database.platform_transaction() as session:
+        row = session.get_one(IdempotentAnswer, (FIRST.owner, FIRST.key))
+        assert row.answer is not None
+        assert b"secret" not in row.answer
+        session.get_one(IdempotentAnswer, (other.owner, other.key)).answer = row.answer
+    with pytest.raises(IdempotentAnswerLost):
+        begin(database, replace(other, request_id="req-2"))
+
+
+def test_an_answer_outlives_a_change_of_the_secret(database: Database) -> None:
+    begin(database, FIRST)
+    finish(database, FIRST)
+    assert begin(database, AGAIN, make_answers(SUCCESSOR, SECRET)) == (201, b"made")
+    with pytest.raises(IdempotentAnswerLost):
+        begin(database, AGAIN, make_answers(SUCCESSOR))

@@ -1,0 +1,32 @@
+"""Looking for what must not be written down: keys, and prompts that bear a mark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+MARK = "EXTREMELY-PRIVATE"
+"""In the prompts, the answers' forms and the credentials of tests that look for them afterwards."""
+_KEY = re.compile(rb"lpx_(?:live|admin)_[0-9A-Za-z]{12}_[0-9A-Za-z]{32,}")
+
+
+def leaks(written: bytes, secrets: Iterable[str] = ()) -> list[str]:
+    """What is in `written` of marks, whole keys, and these secrets, in plain or as hexadecimal."""
+    found = [match.decode() for match in set(_KEY.findall(written))]
+    lower = written.lower()
+    for secret in (MARK, *secrets):
+        plain = secret.lower().encode()
+        if plain in lower or plain.hex().encode() in lower:
+            found.append(secret)
+    return found
+
+
+def database_bytes(data_dir: Path) -> bytes:
+    """All of the embedded database's files, pages that are free again included."""
+    return b"".join(path.read_bytes() for path in sorted(data_dir.glob("loraplex.db*")))
+
+
+def secret_of(key: str) -> str:
+    """The part of an API key that only its holder knows, without the checksum behind it."""
+    return key.rsplit("_", 1)[-1][:32]
