@@ -133,17 +133,20 @@ class _Operation:
     """One method of one path: FastAPI's description of it, completed in place."""
 
     def __init__(self, method: str, route: RouteContext, described: Json) -> None:
-        promise = promise_of(route.endpoint)
+        path, endpoint = route.path_format, route.endpoint
+        assert path is not None
+        assert endpoint is not None
+        promise = promise_of(endpoint)
         if promise is None:
-            raise ValueError(f"{route.path_format}: {route.endpoint.__name__} has no @answers")
+            raise ValueError(f"{path}: {endpoint.__name__} has no @answers")
         self.promise = promise
         self.described = described
-        self.module = inspect.getmodule(route.endpoint)
-        self.name = route.endpoint.__name__
-        self.doc = inspect.getdoc(route.endpoint) or ""
-        self.has_path_parameters = "{" in route.path_format
+        self.module = inspect.getmodule(endpoint)
+        self.name = endpoint.__name__
+        self.doc = inspect.getdoc(endpoint) or ""
+        self.has_path_parameters = "{" in path
         self.terms = list(_terms(route.dependant))
-        if is_repeatable(method, route.path_format) and not isinstance(self.body, Raw):
+        if is_repeatable(method, path) and not isinstance(self.body, Raw):
             self.terms.append(_REPEATABLE)
         self.codes = self._codes()
 
