@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -97,6 +97,13 @@ class Running:
     started: RequestStarted
 
 
+class OpenRequest(NamedTuple):
+    """A generation that was admitted and has not ended."""
+
+    order: Order
+    generation: Generation
+
+
 class Inference:
     """Starts generations; one for the server."""
 
@@ -127,10 +134,15 @@ class Inference:
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._turns = TenantTurns(self._threads)
         self._adapter_wait_seconds = adapter_wait_seconds
+        self._open: dict[str, OpenRequest] = {}
 
     async def aclose(self) -> None:
         self._threads.close()
         await self._grammars.aclose()
+
+    def find_open(self, request_id: str) -> OpenRequest | None:
+        """The request of this id that this server is generating for."""
+        return self._open.get(request_id)
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -276,6 +288,9 @@ class Inference:
         Raises ApiError, an EngineError or a LimitReached.
         """
         order.measures.model = order.model.name
+        if order.model.adapter is not None:
+            order.measures.adapter_name = order.model.adapter.name
+            order.measures.adapter_version = order.model.adapter.version
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
         await self._check_grammar(order)
@@ -327,9 +342,10 @@ class Inference:
         ]
 
         async def meter(outcome: Outcome) -> None:
+            self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
 
-        return Generation(
+        generation = Generation(
             counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
@@ -341,6 +357,8 @@ class Inference:
                 None if order.deadline_ms is None else order.arrived_at + order.deadline_ms / 1000
             ),
         )
+        self._open[order.request_id] = OpenRequest(order, generation)
+        return generation
 
     def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
         return self._metering.open(

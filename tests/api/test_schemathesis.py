@@ -104,7 +104,7 @@ def test_every_answer_is_a_documented_one(
             case.validate_response(answer, checks=CHECKS)
             is_refused = key != allowed and operation.path not in OPEN_TO_KEYS
             check_envelope(
-                answer, is_refused=is_refused or not key and operation.path not in OPEN_PATHS
+                answer, is_refused=is_refused or (not key and operation.path not in OPEN_PATHS)
             )
 
     check()
