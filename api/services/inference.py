@@ -11,7 +11,7 @@ import structlog
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.errors import GrammarNotServed, ProposerNotServed
+from ...engine.errors import GrammarNotServed, InvalidGrammar, ProposerNotServed
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import GenerationRequest, Pooling, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
@@ -82,6 +82,8 @@ class Order:
     """Asked of each prompt once, whatever the number of choices."""
     pooling: Pooling | None = None
     """Each prompt's embedding is asked for, and no output."""
+    grammar_param: str = "structured_outputs"
+    """What the caller knows the grammar of the answer by."""
     prompt_param: str = "prompt"
     """What the caller knows the prompts by."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
@@ -391,7 +393,11 @@ class Inference:
             return
         if not self._engine.info.serves_grammars:
             raise GrammarNotServed
-        await self._grammars.check(order.principal.tenant_id, grammar)
+        try:
+            await self._grammars.check(order.principal.tenant_id, grammar)
+        except InvalidGrammar as exc:
+            message = f"{order.grammar_param}: {exc}"
+            raise ApiError(exc.code, message, param=order.grammar_param) from exc
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter
