@@ -38,7 +38,8 @@ class Shapes:
         """The schema that stands for a body's model or an answer's struct."""
         if isinstance(model, type) and issubclass(model, RequestModel):
             return {"$ref": _REF.format(name=model.__name__)}
-        return self._references[model]
+        reference: Json = self._references[model]
+        return reference
 
 
 def _schemas_of_bodies(models: list[type[RequestModel]]) -> Json:

@@ -65,7 +65,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, in full."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if stand_in is not None else None, rest
+        is_known = name is not None and stand_in is not None
+        return name, load_command(str(name)) if is_known else None, rest
 
 
 def main() -> int:

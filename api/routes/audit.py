@@ -22,7 +22,8 @@ from ..json_response import json_response
 from ..pages import Page, PageRequest
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import PageView
-from ..schemas.audit import ActorView, AuditEntryView, BreachView, VerificationView
+from ..schemas.audit import AuditEntryView, BreachView, VerificationView
+from ..schemas.identity import ActorView
 
 DEFAULT_VERIFIED = 2000
 MAX_VERIFIED = 10_000
