@@ -65,8 +65,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, in full."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-        is_known = name is not None and stand_in is not None
-        return name, load_command(str(name)) if is_known else None, rest
+        if name is None or stand_in is None:
+            return name, None, rest
+        return name, load_command(name), rest
 
 
 def main() -> int:

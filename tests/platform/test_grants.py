@@ -150,7 +150,7 @@ def test_a_key_restricted_to_adapters_has_no_scope_that_shows_others(
             return keys.issue(session, name="ci", scopes=[scope], adapters=["a"])
 
     if scope in SCOPES_OF_ADAPTERS:
-        assert issue().key.grant.adapters == {"a"}
+        assert issue().key.grant.adapters == frozenset({"a"})
     else:
         with pytest.raises(InvalidValue, match="restricted to adapters"):
             issue()
