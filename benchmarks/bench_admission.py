@@ -1,4 +1,4 @@
-"""What a request's transactions cost: its reservation, and its row in the ledger with the settling.
+"""What limits cost a request: its admission, and its row in the ledger with the settling.
 
     python benchmarks/bench_admission.py [--rounds 300] [DATABASE_URL ...]
 
@@ -65,8 +65,7 @@ def _measure(url: str, rounds: int) -> None:
             request_id = f"req-{next(_numbers)}"
             for step, work in _steps(request_id):
                 began, began_cpu = time.perf_counter(), time.thread_time()
-                with database.transaction(tenant_id) as session:
-                    work(session)
+                work(database, tenant_id)
                 taken = time.perf_counter() - began, time.thread_time() - began_cpu
                 figures.setdefault(f"{step}, {limits}", []).append(taken)
     print(database_name(url))
@@ -86,7 +85,7 @@ def _tenant(database: Database, limits: Limits | None) -> str:
     return tenant_id
 
 
-def _steps(request_id: str) -> list[tuple[str, Callable[[TenantSession], object]]]:
+def _steps(request_id: str) -> list[tuple[str, Callable[[Database, str], None]]]:
     demand = Demand(
         request_id=request_id, key_id=None, adapter=None, input_tokens=100, output_tokens=100
     )
@@ -97,11 +96,23 @@ def _steps(request_id: str) -> list[tuple[str, Callable[[TenantSession], object]
         completion_tokens=50,
         finish_reason="stop",
     )
-    return [
-        ("reserve", lambda session: quotas.reserve(session, demand, server_id=SERVER_ID)),
-        ("ledger row and settle", lambda session: ledger.record(session, usage)),
-        ("ledger row alone", lambda session: _add_row(session, f"{request_id}-alone")),
-    ]
+
+    def admit(database: Database, tenant_id: str) -> None:
+        with database.transaction(tenant_id, read_only=True) as session:
+            limits = quotas.get_limits(session)
+        if limits.restrict_requests:
+            with database.transaction(tenant_id) as session:
+                quotas.reserve(session, demand, server_id=SERVER_ID)
+
+    def record(database: Database, tenant_id: str) -> None:
+        with database.transaction(tenant_id) as session:
+            ledger.record(session, usage)
+
+    def add_row(database: Database, tenant_id: str) -> None:
+        with database.transaction(tenant_id) as session:
+            _add_row(session, f"{request_id}-alone")
+
+    return [("admission", admit), ("ledger and settling", record), ("ledger row alone", add_row)]
 
 
 def _add_row(session: TenantSession, request_id: str) -> None:

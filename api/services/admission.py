@@ -34,8 +34,11 @@ class Admission:
         """Reserve what the request may use; notes in `measures` what is left of the rates.
 
         Raises a LimitReached or DatabaseUnavailable; then, and if it is cancelled, nothing stays
-        reserved.
+        reserved. A tenant whose requests nothing limits reserves nothing.
         """
+        limits = await self._control_plane.read(tenant_id, quotas.get_limits)
+        if not limits.restrict_requests:
+            return
         reserving = asyncio.create_task(self._reserve(tenant_id, demand))
         try:
             measures.standing = await asyncio.shield(reserving)

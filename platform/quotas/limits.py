@@ -36,6 +36,11 @@ class Limits:
     keys: int | None = None
     users: int | None = None
 
+    @property
+    def restrict_requests(self) -> bool:
+        """Requests have to ask; else only what the tenant owns is limited, or nothing."""
+        return any(getattr(self, name) is not None for name in _FLOWS)
+
     def rate(self, kind: RateKind) -> int | None:
         """The limit per minute of what this bucket counts."""
         limit: int | None = getattr(self, f"{kind}_per_minute")

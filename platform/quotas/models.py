@@ -87,8 +87,8 @@ class PeriodUse(TenantOwned, Base):
 class Reservation(TenantOwned, Base):
     """A request that was admitted and has not been settled: what it may use, and who serves it.
 
-    It is there before the engine hears of the request and goes in the transaction that writes the
-    ledger's row, so a request is in exactly one of both, whatever dies.
+    It is there before the engine hears of the request, and goes in the transaction that writes the
+    ledger's row. Requests of a tenant whose requests nothing limits have none.
     """
 
     __tablename__ = "reservations"

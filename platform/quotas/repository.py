@@ -58,10 +58,19 @@ def list_buckets(session: TenantSession) -> Mapping[RateKind, RateBucket]:
     return {bucket.kind: bucket for bucket in session.scalars(query)}
 
 
-def find_reservation(session: TenantSession, request_id: str) -> Reservation | None:
-    """What the request has reserved, until it is settled."""
-    query = select(Reservation).where(Reservation.request_id == request_id)
-    return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+def find_quota_and_reservation(
+    session: TenantSession, request_id: str
+) -> tuple[Quota | None, Reservation | None]:
+    """The tenant's limits, which others may hold, and what the request has reserved."""
+    is_of_request = and_(Reservation.tenant_id == Tenant.id, Reservation.request_id == request_id)
+    query = (
+        select(Quota, Reservation)
+        .select_from(Tenant)
+        .outerjoin(Quota, Quota.tenant_id == Tenant.id)
+        .outerjoin(Reservation, is_of_request)
+    )
+    row = session.execute(query.execution_options(populate_existing=True)).one()
+    return row[0], row[1]
 
 
 def sum_reservations(session: TenantSession, now: Reading) -> Reserved:

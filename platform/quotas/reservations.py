@@ -73,8 +73,7 @@ def settle(
     To be called once for each row of the ledger, in its transaction and after it was flushed; `at`
     is the row's time, which says the budget of which period pays.
     """
-    limits = limits_of(repository.lock_quota(session))
-    _remove(session, limits, request_id, prompt_tokens, completion_tokens, clock)
+    limits = _remove(session, request_id, prompt_tokens, completion_tokens, clock)
     if limits.tokens_per_period is not None:
         begin = begin_of(limits.period, at)
         use = repository.find_period_use(session, limits.period, begin)
@@ -87,8 +86,7 @@ def settle(
 
 def release(session: TenantSession, request_id: str, *, clock: Clock = read_clock) -> None:
     """The request never ran: all its tokens are given back. May be repeated."""
-    limits = limits_of(repository.lock_quota(session))
-    _remove(session, limits, request_id, 0, 0, clock)
+    _remove(session, request_id, 0, 0, clock)
     session.flush()
 
 
@@ -179,21 +177,24 @@ def _reservation(demand: Demand, costs: Costs, server_id: str, now: Reading) -> 
 
 
 def _remove(
-    session: TenantSession,
-    limits: Limits,
-    request_id: str,
-    input_tokens: int,
-    output_tokens: int,
-    clock: Clock,
-) -> None:
-    """Remove the reservation, if it is there; its buckets pay what was used, and no more."""
-    reservation = repository.find_reservation(session, request_id)
-    if reservation is None:
-        return
-    Rates(session, limits, clock(session)).pay(
-        {
-            RateKind.INPUT_TOKENS: input_tokens - reservation.paid_input_tokens,
-            RateKind.OUTPUT_TOKENS: output_tokens - reservation.paid_output_tokens,
-        }
-    )
-    session.delete(reservation)
+    session: TenantSession, request_id: str, input_tokens: int, output_tokens: int, clock: Clock
+) -> Limits:
+    """Remove the reservation, if it is there; its buckets pay what was used, and no more.
+
+    Returns the limits, held if they are on requests.
+    """
+    quota, reservation = repository.find_quota_and_reservation(session, request_id)
+    limits = limits_of(quota)
+    if limits.restrict_requests:
+        limits = limits_of(repository.lock_quota(session))
+        # Only now is it sure that nobody else is giving back the same.
+        _, reservation = repository.find_quota_and_reservation(session, request_id)
+    if reservation is not None:
+        Rates(session, limits, clock(session)).pay(
+            {
+                RateKind.INPUT_TOKENS: input_tokens - reservation.paid_input_tokens,
+                RateKind.OUTPUT_TOKENS: output_tokens - reservation.paid_output_tokens,
+            }
+        )
+        session.delete(reservation)
+    return limits

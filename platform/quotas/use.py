@@ -49,7 +49,9 @@ def current_use(session: TenantSession, *, clock: Clock = read_clock) -> QuotaUs
     running = repository.sum_reservations(session, now)
     uses = {
         **_rates(session, limits, now),
-        "concurrent_requests": _use(limits.concurrent_requests, running.num_requests),
+        "concurrent_requests": _use(
+            limits.concurrent_requests, running.num_requests if limits.restrict_requests else None
+        ),
         "tokens_per_period": _use(
             limits.tokens_per_period, _period_tokens(session, limits, begin), running.tokens
         ),

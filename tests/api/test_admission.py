@@ -58,6 +58,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.database = Database(copy_of_migrated_sqlite(folder))
         self.tenant_id = make_tenant(self.database, "acme").id
+        limit(self.database, self.tenant_id, concurrent_requests=10)
         self.control_plane = HeldControlPlane(self.database)
         self.admission = Admission(self.control_plane, SERVER_ID)
         self.measures = RequestMeasures()
@@ -103,6 +104,15 @@ def run(tmp_path: Path) -> Run:
             bench.control_plane.close()
 
     return lambda test: asyncio.run(within(test))
+
+
+def test_nothing_is_reserved_where_nothing_limits_requests(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        limit(bench.database, bench.tenant_id, keys=1, stored_bytes=0)
+        await bench.admit("a")
+        assert (bench.reserved(), bench.measures.standing) == ([], None)
+
+    run(test)
 
 
 def test_a_refusal_says_what_is_left_and_reserves_nothing(run: Run) -> None:

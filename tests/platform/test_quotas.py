@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from loraplex.platform.usage import service as ledger
 from loraplex.platform.usage.service import Usage
 from support.limits import SERVER_ID, SetClock, limit, make_demand
 
+NUM_THREADS = 6
 OTHER_SERVER = "22222222-2222-4222-8222-222222222222"
 
 
@@ -76,7 +79,7 @@ class Tills:
 
     def reservation(self, request_id: str) -> Reservation | None:
         with self.database.transaction(self.tenant.id, read_only=True) as session:
-            return repository.find_reservation(session, request_id)
+            return repository.find_quota_and_reservation(session, request_id)[1]
 
     def period_tokens(self) -> int:
         with self.database.transaction(self.tenant.id, read_only=True) as session:
@@ -191,6 +194,21 @@ def test_a_request_that_never_ran_gets_its_tokens_back_once(tills: Tills) -> Non
         tills.release("a")
     assert tills.level(RateKind.INPUT_TOKENS) == 60
     assert tills.level(RateKind.OUTPUT_TOKENS) == 59
+
+
+def test_tokens_are_given_back_once_however_many_do_it_at_once(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, output_tokens_per_minute=1000)
+    tills.reserve(make_demand("a", output_tokens=100))
+    tills.reserve(make_demand("b", output_tokens=300))
+    barrier = Barrier(NUM_THREADS)
+
+    def give_back(_: int) -> None:
+        barrier.wait()
+        tills.release("a")
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        list(threads.map(give_back, range(NUM_THREADS)))
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 700
 
 
 def test_a_limit_set_while_a_request_runs_is_given_nothing_that_was_never_paid(
