@@ -28,7 +28,7 @@ from ..engine.checkpoint import locate_model
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from ..engine.messages import EngineInfo
-from ..engine.token_journal import TokenJournal
+from ..engine.token_journal import NUM_SLOTS, TokenJournal
 from ..engine.tokenizer import Tokenizer
 from ..platform.adapters import repository
 from ..platform.adapters.models import AdapterVersion
@@ -116,7 +116,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.callback(control_plane.close)
         control_plane.watch.start()
         stack.push_async_callback(control_plane.watch.close)
-        journal = await asyncio.to_thread(_open_journal, settings)
+        journal = await asyncio.to_thread(_open_journal, settings, engine_config)
         stack.callback(journal.close)
         fetcher = FetcherClient(
             store_url=settings.store_url,
@@ -350,10 +350,14 @@ def _open_control_plane(settings: Settings) -> ControlPlane:
     return ControlPlane(database, *settings.load_secrets(), stale_seconds=settings.stale_seconds)
 
 
-def _open_journal(settings: Settings) -> TokenJournal:
-    """Raises DataDirInUse if an earlier server's engine does not end."""
+def _open_journal(settings: Settings, config: EngineConfig) -> TokenJournal:
+    """As large as the engine's queue at least, and as much again for what waits for the database.
+
+    Raises DataDirInUse if an earlier server's engine does not end.
+    """
+    num_slots = max(NUM_SLOTS, 2 * (config.max_queued + config.max_num_seqs))
     try:
-        return TokenJournal(settings.data_dir / JOURNAL_FILE)
+        return TokenJournal(settings.data_dir / JOURNAL_FILE, num_slots=num_slots)
     except TimeoutError:
         raise DataDirInUse(settings.data_dir) from None
 

@@ -55,7 +55,8 @@ class FakeMetering:
 def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     """The engine's requests of an order that came a second ago."""
     engine = RecordingEngine()
-    nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset()))
+    tokenizer = SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: "")
+    nothing = cast(Any, tokenizer)
     inference = Inference(
         engine=cast(EngineClient, engine),
         tokenizer=nothing,

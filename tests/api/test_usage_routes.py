@@ -191,6 +191,7 @@ def test_operators_see_the_servers(server: ServerUnderTest, caller: Caller) -> N
 def test_an_answer_is_in_the_sums_when_its_caller_has_it(
     server: ServerUnderTest, caller: Caller
 ) -> None:
+    row = None
     with caller.http.stream(
         "POST",
         "/v1/completions",
@@ -199,7 +200,7 @@ def test_an_answer_is_in_the_sums_when_its_caller_has_it(
         for line in answer.iter_lines():
             if line == "data: [DONE]":
                 row = server.usage_of(answer.headers["x-request-id"], caller)
-                assert row is not None
                 (sums,) = get(caller)["data"]
+    assert row is not None
     assert (sums["requests"], sums["prompt_tokens"]) == (1, row.prompt_tokens)
     assert sums["completion_tokens"] == row.completion_tokens <= 12
