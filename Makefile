@@ -33,8 +33,9 @@ demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, 
 demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
+# By file, so that a file's servers and databases are made once; more workers would only share the cores.
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
 
 # Swift has its own environment: it is a server, and none of its packages is ours.
 $(S3_VENV)/.installed:

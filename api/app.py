@@ -14,6 +14,7 @@ from .routes import (
     audit,
     chat,
     completions,
+    device,
     embeddings,
     files,
     keys,
@@ -22,6 +23,7 @@ from .routes import (
     operations,
     operators,
     quotas,
+    requests,
     residency,
     responses,
     servers,
@@ -37,6 +39,7 @@ _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
+    *(requests, device),
     *(tenants, operators, servers),
 )
 

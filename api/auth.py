@@ -57,6 +57,7 @@ async def authenticate(
         if caller.networks is not None and not is_within(address, caller.networks):
             raise ApiError("address_not_allowed")
         request.state.tenant_id = caller.tenant_id
+        request.state.key_id = caller.key_id
     return caller
 
 

@@ -140,6 +140,7 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
         "The engine stopped, or its numbers broke down, repeatedly under this version: check it "
         "and push a new one.",
     ),
+    "request_cancelled": ErrorCode(409, "Somebody of the tenant, or an operator, ended it."),
     "request_quarantined": ErrorCode(
         422, "The engine stopped twice while this request ran; it is not tried again."
     ),
@@ -167,10 +168,10 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
         "The last active owner of a tenant, or administrator of the platform, can neither be "
         "disabled nor be given another role.",
     ),
-    "request_not_found": ErrorCode(404, "The caller's tenant has no such request."),
 }
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
+    "request_not_found": ErrorCode(404, "No such request for this key, or its entry is too old."),
     "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
     "alias_not_found": ErrorCode(404, "The adapter has no such alias."),

@@ -67,6 +67,9 @@ class Metrics:
             "adapter_tier_hits", "Where a request found its adapter.", ("tier",)
         )
         self.sequences = self._counter("sequences", "Sequences ended.", ("finish_reason",))
+        self.request_log_dropped = self._counter(
+            "request_log_dropped", "Entries of the request log that were left out."
+        )
         self._tokens = self._counter("tokens", "Tokens metered.", ("tenant", "kind"))
         self._keys_expiring = Gauge(
             "loraplex_keys_expiring",
@@ -120,7 +123,7 @@ class Metrics:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"loraplex_{name}", text, labels, registry=self._registry)
 
     def _histogram(

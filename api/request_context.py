@@ -23,6 +23,7 @@ from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
+from .services.request_log import RequestLog
 from .tracing import EndedRequest, Tracing
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class _ObservedRequest:
         self.receive = receive
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
+        self.request_log: RequestLog = runtime.request_log
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.hosts = parse_hosts(runtime.settings.allowed_hosts)
@@ -133,6 +135,17 @@ class _ObservedRequest:
         self.metrics.observe_request(
             method=method, route=route, status=self.status, code=code, seconds=seconds
         )
+        if tenant_id := self.state.get("tenant_id"):
+            self.request_log.add(
+                request_id=self.state["request_id"],
+                tenant_id=tenant_id,
+                key_id=self.state.get("key_id"),
+                route=route,
+                status=self.status,
+                code=code,
+                seconds=seconds,
+                measures=self.measures,
+            )
         log.info(
             "request_finished",
             request_id=self.state["request_id"],

@@ -23,6 +23,13 @@ class RequestMeasures:
     first_token_seconds: float | None = None
     finish_reason: str | None = None
     """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    adapter_name: str | None = None
+    """None for the base model, as the next."""
+    adapter_version: int | None = None
+    tier: str | None = None
+    """Where the adapter was when the request came."""
+    load_ms: float | None = None
+    """How long the load took that it waited for."""
     standing: Standing | None = None
     """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from ..adapters.errors import ObjectNotFound
 from ..adapters.fetcher import BlockSource, FetchedBlock
-from ..adapters.fetcher_client import FetcherClient
+from ..adapters.fetcher_client import FetcherClient, FetcherStats
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
 from ..engine.checkpoint import locate_model
@@ -35,7 +35,7 @@ from ..platform.adapters.models import AdapterVersion
 from ..platform.adapters.registry import AdapterRef
 from ..platform.base import utc_now
 from ..platform.database import Database
-from ..platform.errors import DatabaseUnavailable, InvalidValue
+from ..platform.errors import DatabaseUnavailable, InvalidValue, PlatformError
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
@@ -62,6 +62,7 @@ from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.quantization_contract import QuantizationContract, check_reference
 from .services.reconciliation import Reconciliation
+from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
 from .services.staging import Staging
@@ -86,6 +87,8 @@ class Runtime:
     downloads: Downloads
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
+    request_log: RequestLog
+    fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -215,6 +218,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         jobs = Jobs(leases, _upkeep(settings, control_plane, garbage))
         stack.push_async_callback(jobs.close)
 
+        request_log = RequestLog(control_plane, metrics)
+        stack.push_async_callback(request_log.close)
         started_at = int(time.time())
         await metering.recover()
         await admission.recover()
@@ -225,6 +230,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         for service in (pushes, attestations, deletions):
             await service.recover()
         reconciliation.start()
+        request_log.start()
         garbage.start()
         jobs.start()
         expiring_keys.start()
@@ -239,6 +245,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             downloads=downloads,
             reconciliation=reconciliation,
             idempotent_answers=idempotent_answers,
+            request_log=request_log,
+            fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
             tracing=tracing,
@@ -344,10 +352,15 @@ def _write_layout(data_dir: Path, layout: BaseLayout) -> Path:
 
 def _open_control_plane(settings: Settings) -> ControlPlane:
     database = Database(settings.database_url)
-    if settings.is_database_embedded:
-        database.upgrade()
-    database.check_revision()
-    return ControlPlane(database, *settings.load_secrets(), stale_seconds=settings.stale_seconds)
+    try:
+        if settings.is_database_embedded:
+            database.upgrade()
+        database.check_revision()
+        secrets = settings.load_secrets()
+    except PlatformError:
+        database.close()
+        raise
+    return ControlPlane(database, *secrets, stale_seconds=settings.stale_seconds)
 
 
 def _open_journal(settings: Settings, config: EngineConfig) -> TokenJournal:

@@ -127,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(__doc__ or "", arguments)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    sizes, batches, steps = VOCAB_SIZES, BATCHES, NUM_STEPS
-    if options.is_smoke:
-        sizes, batches, steps = (500,), (2,), 3
+    sizes = (500,) if options.is_smoke else VOCAB_SIZES
+    batches = (2,) if options.is_smoke else BATCHES
+    steps = 3 if options.is_smoke else NUM_STEPS
     rows: list[dict[str, object]] = []
     compiling: list[dict[str, object]] = []
     for vocab_size in sizes:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -52,8 +52,10 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
+    RequestList,
     SetPinned,
     StepEvents,
     Submit,
@@ -136,6 +138,8 @@ class EngineClient:
         """What every process is told to keep; see `SetPinned`."""
         self._evictions: dict[AdapterKey, asyncio.Future[EvictionReceipt]] = {}
         self._explanations: dict[AdapterKey, asyncio.Future[AdapterExplanation]] = {}
+        self._lists: dict[int, asyncio.Future[RequestList]] = {}
+        self._list_numbers = count()
         self._fetches: set[asyncio.Task[None]] = set()
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
@@ -245,7 +249,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(seconds / SILENT_LOOKS)
             has_work = self.is_ready and bool(
-                self._streams or self._evictions or self._explanations
+                self._streams or self._evictions or self._explanations or self._lists
             )
             if watch.look(process.heartbeat.count, has_work=has_work):
                 break
@@ -271,7 +275,10 @@ class EngineClient:
             self._on_evicted(key, EvictionReceipt())
         for explanation in self._explanations.values():
             explanation.cancel()
+        for listing in self._lists.values():
+            listing.cancel()
         self._explanations.clear()
+        self._lists.clear()
         for request_id in list(self._in_engine):
             self._note_gone(request_id)
         for stream in list(self._streams.values()):
@@ -430,6 +437,22 @@ class EngineClient:
             raise EngineUnavailable
         return answer.result()
 
+    async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
+        """Which sequences are in the engine now, and what they do; None: of all tenants.
+
+        Raises EngineUnavailable while there is no engine to ask.
+        """
+        if not self.is_ready:
+            raise EngineUnavailable
+        number = next(self._list_numbers)
+        answer: asyncio.Future[RequestList] = asyncio.get_running_loop().create_future()
+        self._lists[number] = answer
+        self._send(ListRequests(number, tenant_id, limit))
+        await asyncio.wait([answer])
+        if answer.cancelled():
+            raise EngineUnavailable
+        return answer.result()
+
     def _on_evicted(self, key: AdapterKey, receipt: EvictionReceipt) -> None:
         self._forget_resident(key)
         eviction = self._evictions.pop(key, None)
@@ -440,6 +463,11 @@ class EngineClient:
         answer = self._explanations.pop(explanation.key, None)
         if answer is not None:
             answer.set_result(explanation)
+
+    def _on_listed(self, listed: RequestList) -> None:
+        answer = self._lists.pop(listed.number, None)
+        if answer is not None:
+            answer.set_result(listed)
 
     def _send_pinned(self) -> None:
         self._send(SetPinned([key for key in self._pinned if not self._quarantine.holds(key)]))
@@ -500,6 +528,8 @@ class EngineClient:
                 self._on_evicted(key, receipt)
             case AdapterExplanation():
                 self._on_explained(message)
+            case RequestList():
+                self._on_listed(message)
             case EngineStats():
                 self.stats = message
                 self._note_residents(message)

@@ -48,6 +48,7 @@ from .messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
     RequestStarted,
@@ -63,6 +64,7 @@ from .prefix_cache import CacheNamespace
 from .profiling import plan_engine
 from .prompt_reading import read_prompt
 from .request import Request
+from .request_reports import list_requests
 from .runner import ModelRunner, StepOutput
 from .sampling_params import MAX_LOGPROBS
 from .scheduler import Scheduler, SchedulerLimits
@@ -246,6 +248,8 @@ class EngineCore:
             case ExplainAdapter(key):
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
+            case ListRequests():
+                self._outbox.append(list_requests(message, self._scheduler, self._clock()))
             case _:
                 assert_never(message)
 

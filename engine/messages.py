@@ -180,6 +180,17 @@ class ExplainAdapter:
     key: AdapterKey
 
 
+@dataclass(frozen=True, slots=True)
+class ListRequests:
+    """Tell which requests are in the engine, and what they do; RequestList answers."""
+
+    number: int
+    """Comes back with the answer."""
+    tenant_id: str | None = None
+    """Those of one tenant alone; None: everybody's."""
+    limit: int = 500
+
+
 # --- from the engine ----------------------------------------------------------------------------
 
 
@@ -397,6 +408,37 @@ class AdapterExplanation:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestState:
+    """One sequence in the engine."""
+
+    request_id: str
+    tenant_id: str
+    adapter: AdapterKey | None
+    state: str
+    """`waiting`, `prefilling` or `decoding`."""
+    waits_for: str | None
+    """Of one that waits, the first thing in its way: one of `request_reports.REASONS`."""
+    age_seconds: float
+    """Since it came to the engine."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Whose keys and values are there; of one that is swapped, on the host."""
+    num_generated_tokens: int
+    num_preemptions: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestList:
+    """The answer to ListRequests, the oldest first."""
+
+    number: int
+    requests: list[RequestState]
+    num_requests: int
+    """All there are, of the tenant if one was named: more than `requests` if the limit cut it."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterResidency:
     """Where one adapter is."""
 
@@ -537,6 +579,7 @@ ToEngine = (
     | SetPinned
     | Prefetch
     | ExplainAdapter
+    | ListRequests
 )
 FromEngine = (
     EngineReady
@@ -544,6 +587,7 @@ FromEngine = (
     | AdapterWanted
     | AdapterEvicted
     | AdapterExplanation
+    | RequestList
     | EngineStats
     | EngineFailed
 )

@@ -169,6 +169,24 @@ class Scheduler:
     def requests(self) -> Iterable[Request]:
         return tuple(self._requests.values())
 
+    def is_running(self, request: Request) -> bool:
+        """It has a place in the batch; the others wait."""
+        return request in self._running
+
+    def tier_of(self, request: Request) -> Tier | None:
+        """Where the request's adapter is now; None for the base model."""
+        return None if request.line is None else self._residency.tier(request.line)
+
+    @property
+    def is_full(self) -> bool:
+        """As many sequences run as may."""
+        return self._running.is_full
+
+    @property
+    def is_short_of_kv(self) -> bool:
+        """The last step had too few KV blocks for who came next."""
+        return self._room.is_short
+
     # --- the life of a request ------------------------------------------------------------------
 
     def add(self, request: Request) -> None:

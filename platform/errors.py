@@ -179,7 +179,7 @@ class ApiKeyRevoked(InvalidApiKey):
 
 
 class RequestNotFound(PlatformError):
-    """No such request in the ledger."""
+    """No such request."""
 
     code = "request_not_found"
 

@@ -30,8 +30,13 @@ COMMANDS: Mapping[str, str] = {
     "tenants": "Make, list, weigh, suspend and resume tenants.",
     "quotas": "Show what a tenant may use and has left, and set its limits.",
     "usage": "Show what was used, by day, adapter, version or tenant.",
+    "requests": "What became of requests, and what runs now.",
+    "chat": "Talk to an adapter or the base.",
+    "top": "Watch a server: what runs, what waits, what its memory holds.",
+    "doctor": "Check this machine's installation, and the server that commands ask.",
     "operators": "Make the first operator, and manage the others.",
     "audit": "Show, export and verify the log of who changed what.",
+    "rebase": "Take every tenant's adapters over to another base model.",
     "db": "Bring the database's schema up to date.",
     "gc": "Remove stored objects and uploads that nothing names any more.",
     "demo": "Serve three small adapters of two tenants and ask them all at once.",
@@ -43,6 +48,7 @@ ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage"),
+        *("requests", "chat", "top", "doctor", "rebase"),
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the

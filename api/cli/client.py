@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,35 @@ class ApiClient:
                 raise _failure(response, self.url)
             yield response
 
+    @contextmanager
+    def stream(self, path: str, body: Any) -> Iterator[Iterator[Any]]:
+        """The events of a streamed answer, as they come.
+
+        Raises CommandFailed where the server refuses, or ends the stream with an error.
+        """
+        sent = self._client.stream("POST", self._prefix + path, json=body, headers=self._headers)
+        with self._reaching(), sent as response:
+            if not response.is_success:
+                response.read()
+                raise _failure(response, self.url)
+            yield self._events(response)
+
+    def _events(self, response: httpx.Response) -> Iterator[Any]:
+        is_whole = False
+        for line in response.iter_lines():
+            field, _, data = line.partition(": ")
+            if field != "data":
+                continue
+            if data == "[DONE]":
+                is_whole = True
+                break
+            event = json.loads(data)
+            if "error" in event:
+                raise _refused(event["error"], ExitCode.UNAVAILABLE)
+            yield event
+        if not is_whole:
+            raise ServerUnreachable(f"{self.url}: the answer broke off", ExitCode.UNAVAILABLE)
+
     def _send(self, method: str, path: str, **options: Any) -> Any:
         response = self._request(method, path, **options)
         try:
@@ -194,12 +224,15 @@ def _failure(response: httpx.Response, url: str) -> CommandFailed:
     fallback = ExitCode.UNAVAILABLE if response.status_code >= 500 else ExitCode.FAILED
     exit_code = _EXIT_CODES.get(response.status_code, fallback)
     try:
-        error = response.json()["error"]
-        return ApiRefused(
-            f"{error['message']} ({error['code']}){_way_out(error)}",
-            exit_code,
-            code=error["code"],
-            is_retryable=error.get("retryable") is True,
-        )
+        return _refused(response.json()["error"], exit_code)
     except (ValueError, KeyError, TypeError):
         return _not_ours(url, f" {response.status_code}")
+
+
+def _refused(error: dict[str, Any], exit_code: ExitCode) -> ApiRefused:
+    return ApiRefused(
+        f"{error['message']} ({error['code']}){_way_out(error)}",
+        exit_code,
+        code=error["code"],
+        is_retryable=error.get("retryable") is True,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -69,6 +70,7 @@ async def list_entries(
 ) -> Response:
     """The changes within the tenant, whoever made them."""
     after = _number(page)
+    wanted = replace(wanted, adapters=principal.adapters)
     entries = await runtime.control_plane.read(
         principal.tenant_id,
         lambda session: repository.list_entries(

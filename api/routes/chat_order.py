@@ -51,5 +51,6 @@ async def order_chat(
         stop=tuple(body.stop or ()),
         continues_prompt=False,
         visible_token_ids=plan.visible_token_ids,
+        grammar_param="tools" if plan.may_call else body.form_param,
     )
     return ChatOrder(order, plan)

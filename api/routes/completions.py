@@ -67,6 +67,7 @@ async def create_completion(
         stop=tuple(body.stop or ()),
         continues_prompt=True,
         num_prompt_logprobs=body.num_prompt_logprobs,
+        grammar_param=body.form_param,
     )
     echoes: Sequence[Echo] = ()
     if body.echo:

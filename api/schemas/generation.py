@@ -209,6 +209,11 @@ class GenerationBody(SamplingBody):
         return self.response_format.grammar if self.response_format else None
 
     @property
+    def form_param(self) -> str:
+        """The field that says what the text has to follow."""
+        return "response_format" if self.response_format else "structured_outputs"
+
+    @property
     def answer_schema(self) -> Mapping[str, Any] | None:
         """The schema that the text follows, if it is JSON."""
         return self.response_format.answer_schema if self.response_format else None

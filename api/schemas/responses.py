@@ -225,6 +225,11 @@ class ResponsesBody(SamplingBody):
         return self.text.format.grammar if self.text and self.text.format else None
 
     @property
+    def form_param(self) -> str:
+        """The field that says what the text has to follow."""
+        return "structured_outputs" if self.structured_outputs else "text.format"
+
+    @property
     def answer_schema(self) -> Mapping[str, Any] | None:
         """The schema that the text follows, if it is JSON."""
         return self.text.format.answer_schema if self.text and self.text.format else None

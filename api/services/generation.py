@@ -134,8 +134,8 @@ class Generation:
             self._metrics.observe_start(event)
             self._measures.queue_seconds = event.queue_seconds
             self._measures.adapter_wait_seconds = event.adapter_wait_seconds
-            self._tier = event.adapter_tier
-            self._load_ms = event.adapter_load_ms
+            self._tier = self._measures.tier = event.adapter_tier
+            self._load_ms = self._measures.load_ms = event.adapter_load_ms
             return event
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -151,6 +151,10 @@ class Generation:
             if not num_unfinished:
                 await self._meter_once(event.finish_reason or ABORTED)
             yield event
+
+    def cancel(self) -> None:
+        """End it for somebody else than its caller, who gets `request_cancelled`."""
+        self._events.put_nowait(ApiError("request_cancelled"))
 
     async def aclose(self) -> None:
         """End what still runs and meter it. Idempotent."""

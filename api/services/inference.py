@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
-from ...engine.errors import GrammarNotServed, ProposerNotServed
+from ...engine.errors import GrammarNotServed, InvalidGrammar, ProposerNotServed
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import GenerationRequest, Pooling, RequestStarted, SpeculationParams
 from ...engine.sampling_params import SamplingParams
@@ -82,6 +82,8 @@ class Order:
     """Asked of each prompt once, whatever the number of choices."""
     pooling: Pooling | None = None
     """Each prompt's embedding is asked for, and no output."""
+    grammar_param: str = "structured_outputs"
+    """What the caller knows the grammar of the answer by."""
     prompt_param: str = "prompt"
     """What the caller knows the prompts by."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
@@ -95,6 +97,13 @@ class Running:
     order: Order
     generation: Generation
     started: RequestStarted
+
+
+class OpenRequest(NamedTuple):
+    """A generation that was admitted and has not ended."""
+
+    order: Order
+    generation: Generation
 
 
 class Inference:
@@ -127,10 +136,15 @@ class Inference:
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._turns = TenantTurns(self._threads)
         self._adapter_wait_seconds = adapter_wait_seconds
+        self._open: dict[str, OpenRequest] = {}
 
     async def aclose(self) -> None:
         self._threads.close()
         await self._grammars.aclose()
+
+    def find_open(self, request_id: str) -> OpenRequest | None:
+        """The request of this id that this server is generating for."""
+        return self._open.get(request_id)
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -276,6 +290,9 @@ class Inference:
         Raises ApiError, an EngineError or a LimitReached.
         """
         order.measures.model = order.model.name
+        if order.model.adapter is not None:
+            order.measures.adapter_name = order.model.adapter.name
+            order.measures.adapter_version = order.model.adapter.version
         self._check_token_ids(order)
         self._check_proposer(order.speculation)
         await self._check_grammar(order)
@@ -327,9 +344,10 @@ class Inference:
         ]
 
         async def meter(outcome: Outcome) -> None:
+            self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
 
-        return Generation(
+        generation = Generation(
             counted,
             engine=self._engine,
             tokenizer=self.tokenizer,
@@ -341,6 +359,8 @@ class Inference:
                 None if order.deadline_ms is None else order.arrived_at + order.deadline_ms / 1000
             ),
         )
+        self._open[order.request_id] = OpenRequest(order, generation)
+        return generation
 
     def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
         return self._metering.open(
@@ -373,7 +393,11 @@ class Inference:
             return
         if not self._engine.info.serves_grammars:
             raise GrammarNotServed
-        await self._grammars.check(order.principal.tenant_id, grammar)
+        try:
+            await self._grammars.check(order.principal.tenant_id, grammar)
+        except InvalidGrammar as exc:
+            message = f"{order.grammar_param}: {exc}"
+            raise ApiError(exc.code, message, param=order.grammar_param) from exc
 
     def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
         adapter = order.model.adapter

@@ -421,3 +421,20 @@ def list_stale_uploads_of_all_tenants(
         .order_by(Upload.updated_at)
     )
     return session.scalars(query).all()
+
+
+def names_of(
+    session: PlatformSession, contents: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[str]]:
+    """By (tenant id, digest): the live versions of that content, as `name@number`."""
+    digests = {digest for _, digest in contents}
+    query = (
+        select(AdapterVersion.tenant_id, AdapterVersion.digest, Adapter.name, AdapterVersion.number)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(AdapterVersion.digest.in_(digests), AdapterVersion.state.in_(LIVE_STATES))
+        .order_by(Adapter.name, AdapterVersion.number)
+    )
+    names: dict[tuple[str, str], list[str]] = {}
+    for tenant_id, digest, name, number in session.execute(query):
+        names.setdefault((tenant_id, digest), []).append(f"{name}@{number}")
+    return names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Row, Select, String, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, String, and_, cast, false, func, or_, select
 
 from ..sessions import PlatformSession, TenantSession
 from .models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
@@ -17,6 +17,8 @@ Entry = TypeVar("Entry", AuditEntry, PlatformAuditEntry)
 PLATFORM_CHAIN = "platform"
 """What the platform's own chain is called where a tenant's has its id."""
 ROWS_AT_ONCE = 1000
+ADAPTER_NOUNS = ("adapter", "version", "alias")
+"""Of actions whose resource is an adapter's name, or begins with it and `@`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class AuditFilter:
     since: datetime | None = None
     until: datetime | None = None
     """Before this moment."""
+    adapters: Collection[str] | None = None
+    """Only what was done to these: all that a key sees which is restricted to them."""
 
 
 def list_entries(
@@ -128,7 +132,18 @@ def _narrow(query: Select[Entry], entry: type[Entry], wanted: AuditFilter) -> Se
         conditions.append(entry.at >= wanted.since)
     if wanted.until is not None:
         conditions.append(entry.at < wanted.until)
+    if wanted.adapters is not None:
+        conditions.append(_concerns(entry, wanted.adapters))
     return query.where(*conditions)
+
+
+def _concerns(entry: type[Entry], adapters: Collection[str]) -> ColumnElement[bool]:
+    is_adapters = or_(*(entry.action.startswith(f"{noun}.") for noun in ADAPTER_NOUNS))
+    named = (
+        or_(entry.resource == name, entry.resource.startswith(f"{name}@", autoescape=True))
+        for name in sorted(adapters)
+    )
+    return and_(is_adapters, or_(false(), *named))
 
 
 def _page(

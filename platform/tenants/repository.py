@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Select, select
 
@@ -39,3 +39,9 @@ def find_and_lock(session: PlatformSession, slug: str) -> Tenant | None:
 
 def _tenant(slug: str) -> Select[Tenant]:
     return select(Tenant).where(Tenant.slug == slug)
+
+
+def slugs_of(session: PlatformSession, tenant_ids: Collection[str]) -> dict[str, str]:
+    """The slug of each of these tenants, by id."""
+    query = select(Tenant.id, Tenant.slug).where(Tenant.id.in_(tenant_ids))
+    return {row.id: row.slug for row in session.execute(query)}

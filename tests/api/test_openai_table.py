@@ -15,6 +15,7 @@ from openai.types.responses import response_create_params
 
 from loraplex.api.schemas.chat import ChatBody
 from loraplex.api.schemas.completions import CompletionBody
+from loraplex.api.schemas.request_model import RequestModel
 from loraplex.api.schemas.responses import ResponsesBody
 from support.envelopes import check_envelope
 from support.server import Caller
@@ -27,6 +28,11 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "completions": ("/v1/completions", {"prompt": "hi", "max_tokens": 3}),
     "responses": ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+}
+BODIES: dict[str, type[RequestModel]] = {
+    "chat": ChatBody,
+    "completions": CompletionBody,
+    "responses": ResponsesBody,
 }
 ALWAYS = {"model": "bot", "temperature": 0}
 OWN_IDENTITY = {"id", "created", "created_at", "usage"}
@@ -88,14 +94,13 @@ def test_every_field_of_the_client_and_of_ours_is_in_the_table() -> None:
         response_create_params.ResponseCreateParamsBase,
     ):
         assert set(params.__annotations__) - told == set()
-    for body in (ChatBody, CompletionBody, ResponsesBody):
+    for body in BODIES.values():
         assert set(body.model_fields) - told == set()
         assert set(body.tolerated) - told == set()
 
 
 def test_what_a_route_serves_is_promised_for_that_route() -> None:
-    bodies = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody}
-    for route, body in bodies.items():
+    for route, body in BODIES.items():
         served = {row.field for row in ROWS if row.route == route and row.promised == "yes"}
         assert served == set(body.model_fields)
 

@@ -28,7 +28,11 @@ class Exchange:
         self.readiness.is_draining = is_draining
         settings = SimpleNamespace(allowed_hosts=None)
         runtime = SimpleNamespace(
-            metrics=self.metrics, readiness=self.readiness, tracing=None, settings=settings
+            metrics=self.metrics,
+            readiness=self.readiness,
+            tracing=None,
+            request_log=None,
+            settings=settings,
         )
         state = SimpleNamespace(runtime=runtime)
         self.scope: dict[str, Any] = {

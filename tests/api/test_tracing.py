@@ -17,10 +17,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, Trace
 from starlette.types import Message, Receive, Scope, Send
 
 from loraplex.api import tracing
+from loraplex.api.control_plane import ControlPlane
 from loraplex.api.metrics import Metrics
 from loraplex.api.readiness import Readiness
 from loraplex.api.request_context import RequestContext
 from loraplex.api.request_measures import RequestMeasures
+from loraplex.api.services.request_log import RequestLog
 from loraplex.api.tracing import EndedRequest, Tracing, open_tracing
 from loraplex.engine.client import EngineClient
 from loraplex.platform.errors import InvalidValue
@@ -138,10 +140,12 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
     route: str, num_spans: int
 ) -> None:
     recorder = Recorder()
+    metrics = Metrics(lambda: None)
     runtime = SimpleNamespace(
-        metrics=Metrics(lambda: None),
+        metrics=metrics,
         tracing=Tracing(recorder),
         readiness=Readiness(cast(EngineClient, None)),
+        request_log=RequestLog(cast(ControlPlane, None), metrics),
         settings=SimpleNamespace(allowed_hosts=None),
     )
     scope = {

@@ -17,6 +17,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.forward import run_model
 from loraplex.engine.messages import FinishReason, Pooling
 from loraplex.engine.pooling import pool
+from support import peft_features
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.models import make_adapter
@@ -88,12 +89,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The second one changes the input embedding and the output head too."""
     folder = tmp_path_factory.mktemp("adapters")
-    targets = ["q_proj", "v_proj", "down_proj"]
-    return [
-        make_adapter(base, folder / "1", seed=1, r=4),
-        make_adapter(base, folder / "2", seed=2, r=8, target_modules=targets),
-    ]
+    model = AutoModelForCausalLM.from_pretrained(base)
+    peft_features.make_adapter("dora", folder / "2", model, seed=2)
+    return [make_adapter(base, folder / "1", seed=1, r=4), folder / "2"]
 
 
 @pytest.fixture

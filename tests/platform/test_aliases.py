@@ -36,8 +36,10 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
+from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.principal import Scope
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import BASE_ID, make_tenant, make_version
@@ -326,7 +328,8 @@ def test_does_not_go_back_to_before_a_removal(database: Database, acme: Tenant) 
 
 def test_remembers_every_change_and_who_made_it(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id) as session:
-        key_id = ApiKeyService(b"pepper").issue(session, name="ci", scopes=[Scope.INFER]).key.id
+        keys = ApiKeyService(Keyring([bytes(32)], API_KEY_PEPPER))
+        key_id = keys.issue(session, name="ci", scopes=[Scope.INFER]).key.id
         make_versions(session, 2)
         catalog.set_alias(session, NAME, "prod", 1, changed_by=key_id)
         catalog.set_alias(session, NAME, "eu", 2)

@@ -301,6 +301,9 @@ def entries(database: Database, acme: Tenant, bolt: Tenant) -> Database:
         (AuditFilter(actor="system"), [2]),
         (AuditFilter(resource="bot@prod"), [4, 2, 1]),
         (AuditFilter(since=BEGIN + timedelta(hours=1)), [4, 3, 2]),
+        (AuditFilter(adapters={"bot"}), [2, 1]),
+        (AuditFilter(adapters={"bo", "b"}), []),
+        (AuditFilter(adapters=()), []),
         (AuditFilter(until=BEGIN + timedelta(hours=1)), [1]),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Connection, Table, create_engine, make_url, select, text
+from sqlalchemy import Connection, Table, create_engine, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from loraplex.platform import revisions
@@ -22,11 +22,9 @@ OWN, FOREIGN, NEW = 0, 1, 2
 """Numbers of rows: what belongs to two tenants, and what is not there yet."""
 
 OWNED = sorted(
-    {
-        mapper.class_.__tablename__
-        for mapper in Base.registry.mappers
-        if issubclass(mapper.class_, TenantOwned)
-    }
+    str(inspect(mapper.class_).local_table)
+    for mapper in Base.registry.mappers
+    if issubclass(mapper.class_, TenantOwned)
 )
 PLATFORMS = sorted(set(Base.metadata.tables) - set(OWNED) - {"tenants"})
 

@@ -38,9 +38,12 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    ListRequests,
     Prefetch,
     RequestFinished,
+    RequestList,
     RequestStarted,
+    RequestState,
     SetPinned,
     StepEvents,
     Submit,
@@ -145,6 +148,8 @@ class FakeCore:
                 self._want(key)
             case ExplainAdapter(key):
                 self._outbox.append(self._explain(key))
+            case ListRequests(number, tenant_id, limit):
+                self._outbox.append(self._list(number, tenant_id, limit))
 
     def step(self) -> list[FromEngine]:
         ready = [
@@ -182,6 +187,26 @@ class FakeCore:
         state = "resident" if key in self._fetched else "stored"
         is_pinned = key in self._pinned
         return AdapterExplanation(key, state, tier, None, None, None, 0, None, 0, 0, 0, is_pinned)
+
+    def _list(self, number: int, tenant_id: str | None, limit: int) -> RequestList:
+        found = [
+            RequestState(
+                request_id=request.request_id,
+                tenant_id=request.tenant_id,
+                adapter=request.adapter,
+                state="waiting" if self._is_held(request) else "decoding",
+                waits_for="turn" if self._is_held(request) else None,
+                age_seconds=1.0,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_computed_tokens=len(request.prompt_token_ids),
+                num_generated_tokens=len(self._outputs.get(request.request_id, [])),
+                num_preemptions=0,
+                priority=request.priority,
+            )
+            for request in self._requests.values()
+            if tenant_id in (None, request.tenant_id)
+        ]
+        return RequestList(number, found[:limit], len(found))
 
     def _is_held(self, request: GenerationRequest) -> bool:
         return request.prompt_token_ids == QUEUE and self._life == 1

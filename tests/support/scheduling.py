@@ -42,6 +42,9 @@ class FakeResidency:
     def release(self, request_id: str) -> None:
         self.leases.pop(request_id, None)
 
+    def tier(self, key: AdapterKey) -> Tier:
+        return Tier.DEVICE if key in self.resident else Tier.STORE
+
     def failure(self, key: AdapterKey) -> Failure | None:
         return self.failures.get(key)
 

@@ -287,4 +287,4 @@ def test_hostile_schemas_of_tools_are_taken_or_refused(tool_caller: Caller, choi
         body = {**ASK, "max_tokens": 1, "tools": [tool], "tool_choice": choice}
         answer = tool_caller.http.post("/v1/chat/completions", json=body)
         if not answer.is_success:
-            check_envelope(answer, "invalid_grammar", answer.json()["error"]["param"])
+            check_envelope(answer, "invalid_grammar", "tools")

@@ -29,8 +29,8 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def with_properties(count: int) -> dict[str, Any]:
-    half = {f"p{number}": {} for number in range(count // 2)}
-    rest = {f"q{number}": {} for number in range(count - count // 2 - 1)}
+    half: dict[str, Any] = {f"p{number}": {} for number in range(count // 2)}
+    rest: dict[str, Any] = {f"q{number}": {} for number in range(count - count // 2 - 1)}
     return {"properties": {**half, "inner": {"properties": rest}}}
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -42,7 +43,7 @@ def spec(kind: GrammarKind, text: str = "") -> GrammarSpec:
     return GrammarSpec(kind, text)
 
 
-def answer(engine: LocalEngine, grammar: GrammarSpec | None, **sampling: object) -> Answer:
+def answer(engine: LocalEngine, grammar: GrammarSpec, **sampling: Any) -> Answer:
     request_id = engine.submit(PROMPT, grammar=grammar, **{"max_tokens": 400, **sampling})
     engine.run()
     return engine.answers[request_id]
@@ -166,7 +167,7 @@ def test_who_ignores_the_end_goes_on_as_long_as_the_grammar_does(
     engine: LocalEngine, tokenizer: Tokenizer
 ) -> None:
     end = tokenizer.encode("<|end|>")[0]
-    forced = {"logit_bias": {end: 100.0}, "max_tokens": 20}
+    forced: dict[str, Any] = {"logit_bias": {end: 100.0}, "max_tokens": 20}
     open_ended, bounded = spec(GrammarKind.REGEX, "[ab]+"), spec(GrammarKind.REGEX, "[ab]{1,5}")
     assert len(answer(engine, open_ended, **forced).token_ids) == 2
     ignoring = answer(engine, open_ended, ignore_eos=True, **forced)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +46,9 @@ def sentencepiece() -> Backend:
     return backend
 
 
-def _with_merges(alphabet, spell, decoder, **settings):  # type: ignore[no-untyped-def]
+def _with_merges(
+    alphabet: Sequence[str], spell: Callable[[str], str], decoder: Any, **settings: Any
+) -> Backend:
     vocab = {token: index for index, token in enumerate(alphabet)}
     merges = []
     for word in map(spell, WORDS):
@@ -73,7 +77,7 @@ def tokenizer(
 
 @pytest.fixture(scope="module")
 def ends(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(tokenizer.backend.token_to_id(name) for name in (END, OTHER_END))
+    return frozenset(tokenizer.backend.encode(END + OTHER_END, add_special_tokens=False).ids)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,79 @@
+"""`loraplex chat`: talk to an adapter or the base, from the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from .client import ApiClient, open_client
+from .exit_codes import CommandFailed
+from .output import note
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Argument(help="An adapter, as requests name it, or the base.")],
+    message: Annotated[
+        str | None,
+        typer.Argument(help="Ask this and end; without it the conversation goes on until ^D."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+) -> None:
+    """Talk to a model; answers are printed as they come."""
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    body = {"model": model, **{name: value for name, value in options.items() if value is not None}}
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    with open_client() as client:
+        if message is not None:
+            _ask(client, body, [*messages, {"role": "user", "content": message}])
+        else:
+            _converse(client, body, messages)
+
+
+def _converse(client: ApiClient, body: dict[str, Any], messages: list[dict[str, str]]) -> None:
+    is_terminal = sys.stdin.isatty()
+    while True:
+        if is_terminal:
+            typer.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line.rstrip("\n")})
+        try:
+            answer = _ask(client, body, messages)
+        except CommandFailed as exc:
+            if not is_terminal:
+                raise
+            note(f"Error: {exc}")
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _ask(client: ApiClient, body: dict[str, Any], messages: list[dict[str, str]]) -> str:
+    """Print the answer while it comes; the whole of it. Raises CommandFailed."""
+    pieces: list[str] = []
+    with client.stream(
+        "/chat/completions", {**body, "messages": messages, "stream": True}
+    ) as events:
+        for event in events:
+            for choice in event["choices"]:
+                piece = choice["delta"].get("content") or ""
+                pieces.append(piece)
+                typer.echo(_printable(piece), nl=False)
+    typer.echo()
+    return "".join(pieces)
+
+
+def _printable(text: str) -> str:
+    # A model's text may hold anything: nothing in it may steer the terminal.
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -1,0 +1,163 @@
+"""`loraplex doctor`: what is wrong with an installation, or with the way to a server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from typing import Annotated, NamedTuple
+
+import httpx
+import typer
+
+from ...adapters.store.opening import open_store
+from ...platform.database import Database, database_name
+from ..settings import Settings, load_settings
+from .admin import DatabaseUrl, DataDir, naming_the_database
+from .client import open_client
+from .connection import find_connection, find_url
+from .exit_codes import CommandFailed, ExitCode
+from .output import AsJson, print_json, print_rows
+
+app = typer.Typer(add_completion=False)
+
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+MIN_FREE_BYTES = 1 << 30
+MAX_CLOCK_SECONDS = 60.0
+ENGINE_PACKAGES = ("torch", "transformers", "safetensors")
+
+
+class Finding(NamedTuple):
+    """What one look has found."""
+
+    check: str
+    state: str
+    """`ok`, `warning`, `failed`, or `skipped` for what is not set up here."""
+    what: str
+
+
+@app.command()
+def doctor(
+    database: DatabaseUrl = None,
+    store: Annotated[str | None, typer.Option(envvar="LORAPLEX_STORE")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at packages, device, data folder, database, store and server; mend nothing."""
+    settings = load_settings(database=database, store=store, data_dir=data_dir)
+    findings = [*_installation(), *_storage(settings), *_server()]
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        print_rows([finding._asdict() for finding in findings], Finding._fields)
+    if any(finding.state == FAILED for finding in findings):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _installation() -> Iterator[Finding]:
+    yield Finding("python", OK, f"{platform.python_version()} on {platform.platform()}")
+    for name in ENGINE_PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            missing = f"not installed: pip install 'loraplex[engine]' where `{name}` is to serve"
+            yield Finding(name, WARNING, missing)
+        else:
+            yield Finding(name, OK, version(name))
+    yield Finding("device", OK, _device())
+
+
+def _device() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return f"{os.cpu_count()} processors"
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return f"{torch.cuda.get_device_name()}, {free >> 30} of {total >> 30} GiB free"
+    return f"{os.cpu_count()} processors, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _storage(settings: Settings) -> Iterator[Finding]:
+    folder = settings.data_dir
+    if not folder.is_dir() and settings.database is None:
+        yield Finding("data folder", SKIPPED, f"{folder} is not there: nothing is served from here")
+        return
+    yield _look("data folder", lambda: _data_folder(settings))
+    yield _look("database", lambda: _database(settings))
+    yield _look("store", lambda: _store(settings))
+
+
+def _data_folder(settings: Settings) -> Finding:
+    folder = settings.data_dir
+    if not folder.is_dir():
+        return Finding("data folder", WARNING, f"{folder} is made by the first command")
+    if folder.stat().st_mode & 0o077:
+        return Finding("data folder", FAILED, f"{folder} is open to others: chmod 700 {folder}")
+    free = shutil.disk_usage(folder).free
+    state = OK if free >= MIN_FREE_BYTES else FAILED
+    return Finding("data folder", state, f"{folder}, {free >> 20} MiB free on its disk")
+
+
+def _database(settings: Settings) -> Finding:
+    opened = Database(settings.database_url)
+    try:
+        with naming_the_database(settings):
+            opened.check_revision()
+    finally:
+        opened.close()
+    return Finding("database", OK, database_name(settings.database_url))
+
+
+def _store(settings: Settings) -> Finding:
+    opened = open_store(settings.store_url)
+    next(iter(opened.list_keys("t/")), None)
+    return Finding("store", OK, settings.store_url.partition("?")[0])
+
+
+def _server() -> Iterator[Finding]:
+    url = find_url()
+    reached = _look("server", lambda: _reach(url))
+    yield reached
+    if reached.state == FAILED:
+        return
+    yield _look("key", lambda: _key(url))
+
+
+def _reach(url: str) -> Finding:
+    answer = httpx.get(f"{url}/ready", timeout=5.0)
+    skew = _clock_skew(answer)
+    if abs(skew) > MAX_CLOCK_SECONDS:
+        return Finding("server", WARNING, f"{url}: its clock is {skew:+.0f} s from this one's")
+    if answer.is_success:
+        return Finding("server", OK, f"{url} takes requests")
+    return Finding("server", WARNING, f"{url}: {answer.json()['error']['message']}")
+
+
+def _clock_skew(answer: httpx.Response) -> float:
+    if "date" not in answer.headers:
+        return 0.0
+    return (parsedate_to_datetime(answer.headers["date"]) - datetime.now(UTC)).total_seconds()
+
+
+def _key(url: str) -> Finding:
+    try:
+        find_connection()
+    except CommandFailed as exc:
+        return Finding("key", SKIPPED, str(exc))
+    with open_client() as client:
+        me = client.get("/me")
+    tenant = me["tenant"]["slug"] if me["tenant"] else "no tenant"
+    return Finding("key", OK, f"{me['actor']['kind']} {me['actor']['name']}, {tenant}")
+
+
+def _look(check: str, look: Callable[[], Finding]) -> Finding:
+    """What the look finds; that it fails is a finding."""
+    try:
+        return look()
+    except Exception as exc:  # whatever it is, the other checks are still wanted
+        reason = next(iter(str(exc).splitlines()), "") or type(exc).__name__
+        return Finding(check, FAILED, reason)

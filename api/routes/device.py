@@ -1,0 +1,76 @@
+"""`/admin/residency`: which adapters this server's memory holds, and how full it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...adapters.residency import Tier
+from ...engine.errors import EngineUnavailable
+from ...engine.messages import EngineStats
+from ...platform.adapters import repository
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole
+from ..auth import require_operator
+from ..contract import answers
+from ..json_response import json_response
+from ..runtime import CurrentRuntime, Runtime
+from ..schemas.device import ResidencyView, ResidentView, TierView
+from ..services.tenant_names import tenant_names
+
+router = APIRouter(prefix="/admin")
+
+Operator = Annotated[
+    OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN, OperatorRole.VIEWER))
+]
+
+
+@router.get("/residency")
+@answers(ResidencyView, errors=("engine_unavailable",))
+async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response:
+    """What this server's engine holds now, as of its last report (two a second)."""
+    stats = runtime.engine.stats
+    if stats is None:
+        raise EngineUnavailable
+    return json_response(
+        ResidencyView(
+            data=await _residents(runtime, stats),
+            tiers=_tiers(runtime, stats),
+            fragmentation=stats.adapter_tiers.fragmentation,
+            num_leases=stats.adapter_tiers.num_leases,
+            pinned_bytes=stats.adapter_tiers.pinned_bytes,
+            kv_usage=stats.kv_usage,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+        )
+    )
+
+
+async def _residents(runtime: Runtime, stats: EngineStats) -> list[ResidentView]:
+    contents = {(entry.key.tenant_id, entry.key.digest) for entry in stats.adapters}
+    slugs = await tenant_names(runtime.control_plane, {tenant_id for tenant_id, _ in contents})
+    names = await runtime.control_plane.read_all_tenants(
+        lambda session: repository.names_of(session, contents)
+    )
+    return [
+        ResidentView(
+            tenant=slugs.get(entry.key.tenant_id, ""),
+            digest=entry.key.digest,
+            versions=names.get((entry.key.tenant_id, entry.key.digest), []),
+            tier=entry.tier,
+            device_bytes=entry.device_bytes,
+            num_leases=entry.num_leases,
+        )
+        for entry in stats.adapters
+    ]
+
+
+def _tiers(runtime: Runtime, stats: EngineStats) -> list[TierView]:
+    info, held = runtime.engine.info, stats.adapter_tiers.bytes_by_tier
+    disk = runtime.fetcher_stats().disk
+    return [
+        TierView(Tier.DEVICE, held.get(Tier.DEVICE, 0), info.arena_bytes),
+        TierView(Tier.HOST, held.get(Tier.HOST, 0), info.host_cache_bytes),
+        TierView(Tier.DISK, disk.used_bytes, disk.capacity_bytes),
+    ]

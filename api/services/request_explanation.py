@@ -1,0 +1,68 @@
+"""Why a request took as long as it did, or was refused: its phases, and the one to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...platform.requests.models import RequestLogEntry
+from ..disconnects import CLIENT_DISCONNECTED
+from ..error_codes import ERROR_CODES
+from ..schemas.requests import PhaseView
+
+_TIERS = {
+    "device": "was on the device",
+    "host": "was in host memory and had to be copied to the device",
+    "disk": "was on this machine's disk and had to be read",
+    "store": "had to come from the store",
+}
+
+
+def phases_of(entry: RequestLogEntry) -> list[PhaseView]:
+    """The parts of its time that are known, in their order."""
+    return list(_phases(entry))
+
+
+def summary_of(entry: RequestLogEntry) -> str:
+    """What there is to know, in a sentence or two."""
+    if entry.error_code == CLIENT_DISCONNECTED:
+        return "The caller went away before the answer was whole."
+    if entry.error_code is not None:
+        return _refusal(entry.error_code)
+    phases = phases_of(entry)
+    if not phases:
+        return "It was answered; where its time went is not known."
+    longest = max(phases, key=lambda phase: phase.ms)
+    return f"Most of its time, {longest.ms:.0f} of {entry.total_ms:.0f} ms: {longest.summary}"
+
+
+def _refusal(code: str) -> str:
+    published = ERROR_CODES.get(code)
+    if published is None:
+        return f"It ended with `{code}`."
+    again = "The same request may succeed later." if published.retryable else ""
+    return f"It ended with `{code}`: {published.meaning} {again}".strip()
+
+
+def _phases(entry: RequestLogEntry) -> Iterator[PhaseView]:
+    if entry.queue_ms is None:
+        if entry.error_code is not None:
+            yield PhaseView("refused", entry.total_ms, "It was refused before the engine began it.")
+        return
+    adapter_ms = entry.adapter_wait_ms or 0.0
+    yield PhaseView("queue", entry.queue_ms - adapter_ms, "It waited for its turn.")
+    if entry.tier is not None:
+        where = _TIERS.get(entry.tier, "was somewhere else")
+        yield PhaseView("adapter", adapter_ms, f"Its adapter {where}.")
+    if entry.first_token_ms is None:
+        return
+    prompt = f"Its {entry.prompt_tokens or 0} prompt tokens, {entry.cached_tokens or 0} of them"
+    yield PhaseView(
+        "prompt",
+        max(0.0, entry.first_token_ms - entry.queue_ms),
+        f"{prompt} known already, were computed, to the first token.",
+    )
+    yield PhaseView(
+        "output",
+        max(0.0, entry.total_ms - entry.first_token_ms),
+        f"Its {entry.completion_tokens or 0} tokens were generated and sent.",
+    )

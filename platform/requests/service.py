@@ -1,0 +1,69 @@
+"""Writing the request log and looking into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from ..base import utc_now
+from ..errors import InvalidValue, RequestNotFound
+from ..sessions import PlatformSession, TenantSession
+from . import repository
+from .models import RequestLogEntry
+from .repository import LogFilter, Place
+
+PURGE_BATCH = 1000
+
+
+def add(session: PlatformSession, entries: Iterable[RequestLogEntry]) -> None:
+    """Add entries of any tenants."""
+    session.add_all(entries)
+
+
+def get(session: TenantSession, request_id: str) -> RequestLogEntry:
+    """The tenant's entry of this request. Raises RequestNotFound."""
+    entry = repository.find(session, request_id)
+    if entry is None:
+        raise RequestNotFound(f"No request of yours has the id {request_id!r}.")
+    return entry
+
+
+def get_for_any_tenant(session: PlatformSession, request_id: str) -> RequestLogEntry:
+    """The entry of this request. Raises RequestNotFound."""
+    entry = repository.find_for_any_tenant(session, request_id)
+    if entry is None:
+        raise RequestNotFound(f"No request has the id {request_id!r}.")
+    return entry
+
+
+def list_newest(
+    session: TenantSession | PlatformSession,
+    wanted: LogFilter,
+    *,
+    before: str | None = None,
+    limit: int,
+) -> Sequence[RequestLogEntry]:
+    """Up to `limit` entries, newest first, behind the cursor `before`. Raises InvalidValue."""
+    place = None if before is None else _parse_cursor(before)
+    return repository.list_newest(session, wanted, before=place, limit=limit)
+
+
+def cursor_of(entry: RequestLogEntry) -> str:
+    """What `list_newest` takes to go on behind this entry."""
+    return f"{entry.created_at.isoformat()}~{entry.request_id}"
+
+
+def purge(session: PlatformSession, keep: timedelta) -> int:
+    """Remove a batch of entries older than `keep`; 0 when there are none left."""
+    return repository.purge(session, utc_now() - keep, limit=PURGE_BATCH)
+
+
+def _parse_cursor(text: str) -> Place:
+    moment, _, request_id = text.partition("~")
+    try:
+        created_at = datetime.fromisoformat(moment)
+    except ValueError:
+        created_at = None
+    if created_at is None or created_at.tzinfo is None:
+        raise InvalidValue("This is no `next_after` of a page of requests.", param="after")
+    return Place(created_at, request_id)

@@ -1,0 +1,112 @@
+"""`loraplex requests`, `chat`, `top` and `doctor` against a live server."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraplex.api.cli import main
+from support.server import Caller, ServerUnderTest
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command as whoever has this key: exit code, stdout, stderr."""
+
+    def run(url: str, key: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setenv("LORAPLEX_URL", url)
+        monkeypatch.setenv("LORAPLEX_API_KEY", key)
+        monkeypatch.setattr("sys.argv", ["loraplex", *arguments])
+        try:
+            code = main()
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+def ask(run: Run, caller: Caller, *arguments: str) -> Any:
+    code, out, err = run(caller.url, caller.key, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_conversation_is_held_and_found_in_the_log(
+    run: Run, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    code, out, err = run(caller.url, caller.key, "chat", "tiny", "--max-tokens", "3", "--seed", "1")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) >= 2
+    listed = ask(run, caller, "requests", "list")
+    assert [entry["route"] for entry in listed] == ["/v1/chat/completions"] * 2
+    assert listed[0]["prompt_tokens"] > listed[1]["prompt_tokens"], "what was said is sent along"
+    code, out, _ = run(caller.url, caller.key, "requests", "show", listed[0]["id"])
+    assert code == 0
+    assert "Most of its time" in out
+
+
+def test_a_question_is_answered_as_it_streams(run: Run, caller: Caller) -> None:
+    code, out, err = run(caller.url, caller.key, "chat", "tiny", "Hello", "--max-tokens", "4")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+
+
+def test_a_refused_chat_says_why_with_its_exit_code(run: Run, caller: Caller) -> None:
+    code, out, err = run(caller.url, caller.key, "chat", "nobody", "Hello")
+    assert (code, out) == (4, "")
+    assert "model_not_found" in err
+    (refused,) = ask(run, caller, "requests", "list", "--code", "model_not_found")
+    assert refused["status"] == 404
+
+
+def test_a_request_that_does_not_run_cannot_be_ended(run: Run, caller: Caller) -> None:
+    code, _, err = run(caller.url, caller.key, "requests", "cancel", "req-0")
+    assert code == 4
+    assert "request_not_found" in err
+
+
+def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
+    run: Run, server: ServerUnderTest, resident: Caller
+) -> None:
+    resident.openai.completions.create(model="bot", prompt="x", max_tokens=1)
+    assert ask(run, resident, "top")["residency"] is None
+    operator = server.make_operator("watcher")
+    code, out, err = run(server.url, operator, "top", "--json")
+    assert code == 0, err
+    residency = json.loads(out)["residency"]
+    mine = [entry for entry in residency["data"] if entry["tenant"] == "resident"]
+    assert [entry["versions"] for entry in mine] == [["bot@1"]]
+    assert {tier["tier"] for tier in residency["tiers"]} == {"device", "host", "disk"}
+    held = {tier["tier"]: tier["num_bytes"] for tier in residency["tiers"]}
+    assert held["device"] == sum(entry["device_bytes"] for entry in residency["data"])
+
+
+def test_doctor_finds_a_sound_installation_sound(
+    run: Run, server: ServerUnderTest, caller: Caller
+) -> None:
+    found = ask(run, caller, "doctor", "--data-dir", str(server.settings.data_dir))
+    states = {finding["check"]: finding["state"] for finding in found}
+    assert set(states.values()) == {"ok"}
+    assert {"python", "torch", "data folder", "database", "store", "server", "key"} <= set(states)
+
+
+def test_doctor_names_what_is_wrong_and_goes_on(run: Run, caller: Caller, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    broken = ("--data-dir", str(tmp_path), "--store", "ftp://nowhere")
+    code, out, _ = run(caller.url, "lpx_live_nothing", "doctor", *broken, "--json")
+    found = {finding["check"]: finding for finding in json.loads(out)}
+    assert code == 1
+    wrong = {check for check, finding in found.items() if finding["state"] == "failed"}
+    assert wrong == {"data folder", "database", "store", "key"}
+    assert "chmod 700" in found["data folder"]["what"]
+    assert "db upgrade" in found["database"]["what"]

@@ -1,0 +1,139 @@
+"""What stands in deploy/ fits the software: its settings, options, routes and metrics exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from loraplex.api.cli import serve
+from loraplex.api.routes import operations
+from loraplex.api.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+YAML_FILES = sorted(DEPLOY.rglob("*.yaml"))
+METRIC = re.compile(r"loraplex_[a-z0-9_]+")
+HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
+FOR_COMPOSE_ALONE = {"LORAPLEX_MODEL", "LORAPLEX_IMAGE_TAG"}
+"""Variables that compose puts into options, and no setting reads."""
+
+
+def documents(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def find_all(value: Any, key: str) -> Iterator[Any]:
+    """Whatever stands under `key`, anywhere in a document."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == key:
+                yield inner
+            yield from find_all(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from find_all(inner, key)
+
+
+def documented_metrics() -> set[str]:
+    return set(METRIC.findall((ROOT / "docs" / "metrics.md").read_text()))
+
+
+def named_metrics(text: str) -> set[str]:
+    names = set(METRIC.findall(text))
+    for part in HISTOGRAM_PARTS:
+        names = {name.removesuffix(part) for name in names}
+    return names
+
+
+def load_dashboard_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboard", DEPLOY / "grafana" / "dashboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_every_yaml_file_can_be_read(path: Path) -> None:
+    assert all(document is not None for document in documents(path))
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    known = {f"LORAPLEX_{name.upper()}" for name in Settings.model_fields}
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"\bLORAPLEX_[A-Z_]+\b", text)}
+    assert named - FOR_COMPOSE_ALONE
+    assert named - known - FOR_COMPOSE_ALONE == set()
+
+
+def test_every_option_of_the_served_command_exists() -> None:
+    command: Any = get_command(serve.app)
+    known = {name for parameter in command.params for name in parameter.opts}
+    compose = documents(DEPLOY / "compose" / "compose.yaml")[0]
+    server = documents(DEPLOY / "kubernetes" / "server.yaml")[0]
+    commands = [compose["services"]["server"]["command"], *find_all(server, "args")]
+    for arguments in commands:
+        assert arguments[0] == "serve"
+        assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def test_probes_ask_for_routes_that_are_open() -> None:
+    routes = {getattr(route, "path", "") for route in operations.router.routes}
+    probes = list(find_all(documents(DEPLOY / "kubernetes" / "server.yaml"), "httpGet"))
+    assert {probe["path"] for probe in probes} == {"/health", "/ready"}
+    assert {probe["path"] for probe in probes} <= routes
+
+
+def test_a_container_is_killed_only_after_the_drain() -> None:
+    settings = documents(DEPLOY / "kubernetes" / "settings.yaml")[0]
+    drain = float(settings["data"]["LORAPLEX_DRAIN_SECONDS"])
+    server = documents(DEPLOY / "kubernetes" / "server.yaml")
+    (grace,) = find_all(server, "terminationGracePeriodSeconds")
+    assert grace >= drain + 10
+    compose = documents(DEPLOY / "compose" / "compose.yaml")[0]
+    grace_text = compose["services"]["server"]["stop_grace_period"]
+    assert int(grace_text.removesuffix("s")) >= Settings().drain_seconds + 10
+
+
+def test_every_metric_of_dashboard_and_alerts_is_documented() -> None:
+    texts = [
+        (DEPLOY / "grafana" / "dashboards" / "loraplex.json").read_text(),
+        (DEPLOY / "prometheus" / "alerts.yaml").read_text(),
+    ]
+    for text in texts:
+        assert len(named_metrics(text)) >= 8
+        assert named_metrics(text) - documented_metrics() == set()
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    script = load_dashboard_script()
+    assert script.PATH.read_text() == script.text()
+    assert json.loads(script.text())["panels"]
+
+
+def test_every_alert_has_a_runbook() -> None:
+    runbooks = (ROOT / "docs" / "operations.md").read_text()
+    alerts = list(find_all(documents(DEPLOY / "prometheus" / "alerts.yaml"), "alert"))
+    assert alerts
+    assert [name for name in alerts if f"### {name}\n" not in runbooks] == []
+
+
+def test_alerts_fire_when_they_should() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian: prometheus) is not installed")
+    subprocess.run(
+        [promtool, "test", "rules", "alerts.test.yaml"], cwd=DEPLOY / "prometheus", check=True
+    )
