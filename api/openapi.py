@@ -10,15 +10,15 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from ..platform.version import __version__
 from .contract import Raw, Terms, promise_of, terms_of
@@ -91,9 +91,9 @@ def openapi_document(app: FastAPI) -> Json:
         title="Loraplex", version=__version__, description=_DESCRIPTION, routes=app.routes
     )
     operations = [
-        _Operation(method, route, document["paths"][route.path_format][method.lower()])
+        _Operation(method, route, document["paths"][route.path][method.lower()])
         for route in api_routes(app)
-        for method in sorted(route.methods or ())
+        for method in route.methods
     ]
     shapes = Shapes(
         [op.body for op in operations if op.body is not None and not isinstance(op.body, Raw)],
@@ -122,31 +122,40 @@ def openapi_json(app: FastAPI) -> bytes:
     return (json.dumps(openapi_document(app), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def api_routes(app: FastAPI) -> Iterator[RouteContext]:
-    """Every route, as it stands within the routers that include it."""
+class ApiRoute(NamedTuple):
+    """A route as it stands within the routers that include it."""
+
+    path: str
+    methods: list[str]
+    endpoint: Callable[..., Any]
+    dependant: Dependant
+
+
+def api_routes(app: FastAPI) -> Iterator[ApiRoute]:
+    """Every route of `app`."""
     for context in iter_route_contexts(app.routes):
         if isinstance(context.original_route, APIRoute):
-            yield context
+            assert context.path_format is not None
+            assert context.endpoint is not None
+            methods = sorted(context.methods or ())
+            yield ApiRoute(context.path_format, methods, context.endpoint, context.dependant)
 
 
 class _Operation:
     """One method of one path: FastAPI's description of it, completed in place."""
 
-    def __init__(self, method: str, route: RouteContext, described: Json) -> None:
-        path, endpoint = route.path_format, route.endpoint
-        assert path is not None
-        assert endpoint is not None
-        promise = promise_of(endpoint)
+    def __init__(self, method: str, route: ApiRoute, described: Json) -> None:
+        promise = promise_of(route.endpoint)
         if promise is None:
-            raise ValueError(f"{path}: {endpoint.__name__} has no @answers")
+            raise ValueError(f"{route.path}: {route.endpoint.__name__} has no @answers")
         self.promise = promise
         self.described = described
-        self.module = inspect.getmodule(endpoint)
-        self.name = endpoint.__name__
-        self.doc = inspect.getdoc(endpoint) or ""
-        self.has_path_parameters = "{" in path
+        self.module = inspect.getmodule(route.endpoint)
+        self.name = route.endpoint.__name__
+        self.doc = inspect.getdoc(route.endpoint) or ""
+        self.has_path_parameters = "{" in route.path
         self.terms = list(_terms(route.dependant))
-        if is_repeatable(method, path) and not isinstance(self.body, Raw):
+        if is_repeatable(method, route.path) and not isinstance(self.body, Raw):
             self.terms.append(_REPEATABLE)
         self.codes = self._codes()
 

@@ -37,9 +37,9 @@ def tenants(
             body = {"name": role, "scopes": sorted(role.scopes), "user": user["id"]}
             key = owner.http.post("/v1/keys", json=body).json()["key"]
             callers.append(Caller(f"{slug} {role}", key, slug, role.scopes))
-        for operator, key in operators.items():
-            scopes = frozenset(Scope) if operator is OperatorRole.ADMIN else READING_SCOPES
-            callers.append(Caller(f"{operator} in {slug}", key, slug, scopes, is_operator=True))
+        for kind, key in operators.items():
+            scopes = frozenset(Scope) if kind is OperatorRole.ADMIN else READING_SCOPES
+            callers.append(Caller(f"{kind} in {slug}", key, slug, scopes, is_operator=True))
     return made, callers
 
 
