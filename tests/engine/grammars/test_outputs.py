@@ -93,7 +93,7 @@ def is_expression(text: str) -> bool:
         (spec(GrammarKind.CHOICE, r'["<|end|>", "\n-\"\\ 🦙"]'), r'<\|end\|>|\n-"\\ 🦙'),
         (spec(GrammarKind.LARK, EXPRESSION), is_expression),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "text", getattr(value, "__name__", str(value))),
 )
 def test_every_output_follows_its_grammar(
     engine: LocalEngine,
