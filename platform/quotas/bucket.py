@@ -46,8 +46,8 @@ class Bucket:
         return replace(self, level=min(self.capacity, self.level + gained), at=now)
 
     def passes(self, cost: float) -> bool:
-        """A request of this cost may pay now."""
-        return self.level + _ROUNDING >= min(cost, self.capacity)
+        """A request of this cost may pay now; one that costs nothing of it always may."""
+        return not cost or self.level + _ROUNDING >= min(cost, self.capacity)
 
     def seconds_until(self, cost: float) -> float:
         """When a request of this cost passes if none comes before; 0 if it does now."""

@@ -184,6 +184,9 @@ def test_of_output_at_most_a_bucket_is_paid_in_advance_and_the_rest_when_it_was_
     assert tills.level(RateKind.OUTPUT_TOKENS) == 0
     tills.settle("req-1", 10, 250)
     assert tills.level(RateKind.OUTPUT_TOKENS) == -150
+    tills.reserve(make_demand("generates nothing", output_tokens=0))
+    with pytest.raises(RateLimited):
+        tills.reserve(make_demand("one token", output_tokens=1))
 
 
 def test_a_request_that_never_ran_gets_its_tokens_back_once(tills: Tills) -> None:

@@ -48,7 +48,7 @@ class Reference:
         return Fraction(self.capacity, 60)
 
     def take(self, cost: int) -> bool:
-        if self.level < min(cost, self.capacity):
+        if cost > 0 and self.level < min(cost, self.capacity):
             return False
         self.level -= cost
         return True
