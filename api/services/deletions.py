@@ -137,6 +137,8 @@ class Deletions:
         for version in others:
             with suppress(InvalidTransition):  # it is done by now
                 deletion = await self._resume(version.tenant_id, version.id)
+                if version.id in self._running:  # a caller of ours has just begun it
+                    continue
                 await self._let_go(deletion, DRAIN_SECONDS)
                 if await self._leases.claim(_lease(deletion)):
                     self._begin(deletion, drain_seconds=0.0)
