@@ -229,17 +229,19 @@ class Inference:
 
         `truncate`: keep so many of the last ones, -1 as many as have room with `max_tokens`.
         """
-        encode = self.tokenizer.encode
+
+        def encode(prompt: str | list[int]) -> list[int]:
+            if isinstance(prompt, str):
+                return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return prompt
 
         def encode_all() -> list[list[int]]:
-            return [
-                encode(prompt, add_special_tokens=add_special_tokens)
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in prompts
-            ]
+            return list(map(encode, prompts))
 
-        encoded = await self._turns.run(principal.tenant_id, encode_all)
+        has_text = any(isinstance(prompt, str) for prompt in prompts)
+        encoded = (
+            await self._turns.run(principal.tenant_id, encode_all) if has_text else encode_all()
+        )
         if truncate is None:
             return encoded
         room = max(self._engine.info.max_model_len - max_tokens, 1)
