@@ -28,4 +28,5 @@ GENERATION_ERRORS = (
     "engine_unavailable",
     "overloaded",
     "deadline_exceeded",
+    "request_cancelled",
 )

@@ -52,6 +52,7 @@ class TenantChange(RequestModel):
     weight: Weight = 1.0
     suspended: bool = False
 
+    is_change: ClassVar[bool] = True
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"suspended": True},)
 
 
@@ -85,6 +86,7 @@ class OperatorChange(RequestModel):
     role: OperatorRole = OperatorRole.VIEWER
     disabled: bool = False
 
+    is_change: ClassVar[bool] = True
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"role": "viewer"},)
 
 
@@ -145,6 +147,7 @@ class UserChange(RequestModel):
     role: TenantRole = TenantRole.VIEWER
     disabled: bool = False
 
+    is_change: ClassVar[bool] = True
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"disabled": True},)
 
 

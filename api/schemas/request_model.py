@@ -28,6 +28,8 @@ class RequestModel(BaseModel):
     tolerated: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    is_change: ClassVar[bool] = False
+    """A field that is not sent leaves what it is about as it is: it has no default."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -43,6 +45,9 @@ class RequestModel(BaseModel):
                 "enum": [*cls.neutral[name], None],
                 "description": "Only what asks for nothing.",
             }
+        if cls.is_change:
+            for described in properties.values():
+                described.pop("default", None)
         schema["additionalProperties"] = False
         if cls.examples:
             schema["examples"] = list(cls.examples)
