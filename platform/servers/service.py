@@ -29,12 +29,13 @@ class ServerInfo:
 
 def note_seen(session: PlatformSession, info: ServerInfo) -> None:
     """The server lives."""
+    now = shared_now(session)
     row = session.get(Server, info.id)
     if row is None:
         row = Server(id=info.id)
         session.add(row)
     row.name, row.version, row.base_id = info.name, info.version, info.base_id
-    row.started_at, row.seen_at = info.started_at, shared_now(session)
+    row.started_at, row.seen_at = info.started_at, now
     row.stopped_at = None
 
 

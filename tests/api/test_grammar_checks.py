@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from loraplex.api.services.grammar_checks import CHECK_COMMAND, GrammarChecks
 from loraplex.api.services.inference import Inference, Order, ServedModel
@@ -54,7 +55,7 @@ def with_checks(
         finally:
             await checks.aclose()
 
-    asyncio.run(main())
+    uvloop.run(main())  # as the server does
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_a_caller_who_goes_away_takes_no_answer_with_him(
 
 
 def test_a_server_without_grammars_says_so() -> None:
-    nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset()))
+    nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: ""))
     engine = SimpleNamespace(
         info=SimpleNamespace(vocab_size=10, proposers=[], serves_grammars=False)
     )

@@ -108,6 +108,8 @@ def recorded() -> Recorded:
     metrics.observe_request(method="GET", route="/r", status=200, code="", seconds=0.5)
     metrics.observe_start(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
     metrics.observe_usage("acme", prompt_tokens=30, completion_tokens=40)
+    metrics.observe_expiring_keys("tenant", 1)
+    metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     times = recorded.sequence()
     times.tokens_came(1)
     times.tokens_came(1)

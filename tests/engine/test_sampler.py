@@ -188,7 +188,7 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
