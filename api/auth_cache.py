@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..platform.base import utc_now
-from ..platform.keys.principal import AnyPrincipal
+from ..platform.keys.principal import AnyPrincipal, Principal
 
 TTL_SECONDS = 3.0
 """A revocation is to hold within 5 s on every server: the rest is for the look-up itself."""
@@ -41,7 +41,7 @@ class AuthCache:
         self._stale_seconds = stale_seconds
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._generation = 0
+        self._num_changes = 0
         self._lock = threading.Lock()
 
     def get(
@@ -62,7 +62,7 @@ class AuthCache:
     def begin(self) -> Ticket:
         """To be taken before a look-up: what was changed since makes its result worthless."""
         with self._lock:
-            return Ticket(self._generation, self._clock())
+            return Ticket(self._num_changes, self._clock())
 
     def put(
         self, token: str, tenant_slug: str | None, principal: AnyPrincipal, ticket: Ticket
@@ -70,7 +70,7 @@ class AuthCache:
         """Remember the result of a look-up, unless something was changed while it ran."""
         digest = _digest(token, tenant_slug)
         with self._lock:
-            if ticket.generation != self._generation:
+            if ticket.num_changes != self._num_changes:
                 return
             self._entries[digest] = _Entry(principal, ticket.began_at)
             self._entries.move_to_end(digest)
@@ -83,16 +83,32 @@ class AuthCache:
             self._entries.pop(_digest(token, tenant_slug), None)
 
     def clear(self) -> None:
-        """Forget everything: keys, users, tenants or operators were changed."""
+        """Forget everything: tenants or operators were changed."""
         with self._lock:
-            self._generation += 1
+            self._num_changes += 1
             self._entries.clear()
+
+    def clear_tenant(self, tenant_id: str) -> None:
+        """Forget who acts within the tenant: keys or users of it were changed.
+
+        The others' entries stay: who changes much shall not cost them a look-up for each request,
+        nor what they live on while the database is away.
+        """
+        with self._lock:
+            self._num_changes += 1
+            concerned = [
+                digest
+                for digest, entry in self._entries.items()
+                if isinstance(entry.principal, Principal) and entry.principal.tenant_id == tenant_id
+            ]
+            for digest in concerned:
+                del self._entries[digest]
 
 
 class Ticket(NamedTuple):
     """When a look-up began."""
 
-    generation: int
+    num_changes: int
     began_at: float
 
 

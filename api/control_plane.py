@@ -85,11 +85,16 @@ class ControlPlane:
         """
 
         def run() -> Result:
-            with self._database.transaction(tenant_id) as session:
-                changed = change(session)
-                if changed.event is not None:
-                    self._audit_log.record(session, origin, changed.event)
-            self._auth_cache.clear()
+            is_carried_out = False
+            try:
+                with self._database.transaction(tenant_id) as session:
+                    changed = change(session)
+                    if changed.event is not None:
+                        self._audit_log.record(session, origin, changed.event)
+                    is_carried_out = True
+            finally:
+                if is_carried_out:  # and committed, even if the answer to that was lost
+                    self._auth_cache.clear_tenant(tenant_id)
             return changed.result
 
         return await self._run(run)
@@ -100,11 +105,16 @@ class ControlPlane:
         """Like `change`, for what belongs to no tenant; the entry is the platform's own."""
 
         def run() -> Result:
-            with self._database.platform_transaction() as session:
-                changed = change(session)
-                if changed.event is not None:
-                    self._audit_log.record_platform(session, origin, changed.event)
-            self._auth_cache.clear()
+            is_carried_out = False
+            try:
+                with self._database.platform_transaction() as session:
+                    changed = change(session)
+                    if changed.event is not None:
+                        self._audit_log.record_platform(session, origin, changed.event)
+                    is_carried_out = True
+            finally:
+                if is_carried_out:
+                    self._auth_cache.clear()
             return changed.result
 
         return await self._run(run)

@@ -80,8 +80,8 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     ),
     "idempotent_answer_lost": ErrorCode(
         409,
-        "The first request with this `Idempotency-Key` was carried out, but the server stopped "
-        "before it kept the answer: look at what it changed.",
+        "The first request with this `Idempotency-Key` was carried out, but its answer was "
+        "not kept: look at what it changed.",
     ),
     "tenant_queue_full": ErrorCode(
         429, "The tenant has as many requests waiting as one tenant may have.", True

@@ -71,12 +71,22 @@ class IdempotentRequests:
         request = Request(scope, receive)
         try:
             keyed, body = await _read(request)
-            kept = await _change(request, lambda answers, session: answers.begin(session, keyed))
         except (ApiError, PlatformError) as exc:
             await error_response(request, as_api_error(exc))(scope, receive, send)
             return
+        runtime: Runtime = request.app.state.runtime
+        with runtime.idempotent_answers.running(keyed):
+            await self._answer(request, keyed, body, send)
+
+    async def _answer(self, request: Request, keyed: KeyedRequest, body: bytes, send: Send) -> None:
+        try:
+            kept = await _change(request, lambda answers, session: answers.begin(session, keyed))
+        except PlatformError as exc:
+            response = error_response(request, as_api_error(exc))
+            await response(request.scope, request.receive, send)
+            return
         if kept is not None:
-            await _replay(*kept)(scope, receive, send)
+            await _replay(*kept)(request.scope, request.receive, send)
             return
         await self._run_once(request, keyed, body, send)
 
@@ -200,7 +210,7 @@ async def _settle(request: Request, keyed: KeyedRequest, recorder: _Recorder) ->
 
     try:
         await _change(request, settle)
-    except PlatformError as exc:  # the key stays taken until this server starts again
+    except PlatformError as exc:  # whoever sends it again has it settled
         log.warning("answer_not_kept", error=str(exc), request_id=keyed.request_id)
 
 

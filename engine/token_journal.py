@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SLOT_BYTES = 512
-NUM_SLOTS = 16384
+NUM_SLOTS = 32768
 MAX_OWNER_BYTES = 304
 MAX_OUTCOME_BYTES = 144
 WRITER_SECONDS = 10.0

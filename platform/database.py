@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
@@ -52,7 +52,8 @@ class Database:
         """A unit of work on one tenant's rows.
 
         A reader neither waits for SQLite's writers nor holds them up; its writes raise
-        ScopeViolation. Raises DatabaseUnavailable when the database does not answer.
+        ScopeViolation. Raises DatabaseUnavailable when the database does not answer, InvalidValue
+        for a value that it cannot hold.
         """
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
         with _unit_of_work(session):
@@ -177,8 +178,14 @@ def _is_missing_file(url: URL) -> bool:
 
 @contextmanager
 def _unit_of_work(session: AnyUnitOfWork) -> Iterator[AnyUnitOfWork]:
-    with _unavailable_if_unanswered(), session, session.begin():
-        yield session
+    try:
+        with _unavailable_if_unanswered(), session, session.begin():
+            yield session
+    except DataError as exc:
+        # PostgreSQL keeps no NUL in texts, and looks for none: whoever asks has sent it.
+        raise InvalidValue(
+            "A value is none that the database can hold, such as NUL.", param=None
+        ) from exc
 
 
 @contextmanager

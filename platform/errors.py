@@ -66,10 +66,10 @@ class InvalidValue(PlatformError):
 
     code = "invalid_parameter"
 
-    def __init__(self, message: str, *, param: str) -> None:
+    def __init__(self, message: str, *, param: str | None) -> None:
         super().__init__(message)
         self.param = param
-        """The field."""
+        """The field; None if it is not known."""
 
 
 class IdempotencyConflict(PlatformError):

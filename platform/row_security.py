@@ -8,7 +8,7 @@ the transaction ends, so nothing is left on a pooled connection. SQLite has no s
 from __future__ import annotations
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DataError, ProgrammingError
 
 from .errors import RowSecurityMissing
 
@@ -31,7 +31,7 @@ def check_role(connection: Connection) -> None:
     """Raise RowSecurityMissing unless tenants' transactions can be confined."""
     try:
         confine(connection, "")
-    except ProgrammingError as exc:
+    except (DataError, ProgrammingError) as exc:  # the role is not there, or not ours
         raise RowSecurityMissing from exc
     finally:
         connection.rollback()

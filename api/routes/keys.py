@@ -105,7 +105,11 @@ async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> R
 
 
 @router.post("/{key_id}/rotate")
-@answers(IssuedKeyView, 201, errors=("key_not_found", "grant_too_wide", "state_conflict"))
+@answers(
+    IssuedKeyView,
+    201,
+    errors=("key_not_found", "grant_too_wide", "quota_exceeded", "state_conflict"),
+)
 async def rotate_key(
     request: Request,
     runtime: CurrentRuntime,

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ...platform.errors import InvalidValue
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ...platform.quotas.limits import MAX_COUNT
 from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
 from ...platform.usage.repository import Group, GroupKey, UsageQuery, UsageSum
@@ -67,7 +68,6 @@ Selected = Annotated[Selection, Depends(select_usage)]
 
 @router.get("/v1/usage")
 @answers(PageView[UsageView], also=(CSV,))
-@answers(PageView[UsageView], also=(CSV,))
 async def get_usage(
     request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
 ) -> Response:
@@ -84,7 +84,6 @@ async def get_usage(
 
 
 @router.get("/admin/usage")
-@answers(PageView[UsageView], also=(CSV,))
 @answers(PageView[UsageView], also=(CSV,))
 async def get_usage_of_all_tenants(
     request: Request,
@@ -106,7 +105,6 @@ async def get_usage_of_all_tenants(
 
 
 @router.get("/v1/usage/requests/{request_id}")
-@answers(UsageRecordView, errors=("request_not_found",))
 @answers(UsageRecordView, errors=("request_not_found",))
 async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
     """The ledger's row of one request."""
@@ -185,4 +183,6 @@ def _parse_cursor(text: str, groups: Sequence[Group]) -> GroupKey:
 def _parse_part(group: Group, part: str) -> str | date | int:
     if group is Group.DAY:
         return date.fromisoformat(part)
-    return int(part) if group is Group.VERSION else part
+    if group is Group.VERSION:
+        return max(0, min(int(part), MAX_COUNT))  # databases count no further
+    return part

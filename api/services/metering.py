@@ -12,6 +12,7 @@ by what the engine has counted.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +22,8 @@ import msgspec
 import structlog
 
 from ...engine.client import EngineClient
-from ...engine.errors import Overloaded
-from ...engine.token_journal import Entry, JournalFull, TokenJournal
+from ...engine.errors import Overloaded, TenantQueueFull
+from ...engine.token_journal import Entry, TokenJournal
 from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
@@ -97,6 +98,8 @@ class Metering:
         self._metrics = metrics
         self._threads = WorkerThreads("metering", 1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_held: Counter[str] = Counter()
+        """Slots of the journal, by tenant."""
         self._unsettled: dict[Account, Charge] = {}
         """Decided, but the database was away."""
         self._has_unsettled = asyncio.Event()
@@ -134,8 +137,10 @@ class Metering:
     ) -> Account:
         """An account for a request with these sequences, some of which pay for their prompt.
 
-        Raises DatabaseUnavailable if it was away for so long that no more fits into the journal.
+        Raises DatabaseUnavailable if it was away for so long that no more fits into the journal,
+        else TenantQueueFull or Overloaded.
         """
+        self._check_share(principal.tenant_id, len(sequence_ids))
         owner = Owner(
             request_id,
             principal.tenant_id,
@@ -144,17 +149,13 @@ class Metering:
             adapter.version if adapter else None,
             adapter.key.digest if adapter else None,
         )
-        try:
-            slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
-        except JournalFull:
-            if self._unsettled:
-                raise DatabaseUnavailable from None
-            raise Overloaded(retry_after_seconds=RETRY_SECONDS) from None
+        slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
+        self._num_held[owner.tenant_id] += len(slots)
         return Account(owner, principal.tenant_slug, slots, sequence_ids)
 
     def discard(self, account: Account) -> None:
         """The request was refused: the engine has not heard of it, and nothing is reserved."""
-        self._journal.free(account.slots)
+        self._free(account)
 
     async def settle(self, account: Account, outcome: Outcome) -> None:
         """Charge a request that has ended; once, and to the end even if the caller is cancelled.
@@ -231,7 +232,25 @@ class Metering:
     async def _release(self, account: Account) -> None:
         """A sequence that was cut at a stop string may run on for a moment, and be counted."""
         await self._engine.until_gone(account.sequence_ids)
+        self._free(account)
+
+    def _check_share(self, tenant_id: str, num_slots: int) -> None:
+        """Nobody gets to hold more than stays free: so no tenant can take the journal for itself.
+
+        Requests have more sequences than the engine is given at once, whose queue is bounded.
+        """
+        num_held = self._num_held[tenant_id]
+        if num_held + num_slots <= self._journal.num_free - num_slots:
+            return
+        if self._unsettled:
+            raise DatabaseUnavailable
+        refusal = TenantQueueFull if num_held else Overloaded
+        raise refusal(retry_after_seconds=RETRY_SECONDS)
+
+    def _free(self, account: Account) -> None:
         self._journal.free(account.slots)
+        self._num_held[account.owner.tenant_id] -= len(account.slots)
+        self._num_held += Counter()  # without those who hold none
 
     async def _retry(self) -> None:
         while True:
@@ -252,6 +271,7 @@ class Metering:
     async def _recover(self, entry: Entry) -> None:
         try:
             account = Account(msgspec.msgpack.decode(entry.owner, type=Owner), None, entry.slots)
+            self._num_held[account.owner.tenant_id] += len(account.slots)
             charge = self._counted(entry.slots)
             if entry.outcome is not None:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)

@@ -114,6 +114,9 @@ class RequestLog:
                 self._metrics.request_log_dropped.inc(len(batch))
                 log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
                 return
+            except Exception:  # of these entries: the next ones shall be written still
+                self._metrics.request_log_dropped.inc(len(batch))
+                log.exception("request_log_not_written", num_entries=len(batch))
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -10,10 +10,25 @@ data_dir=${LORAPLEX_DATA_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/loraplex}
 store=${LORAPLEX_STORE:-$data_dir/store}
 mkdir -p "$data_dir"
 
+restore_postgres() {
+    # Roles are the server's, not the database's: a dump names this one and does not bring it.
+    psql --quiet --no-psqlrc --set ON_ERROR_STOP=1 --dbname "$1" <<'SQL'
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'loraplex_tenant') THEN
+        CREATE ROLE loraplex_tenant NOLOGIN;
+    END IF;
+    IF NOT pg_has_role(current_user, 'loraplex_tenant', 'MEMBER') THEN
+        EXECUTE format('GRANT loraplex_tenant TO %I', current_user);
+    END IF;
+END $$
+SQL
+    pg_restore --exit-on-error --no-owner --single-transaction --dbname "$1" "$directory/database.dump"
+}
+
 case ${LORAPLEX_DATABASE:-} in
-    postgresql*) pg_restore --exit-on-error --no-owner --single-transaction \
-        --dbname "$(printf %s "$LORAPLEX_DATABASE" | sed 's/^postgresql+psycopg/postgresql/')" \
-        "$directory/database.dump" ;;
+    postgresql*) restore_postgres \
+        "$(printf %s "$LORAPLEX_DATABASE" | sed 's/^postgresql+psycopg/postgresql/')" ;;
     *) file=${LORAPLEX_DATABASE:-sqlite:///$data_dir/loraplex.db}
         if [ -e "${file#sqlite:///}" ]; then echo "${file#sqlite:///} is there already" >&2; exit 1; fi
         cp "$directory/loraplex.db" "${file#sqlite:///}" ;;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.exc import ProgrammingError
@@ -35,6 +37,7 @@ TENANT_TABLES = (
     "usage_records",
     "users",
 )
+EARLIER_SCOPES = frozenset({"infer", "adapters:read", "adapters:write", "usage:read"})
 _MAKE_ROLE = """
 DO $$
 BEGIN
@@ -58,6 +61,7 @@ def upgrade() -> None:
     _place_uploads()
     _extend_usage()
     _create_usage_days()
+    _sum_usage_so_far()
     _create_quotas()
     _create_request_log()
     _create_audit_log()
@@ -68,7 +72,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back. Users, operators, quotas and logs are lost; the ledger stays."""
+    """Go back. Users, operators, quotas and logs are lost; the ledger stays.
+
+    So do keys, without what is not known there: see `_narrow_keys`.
+    """
     if op.get_bind().dialect.name == "postgresql":
         _unsecure_rows()
     for name in (
@@ -95,6 +102,7 @@ def downgrade() -> None:
     with op.batch_alter_table("tenants") as table:
         table.drop_constraint(op.f("ck_tenants_weight"), type_="check")
         table.drop_column("weight")
+    _narrow_keys()
     with op.batch_alter_table("api_keys") as table:
         for target in ("users", "api_keys"):
             table.drop_constraint(f"fk_api_keys_tenant_id_{target}", type_="foreignkey")
@@ -171,6 +179,23 @@ def _extend_keys() -> None:
             ["tenant_id", "successor_id"],
             ["tenant_id", "id"],
         )
+
+
+def _narrow_keys() -> None:
+    """No key may do more than before, nor stand in the way by scopes that are not known.
+
+    Earlier software sees no restriction to adapters, networks or a user's role: such keys end.
+    """
+    bind = op.get_bind()
+    restricted = "adapters IS NOT NULL OR networks IS NOT NULL OR user_id IS NOT NULL"
+    now = sa.bindparam("now", datetime.now(UTC), MOMENT)
+    end = f"UPDATE api_keys SET revoked_at = :now WHERE revoked_at IS NULL AND ({restricted})"
+    bind.execute(sa.text(end).bindparams(now))
+    keys = sa.table("api_keys", sa.column("id", sa.String), sa.column("scopes", sa.JSON))
+    for key_id, scopes in bind.execute(sa.select(keys.c.id, keys.c.scopes)).all():
+        known = [scope for scope in scopes if scope in EARLIER_SCOPES]
+        if known != scopes:
+            bind.execute(keys.update().where(keys.c.id == key_id).values(scopes=known))
 
 
 def _place_uploads() -> None:
@@ -372,6 +397,19 @@ def _create_usage_days() -> None:
     )
 
 
+def _sum_usage_so_far() -> None:
+    """What the ledger has from before there were sums: nobody waited for a load that is known."""
+    is_sqlite = op.get_bind().dialect.name == "sqlite"
+    day = "date(created_at)" if is_sqlite else "CAST(created_at AT TIME ZONE 'UTC' AS date)"
+    op.execute(
+        "INSERT INTO usage_days (tenant_id, day, adapter_name, adapter_version, num_requests,"
+        " prompt_tokens, cached_tokens, completion_tokens, num_cold_loads, residency_byte_seconds)"
+        f" SELECT tenant_id, {day}, coalesce(adapter_name, ''), coalesce(adapter_version, 0),"
+        " count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), 0, 0"
+        " FROM usage_records GROUP BY 1, 2, 3, 4"
+    )
+
+
 def _create_request_log() -> None:
     op.create_table(
         "request_log",
@@ -443,6 +481,7 @@ def _create_audit_log() -> None:
         ),
         sa.PrimaryKeyConstraint("tenant_id", "number", name=op.f("pk_audit_entries")),
     )
+    op.create_index("ix_audit_entries_request_id", "audit_entries", ["request_id"])
     op.create_table(
         "audit_heads",
         sa.Column("tenant_id", sa.String(36), nullable=False),
@@ -482,6 +521,9 @@ def _create_audit_log() -> None:
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
         sa.Column("secret_id", sa.String(8), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_platform_audit_entries")),
+    )
+    op.create_index(
+        "ix_platform_audit_entries_request_id", "platform_audit_entries", ["request_id"]
     )
     op.create_table(
         "platform_audit_heads",

@@ -31,7 +31,7 @@ class AuditColumns:
     """What was changed, by the name that callers use."""
     details: Mapped[JsonObject] = mapped_column(JSON)
     """What is different now; never a secret."""
-    request_id: Mapped[str | None] = mapped_column(String(64))
+    request_id: Mapped[str | None] = mapped_column(String(64), index=True)
     address: Mapped[str | None] = mapped_column(String(ADDRESS_LENGTH))
     previous_hash: Mapped[bytes] = mapped_column(LargeBinary(HASH_LENGTH))
     hash: Mapped[bytes] = mapped_column(LargeBinary(HASH_LENGTH))

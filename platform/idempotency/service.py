@@ -1,21 +1,22 @@
 """Answering a repeated request as the first one was answered, without doing it again.
 
 Kept answers are encrypted: one of them may hold an API key that is shown this once. What was not
-answered before its server stopped is judged by the audit log, which is written with each change:
-a request that changed something is never carried out again, any other may be.
+answered before its server stopped, or while the database was away, is judged by the audit log,
+which is written with each change: a request that changed something is never carried out again, any
+other may be.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from sqlalchemy import delete, select
+from sqlalchemy import delete, inspect, select
 
 from ..audit.repository import list_audited_requests
 from ..base import utc_now
@@ -47,9 +48,19 @@ class IdempotentAnswers:
         """`secrets`: the server's, the present one first; with the others answers are read."""
         self._ciphers = [AESGCM(derive_key(secret, IDEMPOTENCY_KEY)) for secret in secrets]
         self._server_id = server_id
+        self._running: set[str] = set()
+
+    @contextmanager
+    def running(self, request: KeyedRequest) -> Iterator[None]:
+        """This server is at work on the request; once it is not, nobody else will answer it."""
+        self._running.add(request.request_id)
+        try:
+            yield
+        finally:
+            self._running.discard(request.request_id)
 
     def begin(self, session: PlatformSession, request: KeyedRequest) -> tuple[int, bytes] | None:
-        """Take the key for this request; or the kept status and answer of the one that did.
+        """Take the key for this request, which is `running`; or the kept status and answer.
 
         Raises IdempotencyConflict, IdempotencyInProgress or IdempotentAnswerLost.
         """
@@ -62,6 +73,12 @@ class IdempotentAnswers:
             return None
         if row.request_hash != request.request_hash:
             raise IdempotencyConflict
+        if self._is_abandoned(row):
+            _settle(session, [row])
+            session.flush()
+            if inspect(row).deleted:
+                session.add(self._new_row(request))
+                return None
         if row.status is None:
             raise IdempotencyInProgress
         return row.status, self._open(row)
@@ -70,15 +87,18 @@ class IdempotentAnswers:
         self, session: PlatformSession, request: KeyedRequest, status: int, answer: bytes
     ) -> None:
         """Keep the answer for those who ask again."""
-        row = session.get_one(IdempotentAnswer, (request.owner, request.key))
+        row = _row_of(session, request)
+        if row is None:
+            return
         row.status = status
         nonce = os.urandom(_NONCE_BYTES)
         row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
 
     def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
         """The request came to no answer worth keeping: it may be sent again."""
-        row = session.get_one(IdempotentAnswer, (request.owner, request.key))
-        _settle(session, [row])
+        row = _row_of(session, request)
+        if row is not None:
+            _settle(session, [row])
 
     def recover(self, session: PlatformSession) -> None:
         """Settle what this server had not answered when it stopped."""
@@ -86,6 +106,10 @@ class IdempotentAnswers:
             IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
         )
         _settle(session, list(session.scalars(mine)))
+
+    def _is_abandoned(self, row: IdempotentAnswer) -> bool:
+        is_ours = row.server_id == self._server_id
+        return row.status is None and is_ours and row.request_id not in self._running
 
     def _new_row(self, request: KeyedRequest) -> IdempotentAnswer:
         return IdempotentAnswer(
@@ -116,6 +140,13 @@ def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
         .returning(IdempotentAnswer.key)
     )
     return len(forgotten.all())
+
+
+def _row_of(session: PlatformSession, request: KeyedRequest) -> IdempotentAnswer | None:
+    """The request's row; None if the key was given to another meanwhile, or is forgotten."""
+    key = (request.owner, request.key)
+    row = session.get(IdempotentAnswer, key, with_for_update=True)
+    return row if row is not None and row.request_id == request.request_id else None
 
 
 def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:

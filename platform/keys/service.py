@@ -172,10 +172,10 @@ class ApiKeyService:
     ) -> IssuedKey:
         """Make the key's successor, with the same grant and lifetime; the key ends after `overlap`.
 
-        It takes no room of its own: a tenant with all its keys rotates them still.
+        A tenant with all its keys rotates them still: the room is for both of them, once.
 
-        Raises KeyNotFound, GrantTooWide, or InvalidTransition for a key that is not in use or has
-        a successor already.
+        Raises KeyNotFound, GrantTooWide, QuotaExceeded, or InvalidTransition for a key that is not
+        in use or has a successor already.
         """
         key = self.get_to_change(session, key_id, viewer=issuer)
         now = self._clock()
@@ -183,6 +183,8 @@ class ApiKeyService:
         if key.successor_id is not None:
             raise InvalidTransition("rotated", "rotated")
         _check_covered(issuer.grant, key.grant, by="your key")
+        if overlap:
+            quotas.check_room_for_successor(session)
         issued = self._add(
             session,
             name=key.name,

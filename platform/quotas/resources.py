@@ -57,6 +57,17 @@ def check_room(session: TenantSession, resource: Resource) -> None:
         _check(resource, limit, count(session, resource), 1)
 
 
+def check_room_for_successor(session: TenantSession) -> None:
+    """A key's successor fits beside it: each of as many keys as are allowed may have one.
+
+    Raises QuotaExceeded: only those who rotate on and on within the overlap have more.
+    """
+    limit = _limit(session, Resource.KEYS)
+    used = count(session, Resource.KEYS)
+    if limit is not None and used + 1 > 2 * limit:
+        raise QuotaExceeded(_WORDS[Resource.KEYS], limit=limit, used=used, wanted=1)
+
+
 def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
     """One more version of this adapter fits, and the adapter if it is new. Raises QuotaExceeded."""
     limit = _limit(session, Resource.VERSIONS_PER_ADAPTER)

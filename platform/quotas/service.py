@@ -21,6 +21,7 @@ from .resources import (
     Resource,
     check_room,
     check_room_for_content,
+    check_room_for_successor,
     check_room_for_upload,
     check_room_for_version,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Standing",
     "check_room",
     "check_room_for_content",
+    "check_room_for_successor",
     "check_room_for_upload",
     "check_room_for_version",
     "current_use",

@@ -11,7 +11,7 @@ from loraplex.api.auth_cache import (
     is_current,
 )
 from loraplex.platform.base import utc_now
-from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole
+from loraplex.platform.keys.principal import AnyPrincipal, OperatorPrincipal, OperatorRole
 
 REVOCATION_SECONDS = 5.0
 """What is promised: a revoked key is refused everywhere after so long."""
@@ -26,8 +26,10 @@ class Clock:
         return self.now
 
 
-def remember(cache: AuthCache, token: str, slug: str | None = None) -> None:
-    cache.put(token, slug, ROOT, cache.begin())
+def remember(
+    cache: AuthCache, token: str, slug: str | None = None, principal: AnyPrincipal = ROOT
+) -> None:
+    cache.put(token, slug, principal, cache.begin())
 
 
 def test_what_was_looked_up_is_known_until_it_is_old() -> None:
@@ -49,6 +51,20 @@ def test_its_age_counts_from_before_the_look_up() -> None:
     cache.put("a", None, ROOT, ticket)
     clock.now += TTL_SECONDS - 2 + 0.001
     assert cache.get("a", None) is None
+
+
+def test_a_change_within_a_tenant_costs_nobody_else_a_look_up() -> None:
+    cache = AuthCache()
+    bolt = ROOT.within("bolt-id", "bolt", 1.0)
+    remember(cache, "a")
+    remember(cache, "b", "acme", ROOT.within("acme-id", "acme", 1.0))
+    remember(cache, "b", "bolt", bolt)
+    ticket = cache.begin()
+    cache.clear_tenant("acme-id")
+    cache.put("b", "acme", ROOT, ticket)  # looked up before the change
+    assert cache.get("b", "acme") is None
+    assert cache.get("b", "bolt") is bolt
+    assert cache.get("a", None) is ROOT
 
 
 def test_a_key_is_known_for_the_tenant_that_it_was_looked_up_for() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from loraplex.api.services import metering
 from loraplex.api.services.generation import Outcome, TokenCounts
 from loraplex.api.services.metering import Account, Metering
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import Overloaded
+from loraplex.engine.errors import Overloaded, TenantQueueFull
 from loraplex.engine.token_journal import TokenCounters, TokenJournal
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState
@@ -34,7 +35,7 @@ from loraplex.platform.quotas.service import Demand
 from support.catalog import make_digest, make_tenant
 from support.databases import copy_of_migrated_sqlite
 
-NUM_SLOTS = 4
+NUM_SLOTS = 8
 WHOLE = Outcome(TokenCounts(10, 4, 7), Tier.HOST, "stop", 2.5)
 BROKEN = Outcome(TokenCounts(), None, "aborted")
 
@@ -203,7 +204,7 @@ def test_while_the_database_is_away_outcomes_wait_on_the_disk(
                 await life.metering.settle(account, WHOLE)
         assert synced == [account.slots for account in accounts[:3]]
         assert life.metering.num_unsettled == 3
-        with pytest.raises(DatabaseUnavailable):  # no slot is left
+        with pytest.raises(DatabaseUnavailable):  # it holds as many slots as are left
             life.open(principal, "e")
         life.die()
 
@@ -316,13 +317,25 @@ def test_a_request_that_never_ran_costs_nothing_and_leaves_no_reservation(
 ONE_SEQUENCE: dict[str, Any] = {"sequence_ids": ["x-0"], "counts_prompt": [True]}
 
 
-def test_more_requests_than_slots_are_refused(home: Path, principal: Principal) -> None:
+def test_a_tenant_that_asks_for_more_than_stays_free_is_refused_and_others_are_not(
+    home: Path, principal: Principal
+) -> None:
     async def scenario() -> None:
         life = Life(home)
-        for number in range(NUM_SLOTS):
+        half = NUM_SLOTS // 2
+        accounts = [
             life.metering.open(f"{number}", principal, None, **ONE_SEQUENCE)
-        with pytest.raises(Overloaded):
+            for number in range(half)
+        ]
+        with pytest.raises(TenantQueueFull):
             life.metering.open("x", principal, None, **ONE_SEQUENCE)
+        other = replace(principal, tenant_id="other")
+        with pytest.raises(Overloaded):  # too many at once for what is left
+            life.metering.open("y", other, None, sequence_ids="abc", counts_prompt=[True] * 3)
+        life.metering.open("y", other, None, **ONE_SEQUENCE)
+        for account in accounts[:2]:
+            life.metering.discard(account)
+        life.metering.open("z", principal, None, **ONE_SEQUENCE)
         await life.metering.close()
         life.die()
 

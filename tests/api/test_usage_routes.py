@@ -84,6 +84,13 @@ def test_sums_come_by_day_adapter_and_version_in_pages(used: Caller) -> None:
     assert keys == [(day, *name) for day in ("2026-03-01", "2026-03-02") for name in names]
 
 
+@pytest.mark.parametrize("version", ["9" * 30, "-" + "9" * 30])
+def test_a_page_may_begin_anywhere(used: Caller, version: str) -> None:
+    rows = get(used, after=f"2026-03-01/bot/{version}")["data"]
+    versions = [row["version"] for row in rows if row["day"] == "2026-03-01"]
+    assert versions == ([1] if version[0] == "9" else [1, 2, 1])
+
+
 def test_the_caller_says_what_is_summed(used: Caller) -> None:
     (total,) = get(used, group_by="day", until="2026-03-02")["data"]
     assert (total["day"], total["requests"], total["prompt_tokens"]) == ("2026-03-01", 4, 40)

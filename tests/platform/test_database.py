@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from loraplex.platform import database as database_module
 from loraplex.platform.adapters.models import Adapter, AdapterAlias
 from loraplex.platform.database import Database
-from loraplex.platform.errors import DatabaseUnavailable, TenantExists
+from loraplex.platform.errors import DatabaseUnavailable, InvalidValue, TenantExists
 from loraplex.platform.sessions import ScopeViolation
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
@@ -43,6 +43,15 @@ def test_keeps_nothing_of_a_unit_of_work_that_raises(database: Database) -> None
     with pytest.raises(TenantExists):
         make_two_tenants_of_one_slug()
     assert list_slugs(database) == []
+
+
+def test_says_so_of_what_it_cannot_hold(postgres_database: Database) -> None:
+    """Such as NUL, which SQLite holds and PostgreSQL does not, not even to look for it."""
+    with (
+        pytest.raises(InvalidValue, match="NUL"),
+        postgres_database.platform_transaction(read_only=True) as session,
+    ):
+        tenants.get_tenant(session, "a\0b")
 
 
 def test_rows_stay_readable_after_the_commit(database: Database, acme: Tenant) -> None:

@@ -15,6 +15,7 @@ from loraplex.platform.errors import (
     InvalidTransition,
     InvalidValue,
     KeyNotFound,
+    QuotaExceeded,
     UserNotFound,
 )
 from loraplex.platform.keys import repository
@@ -32,6 +33,7 @@ from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.users import service as users
 from loraplex.platform.users.models import User
 from support.identity import SettableClock, caller_of, peppers
+from support.limits import limit
 
 HOUR = timedelta(hours=1)
 
@@ -262,6 +264,22 @@ def test_whoever_is_restricted_sees_and_ends_only_such_keys(
                     act(session, key_id, viewer=viewer)
             with pytest.raises(KeyNotFound):
                 keys.rotate(session, key_id, overlap=HOUR, issuer=viewer)
+
+
+def test_rotating_on_and_on_makes_no_more_keys_than_are_allowed(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    limit(database, acme.id, keys=2)
+    issuer = caller_of(acme)
+    with database.transaction(acme.id) as session:
+        first, second = (keys.issue(session, name="ci", scopes=[Scope.INFER]) for _ in range(2))
+        new = keys.rotate(session, first.key.id, overlap=HOUR, issuer=issuer)
+        keys.rotate(session, second.key.id, overlap=HOUR, issuer=issuer)
+        with pytest.raises(QuotaExceeded, match="2 keys: 4 are used"):
+            keys.rotate(session, new.key.id, overlap=HOUR, issuer=issuer)
+        newest = keys.rotate(session, new.key.id, overlap=timedelta(), issuer=issuer)
+        keys.revoke(session, first.key.id)
+        keys.rotate(session, newest.key.id, overlap=HOUR, issuer=issuer)
 
 
 def test_nobody_gets_hold_of_a_wider_key_by_rotating_it(

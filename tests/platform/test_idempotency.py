@@ -48,9 +48,11 @@ def finish(database: Database, request: KeyedRequest, answer: bytes = b"made") -
 
 
 def test_the_first_runs_and_the_others_get_its_answer(database: Database) -> None:
-    assert begin(database, FIRST) is None
-    with pytest.raises(IdempotencyInProgress):
-        begin(database, AGAIN)
+    answers = make_answers()
+    with answers.running(FIRST):
+        assert begin(database, FIRST, answers) is None
+        with pytest.raises(IdempotencyInProgress):
+            begin(database, AGAIN, answers)
     finish(database, FIRST)
     assert begin(database, AGAIN) == (201, b"made")
 
@@ -103,6 +105,28 @@ def test_after_a_crash_only_what_changed_nothing_runs_again(
     assert begin(database, replace(idle, request_id="req-3")) is None
     with pytest.raises(IdempotencyInProgress):
         begin(database, replace(foreign, request_id="req-4"))
+
+
+def test_what_was_left_open_is_settled_when_it_is_sent_again(
+    database: Database, acme: Tenant
+) -> None:
+    """Such as by a database that was away when the answer was to be kept."""
+    answers = make_answers()
+    changing = replace(FIRST, key="changing", request_id="req-changing")
+    for request in (FIRST, changing):
+        with answers.running(request):
+            begin(database, request, answers)
+    change(database, acme, changing.request_id)
+    for _ in range(2):
+        with pytest.raises(IdempotentAnswerLost):
+            begin(database, replace(changing, request_id="req-3"), answers)
+    with answers.running(AGAIN):
+        assert begin(database, AGAIN, answers) is None
+        finish(database, FIRST, b"late")  # the first one's, that hung for so long
+        with pytest.raises(IdempotencyInProgress):
+            begin(database, replace(FIRST, request_id="req-4"), answers)
+        finish(database, AGAIN, b"mine")
+    assert begin(database, replace(FIRST, request_id="req-5"), answers) == (201, b"mine")
 
 
 def test_an_answer_is_kept_for_a_day(database: Database) -> None:

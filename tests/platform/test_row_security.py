@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Table, create_engine, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from loraplex.platform import revisions
+from loraplex.platform import revisions, row_security
 from loraplex.platform.base import TenantOwned
 from loraplex.platform.database import Database
 from loraplex.platform.errors import RowSecurityMissing
@@ -167,6 +167,15 @@ def test_who_may_not_make_the_role_is_told_what_is_missing() -> None:
         with pytest.raises(RowSecurityMissing):
             database.check_revision()
         database.close()
+
+
+def test_a_server_without_the_role_is_told_what_is_missing(
+    postgres_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that a backup was brought to: roles are no part of a database."""
+    monkeypatch.setattr(row_security, "TENANT_ROLE", "nobody_made_this")
+    with pytest.raises(RowSecurityMissing):
+        postgres_database.check_revision()
 
 
 @contextmanager
