@@ -144,6 +144,40 @@ def test_requests_of_a_tenant_share_a_grammar_and_tenants_do_not(
     assert backend.compiled == ["odd", "odd"]
 
 
+def test_a_tenants_many_grammars_do_not_hold_up_anothers_one(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    many = [submit(engine, f"nonsense {number}") for number in range(8)]
+    submit(engine, "odd", tenant_id="other")
+    backend.may_go_on.set()
+    engine.run()
+    assert (
+        backend.compiled.index("odd") <= 2
+    )  # behind the one that ran and the one whose turn it is
+    assert len(backend.compiled) == 9
+    assert {error_code(engine, request_id) for request_id in many} == {"invalid_grammar"}
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    submit(engine, "odd")
+    gone = [submit(engine, "breaks") for _ in range(2)]
+    stays = [submit(engine, "dead end") for _ in range(2)]
+    for request_id in (*gone, stays[0]):
+        engine.abort(request_id)
+    backend.may_go_on.set()
+    engine.run()
+    assert backend.compiled == ["odd", "dead end"]
+    assert error_code(engine, stays[1]) == "grammar_failed"
+    again = submit(engine, "breaks")
+    engine.run()
+    assert error_code(engine, again) == "grammar_failed"
+    assert backend.compiled[2:] == ["breaks"]
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
