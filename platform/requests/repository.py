@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Select, delete, select, tuple_
+from sqlalchemy import Select, select, tuple_
 
 from ..sessions import PlatformSession, TenantSession
 from .models import RequestLogEntry
@@ -58,14 +58,6 @@ def list_newest(
     if before is not None:
         query = query.where(tuple_(*place) < tuple_(before.created_at, before.request_id))
     return session.scalars(query.order_by(*(part.desc() for part in place)).limit(limit)).all()
-
-
-def purge(session: PlatformSession, before: datetime, *, limit: int) -> int:
-    """Remove up to `limit` entries that are older; how many were."""
-    old = select(RequestLogEntry.request_id).where(RequestLogEntry.created_at < before).limit(limit)
-    ids = session.scalars(old).all()
-    session.execute(delete(RequestLogEntry).where(RequestLogEntry.request_id.in_(ids)))
-    return len(ids)
 
 
 def _filtered(wanted: LogFilter) -> Select[RequestLogEntry]:

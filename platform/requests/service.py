@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from ..base import utc_now
 from ..errors import InvalidValue, RequestNotFound
 from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .models import RequestLogEntry
 from .repository import LogFilter, Place
-
-PURGE_BATCH = 1000
 
 
 def add(session: PlatformSession, entries: Iterable[RequestLogEntry]) -> None:
@@ -51,11 +48,6 @@ def list_newest(
 def cursor_of(entry: RequestLogEntry) -> str:
     """What `list_newest` takes to go on behind this entry."""
     return f"{entry.created_at.isoformat()}~{entry.request_id}"
-
-
-def purge(session: PlatformSession, keep: timedelta) -> int:
-    """Remove a batch of entries older than `keep`; 0 when there are none left."""
-    return repository.purge(session, utc_now() - keep, limit=PURGE_BATCH)
 
 
 def _parse_cursor(text: str) -> Place:
