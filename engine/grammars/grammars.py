@@ -75,6 +75,10 @@ class Grammars:
         entry = self._pending.get(request_id)
         return entry.request if entry else None
 
+    def waiting(self) -> list[Request]:
+        """The requests that wait for their grammars."""
+        return [entry.request for entry in self._pending.values()]
+
     def poll(self) -> Iterator[tuple[Request, EngineError | None]]:
         """The requests that wait no longer: with a matcher, or with the error that ends them."""
         for request, compiled in [it for it in self._pending.values() if it.compiled.done()]:

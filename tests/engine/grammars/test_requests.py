@@ -12,7 +12,13 @@ from loraplex.engine.errors import InvalidGrammar
 from loraplex.engine.grammars.grammars import Backend, Grammars
 from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
-from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from loraplex.engine.messages import (
+    Abort,
+    EvictAdapter,
+    FinishReason,
+    ListRequests,
+    RequestList,
+)
 from support.engine import LocalEngine
 from support.grammars import ScriptedAutomaton, SequentialExecutor
 from support.models import make_adapter
@@ -101,6 +107,18 @@ def test_others_run_while_a_grammar_is_compiled(
     engine.run()
     assert len(engine.answers[waiting].token_ids) == 12
     assert all(token % 2 for token in engine.answers[waiting].token_ids)
+
+
+def test_who_waits_for_a_grammar_is_listed_with_the_others(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    waiting, _ = submit(engine, "odd"), submit(engine, "odd", tenant_id="other")
+    engine.core.handle(ListRequests(1, "acme", 10))
+    (listed,) = [it for it in engine.core.step() if isinstance(it, RequestList)]
+    assert listed.num_requests == 1
+    (state,) = listed.requests
+    assert (state.request_id, state.state, state.waits_for) == (waiting, "waiting", "grammar")
 
 
 def test_a_request_can_be_aborted_while_its_grammar_is_compiled(
