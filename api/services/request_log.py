@@ -113,16 +113,17 @@ class RequestLog:
                 pass
 
     async def _write_batch(self) -> bool:
-        """False if it could not be written. It is left out then: what failed once may fail again,
-        and nothing behind it is to wait for that."""
+        """False if the database is away. What cannot be written is left out."""
         batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
         try:
             await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
-        except Exception as exc:
+        except PlatformError as exc:
             self._metrics.request_log_dropped.inc(len(batch))
-            reason = str(exc) if isinstance(exc, PlatformError) else type(exc).__name__
-            log.warning("request_log_not_written", num_entries=len(batch), reason=reason)
+            log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
             return False
+        except Exception:  # of these entries: the next ones shall be written still
+            self._metrics.request_log_dropped.inc(len(batch))
+            log.exception("request_log_not_written", num_entries=len(batch))
         return True
 
 
