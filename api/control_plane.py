@@ -35,7 +35,6 @@ log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
-STALE_SECONDS = 300.0
 
 
 class ControlPlane:

@@ -249,7 +249,10 @@ class EngineCore:
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
             case ListRequests():
-                self._outbox.append(list_requests(message, self._scheduler, self._clock()))
+                listed = list_requests(
+                    message, self._scheduler, self._clock(), compiling=self._grammars.waiting()
+                )
+                self._outbox.append(listed)
             case _:
                 assert_never(message)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from heapq import nsmallest
 
 from ..adapters.residency import Tier
@@ -11,6 +11,7 @@ from .request import Request
 from .scheduler import Scheduler
 
 REASONS: Mapping[str, str] = {
+    "grammar": "Its grammar is being compiled, or waits for that.",
     "adapter": "Its adapter is not on the device yet.",
     "sequences": "As many sequences run as may run at once.",
     "kv_blocks": "The KV cache has no room for it.",
@@ -19,10 +20,15 @@ REASONS: Mapping[str, str] = {
 """What a request may wait for, by its code."""
 
 
-def list_requests(asked: ListRequests, scheduler: Scheduler, now: float) -> RequestList:
-    """The answer to ListRequests; `now` by the scheduler's clock."""
+def list_requests(
+    asked: ListRequests, scheduler: Scheduler, now: float, *, compiling: Collection[Request] = ()
+) -> RequestList:
+    """The answer to ListRequests; `now` by the scheduler's clock. `compiling`: who does not have a
+    compiled grammar yet, and waits outside of the scheduler for it."""
     found = [
-        request for request in scheduler.requests() if asked.tenant_id in (None, request.tenant_id)
+        request
+        for request in (*scheduler.requests(), *compiling)
+        if asked.tenant_id in (None, request.tenant_id)
     ]
     oldest = nsmallest(asked.limit, found, key=lambda request: request.arrival_time)
     states = [_state(request, scheduler, now) for request in oldest]
@@ -48,6 +54,8 @@ def _state(request: Request, scheduler: Scheduler, now: float) -> RequestState:
 
 
 def _obstacle(request: Request, scheduler: Scheduler) -> str:
+    if request.submitted.sampling.grammar is not None and request.matcher is None:
+        return "grammar"
     if scheduler.tier_of(request) not in (None, Tier.DEVICE):
         return "adapter"
     if scheduler.is_full:

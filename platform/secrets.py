@@ -17,7 +17,6 @@ from .errors import InsecureSecretFile
 
 SECRET_BYTES = 32
 API_KEY_PEPPER = "api-key-pepper"
-PREFIX_CACHE_KEY = "prefix-cache-key"
 AUDIT_CHAIN_KEY = "audit-chain-key"
 IDEMPOTENCY_KEY = "idempotency-key"
 

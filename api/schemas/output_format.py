@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from ...engine.grammars.limits import MAX_CHOICES
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from .request_model import RequestModel, invalid, unsupported
 
-MAX_CHOICES = 1024
 FORMAT_TYPES = frozenset({"text", "json_object", "json_schema"})
 
 SchemaName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

@@ -66,7 +66,7 @@ class LiveRequestView(msgspec.Struct, frozen=True):
     state: str
     """`waiting`, `prefilling` or `decoding`."""
     waits_for: str | None
-    """`adapter`, `sequences`, `kv_blocks` or `turn`."""
+    """`grammar`, `adapter`, `sequences`, `kv_blocks` or `turn`."""
     reason: str | None
     """That, in words."""
     age_ms: float

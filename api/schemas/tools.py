@@ -127,7 +127,7 @@ def tool_use(
 ) -> ToolUse | None:
     """What a request says about tools; None: the model is told of none.
 
-    Raises a validation error if the choice names none of the tools, or a name is there twice.
+    Raises a validation error if the choice names another tool or none, or a name is there twice.
     """
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -136,6 +136,8 @@ def tool_use(
     allowed = frozenset(names) if choice.names is None else frozenset(choice.names)
     if not allowed <= set(names) or (choice.is_required and not names):
         raise invalid("tool_choice", "names what is none of `tools`")
+    if tools and not allowed:
+        raise invalid("tool_choice", "allows none of `tools`; `none` says so")
     if not tools or (tool_choice is not None and tool_choice.type == "none"):
         return None
     return ToolUse(

@@ -27,6 +27,8 @@ from ...engine.tokenizer import Tokenizer
 CHECK_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.grammars.check_process")
 WALL_SECONDS = 60.0
 """For an answer on a machine that is busy; the process itself counts what it uses."""
+DYING_SECONDS = 10.0
+"""For a process whose output has ended, to end itself."""
 CACHE_BYTES = 1 << 30
 """As the cache counts, of which nothing is held here: some thousand answers."""
 
@@ -58,14 +60,10 @@ class GrammarChecks:
         """Raises InvalidGrammar, or EngineUnavailable if it could not be found out."""
         key = GrammarKey(tenant_id, spec)
         answer = self._answers.get(key)
-        if answer is None:
+        if answer is None or _has_failed(answer):
             answer = asyncio.create_task(self._ask_in_turn(key))
             self._answers.put(key, answer)
-        try:
-            refusal = await asyncio.shield(answer)
-        except EngineUnavailable:
-            self._answers.drop(key)
-            raise
+        refusal = await asyncio.shield(answer)
         if refusal is not None:
             raise InvalidGrammar(refusal)
 
@@ -90,7 +88,7 @@ class GrammarChecks:
         if line:
             refusal: str | None = json.loads(line)
             return refusal
-        cause = await self._end()
+        cause = await self._end(is_dying=True)
         if was_used:  # what it still held of others may be why: ask a new one
             return await self._ask(spec)
         if cause in REFUSED_SIGNALS:
@@ -123,14 +121,27 @@ class GrammarChecks:
         names = {token: name_of(token) or "" for token in special if token < vocab_size}
         return introduction(vocab_size, names, min(ends, default=0))
 
-    async def _end(self) -> int | None:
-        """End the process; returns the signal that it died of, if it has died of one."""
+    async def _end(self, *, is_dying: bool = False) -> int | None:
+        """End the process; returns the signal that it died of, if it has died of one.
+
+        `is_dying`: its output has ended, so it dies by itself. To kill it then could take the place
+        of what it dies of: by a second signal, or by reaping it unseen by who waits for it.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
+        if is_dying:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DYING_SECONDS):
+                    return -await process.wait()
         with suppress(ProcessLookupError):
             process.kill()
         return -await process.wait()
+
+
+def _has_failed(answer: asyncio.Task[str | None]) -> bool:
+    """Whether it was never found out, be it that nobody was left to be told so."""
+    return answer.done() and (answer.cancelled() or answer.exception() is not None)
 
 
 def _environment() -> Mapping[str, str]:

@@ -40,6 +40,7 @@ class RequestLog:
         self._metrics = metrics
         self._pending: deque[RequestLogEntry] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._write_on())
@@ -97,7 +98,8 @@ class RequestLog:
         )
 
     async def flush(self) -> None:
-        """Write what is pending now: for readers who must see what has just ended."""
+        """Write what is pending now, and wait for what is being written: for readers who must see
+        what has just ended."""
         await self._write()
 
     async def _write_on(self) -> None:
@@ -106,17 +108,23 @@ class RequestLog:
             await self._write()
 
     async def _write(self) -> None:
-        while self._pending:
-            batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
-            try:
-                await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
-            except PlatformError as exc:
-                self._metrics.request_log_dropped.inc(len(batch))
-                log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
-                return
-            except Exception:  # of these entries: the next ones shall be written still
-                self._metrics.request_log_dropped.inc(len(batch))
-                log.exception("request_log_not_written", num_entries=len(batch))
+        async with self._writing:
+            while self._pending and await self._write_batch():
+                pass
+
+    async def _write_batch(self) -> bool:
+        """False if the database is away. What cannot be written is left out."""
+        batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
+        try:
+            await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
+        except PlatformError as exc:
+            self._metrics.request_log_dropped.inc(len(batch))
+            log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
+            return False
+        except Exception:  # of these entries: the next ones shall be written still
+            self._metrics.request_log_dropped.inc(len(batch))
+            log.exception("request_log_not_written", num_entries=len(batch))
+        return True
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import EngineError, GrammarFailed, GrammarNotServed
 from ..request import Request
 from .cache import GrammarCache, GrammarKey
+from .compilations import Compilations
 from .masks import Restricted, restrict
 from .matcher import Automaton, Executor, Matcher
 from .spec import GrammarSpec
@@ -48,7 +49,7 @@ class Grammars:
         self._backend = backend
         self._cache: GrammarCache[Future[Automaton]] = GrammarCache(cache_bytes)
         self._pending: dict[str, _Pending] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compilations = Compilations(backend.compile) if backend else None
 
     @property
     def is_served(self) -> bool:
@@ -60,12 +61,12 @@ class Grammars:
 
     def prepare(self, request: Request) -> None:
         """Compile the request's grammar; `poll` gives the request back. Raises GrammarNotServed."""
-        if self._backend is None:
+        if self._compilations is None:
             raise GrammarNotServed
         key = _key(request)
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._thread.submit(self._backend.compile, key.spec)
+            compiled = self._compilations.submit(key)
             self._cache.put(key, compiled)
         self._pending[request.request_id] = _Pending(request, compiled)
 
@@ -74,6 +75,10 @@ class Grammars:
         entry = self._pending.get(request_id)
         return entry.request if entry else None
 
+    def waiting(self) -> list[Request]:
+        """The requests that wait for their grammars."""
+        return [entry.request for entry in self._pending.values()]
+
     def poll(self) -> Iterator[tuple[Request, EngineError | None]]:
         """The requests that wait no longer: with a matcher, or with the error that ends them."""
         for request, compiled in [it for it in self._pending.values() if it.compiled.done()]:
@@ -81,8 +86,10 @@ class Grammars:
             yield request, self._begin(request, compiled)
 
     def forget(self, request: Request, error: EngineError | None) -> None:
-        """The request has ended. What its grammar's failure has left behind is not used again."""
-        self._pending.pop(request.request_id, None)
+        """The request has ended. What its grammar's failure has left behind is not used again, and
+        what nobody waits for any more is not compiled."""
+        if entry := self._pending.pop(request.request_id, None):
+            self._leave(entry)
         if isinstance(error, GrammarFailed):
             self._cache.drop(_key(request))
 
@@ -93,7 +100,13 @@ class Grammars:
         return restrict(requests, logits, self._backend.executor)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._compilations is not None:
+            self._compilations.close()
+
+    def _leave(self, entry: _Pending) -> None:
+        is_wanted = any(other.compiled is entry.compiled for other in self._pending.values())
+        if not is_wanted and entry.compiled.cancel():
+            self._cache.drop(_key(entry.request))
 
     def _begin(self, request: Request, compiled: Future[Automaton]) -> EngineError | None:
         assert self._backend is not None

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from loraplex.api.services.grammar_checks import CHECK_COMMAND, GrammarChecks
 from loraplex.api.services.inference import Inference, Order, ServedModel
@@ -55,7 +54,7 @@ def with_checks(
         finally:
             await checks.aclose()
 
-    uvloop.run(main())  # as the server does
+    asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +130,21 @@ def test_a_grammar_that_others_left_no_room_for_is_asked_again(
     with_checks(tokenizer, run, command)
 
 
+def test_a_process_that_takes_its_time_to_die_refuses_the_grammar(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    command = scripted(
+        tmp_path,
+        "sys.stdin.readline(); os.close(1); time.sleep(0.2); os.kill(os.getpid(), signal.SIGABRT)",
+    )
+
+    async def run(checks: GrammarChecks) -> None:
+        with pytest.raises(InvalidGrammar, match="more time or memory"):
+            await checks.check("acme", GOOD)
+
+    with_checks(tokenizer, run, command)
+
+
 def test_a_process_that_dies_of_something_else_refuses_nothing(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -160,8 +174,33 @@ def test_a_caller_who_goes_away_takes_no_answer_with_him(
     with_checks(tokenizer, run, scripted(tmp_path, ANSWERS))
 
 
+def test_what_failed_when_nobody_waited_any_more_is_asked_again(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    log = tmp_path / "lives"
+    command = scripted(
+        tmp_path,
+        "sys.stdin.readline()\n"
+        f"if len(open({str(log)!r}).readlines()) == 1: sys.exit(3)\n"
+        "print('null', flush=True); sys.stdin.readline()",
+    )
+
+    async def run(checks: GrammarChecks) -> None:
+        gone = asyncio.create_task(checks.check("acme", GOOD))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        while asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.sleep(0.01)  # what was begun for it comes to its end
+        await checks.check("acme", GOOD)
+        assert count_of(log) == 2
+
+    with_checks(tokenizer, run, command)
+
+
 def test_a_server_without_grammars_says_so() -> None:
-    nothing = cast(Any, SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: ""))
+    tokenizer = SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: "")
+    nothing = cast(Any, tokenizer)
     engine = SimpleNamespace(
         info=SimpleNamespace(vocab_size=10, proposers=[], serves_grammars=False)
     )

@@ -220,6 +220,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [CLOCK], "tool_choice": NAMED}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice.type"),
     ({"tool_choice": "required"}, "tool_choice"),
+    (
+        {
+            "tools": [CLOCK],
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []},
+        },
+        "tool_choice",
+    ),
     ({"tools": [CLOCK], "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
     (

@@ -12,7 +12,13 @@ from loraplex.engine.errors import InvalidGrammar
 from loraplex.engine.grammars.grammars import Backend, Grammars
 from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
-from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from loraplex.engine.messages import (
+    Abort,
+    EvictAdapter,
+    FinishReason,
+    ListRequests,
+    RequestList,
+)
 from support.engine import LocalEngine
 from support.grammars import ScriptedAutomaton, SequentialExecutor
 from support.models import make_adapter
@@ -103,6 +109,18 @@ def test_others_run_while_a_grammar_is_compiled(
     assert all(token % 2 for token in engine.answers[waiting].token_ids)
 
 
+def test_who_waits_for_a_grammar_is_listed_with_the_others(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    waiting, _ = submit(engine, "odd"), submit(engine, "odd", tenant_id="other")
+    engine.core.handle(ListRequests(1, "acme", 10))
+    (listed,) = [it for it in engine.core.step() if isinstance(it, RequestList)]
+    assert listed.num_requests == 1
+    (state,) = listed.requests
+    assert (state.request_id, state.state, state.waits_for) == (waiting, "waiting", "grammar")
+
+
 def test_a_request_can_be_aborted_while_its_grammar_is_compiled(
     engine: LocalEngine, backend: ScriptedBackend
 ) -> None:
@@ -142,6 +160,40 @@ def test_requests_of_a_tenant_share_a_grammar_and_tenants_do_not(
     submit(engine, "odd")
     engine.run()
     assert backend.compiled == ["odd", "odd"]
+
+
+def test_a_tenants_many_grammars_do_not_hold_up_anothers_one(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    many = [submit(engine, f"nonsense {number}") for number in range(8)]
+    submit(engine, "odd", tenant_id="other")
+    backend.may_go_on.set()
+    engine.run()
+    assert (
+        backend.compiled.index("odd") <= 2
+    )  # behind the one that ran and the one whose turn it is
+    assert len(backend.compiled) == 9
+    assert {error_code(engine, request_id) for request_id in many} == {"invalid_grammar"}
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    engine: LocalEngine, backend: ScriptedBackend
+) -> None:
+    backend.may_go_on.clear()
+    submit(engine, "odd")
+    gone = [submit(engine, "breaks") for _ in range(2)]
+    stays = [submit(engine, "dead end") for _ in range(2)]
+    for request_id in (*gone, stays[0]):
+        engine.abort(request_id)
+    backend.may_go_on.set()
+    engine.run()
+    assert backend.compiled == ["odd", "dead end"]
+    assert error_code(engine, stays[1]) == "grammar_failed"
+    again = submit(engine, "breaks")
+    engine.run()
+    assert error_code(engine, again) == "grammar_failed"
+    assert backend.compiled[2:] == ["breaks"]
 
 
 @pytest.mark.parametrize(

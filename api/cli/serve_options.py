@@ -1,0 +1,341 @@
+"""The options of `loraplex serve`, in groups; their order here is that of its help."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import typer
+
+from ...engine.config import (
+    MAX_DRAFT_TOKENS,
+    Acceptance,
+    EngineConfig,
+    KvDtype,
+    Quantization,
+)
+from ..tools.tool_format import ToolFormatName
+from .admin import DatabaseUrl, DataDir
+from .numbers import check_finite
+from .speculation import parse_speculation
+
+GIB = 1 << 30
+MIB = 1 << 20
+DEFAULTS = EngineConfig(model="")
+DEFAULT_SPECULATION = ["ngram"]
+
+
+class EngineOptions(ABC):
+    """A group of options that says something of the engine."""
+
+    @abstractmethod
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with what the group says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseOptions(EngineOptions):
+    """Which base, and how it is held."""
+
+    model: Annotated[str, typer.Option(help="A Hugging Face directory or hub id.")]
+    quantize: Annotated[
+        Quantization, typer.Option(help="How the base's linear layers are held.")
+    ] = Quantization.NONE
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = DEFAULTS.dtype
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = DEFAULTS.device
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            quantization=self.quantize,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where requests come in."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformOptions:
+    """What the base is called, and where tenants' things are kept."""
+
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_SERVED_MODEL_NAME",
+            help="What callers name the base.",
+            show_default="its folder",
+        ),
+    ] = None
+    data_dir: DataDir = None
+    database: DatabaseUrl = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_STORE", help="A folder or s3://bucket/prefix.", show_default="a folder"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(EngineOptions):
+    """How much one step may do."""
+
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one sequence.")
+    ] = None
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences in one batch.")] = (
+        DEFAULTS.max_num_seqs
+    )
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Token budget of one step.")
+    ] = DEFAULTS.max_num_batched_tokens
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(EngineOptions):
+    """What memory is used for."""
+
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, callback=check_finite, help="What the engine may use, weights included."
+        ),
+    ] = None
+    arena_gib: Annotated[
+        float | None,
+        typer.Option(min=0.001, callback=check_finite, help="Device memory for adapters."),
+    ] = None
+    kv_cache_gib: Annotated[
+        float | None,
+        typer.Option(min=0.001, callback=check_finite, help="Device memory for KV blocks."),
+    ] = None
+    host_cache_gib: Annotated[
+        float, typer.Option(min=0.001, callback=check_finite, help="Host memory for adapters.")
+    ] = DEFAULTS.host_cache_bytes / GIB
+    kv_dtype: Annotated[KvDtype, typer.Option(help="How keys and values are held.")] = (
+        DEFAULTS.kv_dtype
+    )
+    lora_window_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            callback=check_finite,
+            help="CPU copies of adapters that decode together.",
+            show_default="1/16 of the arena",
+        ),
+    ] = None
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            memory_bytes=_bytes(self.memory_gib),
+            arena_bytes=_bytes(self.arena_gib),
+            kv_cache_bytes=_bytes(self.kv_cache_gib),
+            host_cache_bytes=int(self.host_cache_gib * GIB),
+            kv_dtype=self.kv_dtype,
+            lora_window_bytes=_bytes(self.lora_window_gib),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions(EngineOptions):
+    """How adapters are loaded beside requests."""
+
+    num_loader_threads: Annotated[
+        int, typer.Option(min=1, help="Threads that load and zero adapters.")
+    ] = DEFAULTS.num_loader_threads
+    loader_duty: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            help="Part of a core that loading may have while requests run.",
+        ),
+    ] = DEFAULTS.loader_duty
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            num_loader_threads=self.num_loader_threads,
+            loader_duty=self.loader_duty,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions(EngineOptions):
+    """What is kept of sequences, and how long one may hold up the others."""
+
+    swap_gib: Annotated[
+        float,
+        typer.Option(
+            min=0.0, callback=check_finite, help="Host memory for the KV of preempted sequences."
+        ),
+    ] = DEFAULTS.swap_bytes / GIB
+    attention_window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most positions that a token sees.", show_default="all"),
+    ] = None
+    attention_sinks: Annotated[
+        int, typer.Option(min=0, help="First positions that stay visible behind that window.")
+    ] = DEFAULTS.attention_sinks
+    target_itl: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            callback=check_finite,
+            metavar="MS",
+            help="Prompts share a step with decodes up to this time.",
+        ),
+    ] = None
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            swap_bytes=int(self.swap_gib * GIB),
+            attention_window=self.attention_window,
+            attention_sinks=self.attention_sinks,
+            target_itl_ms=self.target_itl,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions(EngineOptions):
+    """Who guesses tokens ahead."""
+
+    speculation: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PROPOSER[:WHAT],...",
+            help="Who guesses tokens ahead: ngram, draft:MODEL, early_exit:LAYERS (a number), "
+            "medusa:CHECKPOINT or medusa_tree:CHECKPOINT (a folder); or off. "
+            "Of several the one that pays is used.",
+        ),
+    ] = field(default_factory=DEFAULT_SPECULATION.copy)
+    max_draft_tokens: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="Most guesses for a sequence in one step."),
+    ] = DEFAULTS.max_draft_tokens
+    acceptance: Annotated[
+        Acceptance,
+        typer.Option(
+            help="Which guesses hold. coupled: the answer is plain decoding's, token for token. "
+            "rejection: more hold at high temperature, and a seed no longer fixes the answer."
+        ),
+    ] = DEFAULTS.acceptance
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            speculation=parse_speculation(self.speculation),
+            max_draft_tokens=self.max_draft_tokens,
+            acceptance=self.acceptance,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(EngineOptions):
+    """Who may wait, and how much one tenant may hold."""
+
+    max_queued: Annotated[
+        int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
+    ] = DEFAULTS.max_queued
+    max_queued_per_tenant: Annotated[
+        int, typer.Option(min=1, help="Most requests of one tenant that wait.")
+    ] = DEFAULTS.max_queued_per_tenant
+    tenant_cap: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Most that one tenant holds while others wait.",
+        ),
+    ] = DEFAULTS.tenant_cap
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            max_queued=self.max_queued,
+            max_queued_per_tenant=self.max_queued_per_tenant,
+            tenant_cap=self.tenant_cap,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Which adapters are taken."""
+
+    reference_base: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LORAPLEX_REFERENCE_BASE",
+            metavar="DIR",
+            help="The base before quantization: new versions are compared with it.",
+            show_default="not measured",
+        ),
+    ] = None
+    max_reference_kl: Annotated[
+        float | None,
+        typer.Option(
+            envvar="LORAPLEX_MAX_REFERENCE_KL",
+            callback=check_finite,
+            help="Reject versions under which the base strays further from it, in nats.",
+            show_default="none is rejected",
+        ),
+    ] = None
+    max_full_matrix_mib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            callback=check_finite,
+            help="What whole matrices (modules_to_save) of one adapter may take.",
+            show_default="refused",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions:
+    """How functions are called."""
+
+    tool_format: Annotated[
+        ToolFormatName | None,
+        typer.Option(
+            envvar="LORAPLEX_TOOL_FORMAT",
+            help="How the base writes calls of tools.",
+            show_default="as its chat template does",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadOptions(EngineOptions):
+    """What the maths may have of the machine."""
+
+    num_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
+    ] = None
+
+    def configure(self, config: EngineConfig) -> EngineConfig:
+        return replace(
+            config,
+            num_threads=self.num_threads,
+        )
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
