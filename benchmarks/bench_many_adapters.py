@@ -2,10 +2,11 @@
 
     make bench-many-adapters
 
-Both arms are the same engine, the same prompts and the same number of tokens; runs alternate. The
-arena holds a sixth of the active adapters, host memory all of them. More adapters in a batch are
-more bytes to read, whatever the system: the ratio of bytes is printed beside the measured one. The
-catalog is timed on SQLite with 100 to 10,000 adapters of one tenant.
+Both arms are the same engine, the same prompts and the same number of tokens; runs alternate. It
+is measured with an arena for all active adapters, and with one for a sixth of them, where most
+requests load theirs from host memory. More adapters in a batch are more bytes to read, whatever the
+system: the ratio of bytes is printed beside the measured one. The catalog is timed on SQLite with
+100 to 10,000 adapters of one tenant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.report import parse_options, print_report
+from benchmarks.report import Row, parse_options, print_report
 from benchmarks.timed_engine import SMOKE_SHAPE, Order, TimedEngine, make_model, random_prompt
 
 from loraplex.adapters.identity import AdapterKey
@@ -51,11 +52,12 @@ class Plan:
     rank: int = 8
     num_active: int = 200
     num_few: int = 5
-    num_resident: int = 33
+    rooms: tuple[int, ...] = (200, 33)
+    """Adapters that the arena holds."""
     num_requests: int = 96
     num_prompt_tokens: int = 32
     num_output_tokens: int = 32
-    num_runs: int = 2
+    num_runs: int = 4
     catalog_sizes: tuple[int, ...] = (100, 1_000, 10_000)
     num_catalog_calls: int = 50
 
@@ -64,7 +66,7 @@ SMOKE = Plan(
     SMOKE_SHAPE,
     num_active=8,
     num_few=2,
-    num_resident=4,
+    rooms=(8, 4),
     num_requests=8,
     num_output_tokens=4,
     num_runs=1,
@@ -83,43 +85,77 @@ class Run:
     answers: dict[tuple[int, AdapterKey], list[int]]
 
 
+@dataclass(frozen=True)
+class Arms:
+    """What was measured with one size of the arena."""
+
+    room: int
+    few: Sequence[Run]
+    many: Sequence[Run]
+    num_loads: int
+    num_evictions: int
+
+    @property
+    def ratio(self) -> float:
+        """Throughput with many adapters over that with few."""
+        return median(self.many) / median(self.few)
+
+    @property
+    def num_different(self) -> int:
+        return num_different(self.few) + num_different(self.many)
+
+    def bytes_ratio(self, plan: Plan) -> float:
+        """What a step with few has to read over what one with many has to."""
+        few, many = mean_adapters(self.few), mean_adapters(self.many)
+        return _bytes(plan, few) / _bytes(plan, many)
+
+    def rows(self, plan: Plan) -> list[Row]:
+        return [
+            {
+                "room for": self.room,
+                "adapters": adapters,
+                "tokens/s": median(runs),
+                "in a batch": mean_adapters(runs),
+                "loads": self.num_loads,
+            }
+            for adapters, runs in ((plan.num_few, self.few), (plan.num_active, self.many))
+        ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(__doc__ or "", arguments)
     plan = SMOKE if options.is_smoke else Plan()
     model = make_model(options.models, plan.shape)
     with tempfile.TemporaryDirectory() as directory:
-        many, few, facts = measure(model, plan, Path(directory))
+        arms = [measure(model, plan, room, Path(directory)) for room in plan.rooms]
         catalog = [measure_catalog(plan, size, Path(directory)) for size in plan.catalog_sizes]
-    rows = [
-        {"adapters": name, "tokens/s": median(runs), "in a batch": mean_adapters(runs)}
-        for name, runs in ((plan.num_few, few), (plan.num_active, many))
-    ]
     print_report(
         "many-adapters",
-        rows,
-        throughput_ratio=median(many) / median(few),
-        bytes_ratio=_bytes(plan, mean_adapters(few)) / _bytes(plan, mean_adapters(many)),
-        requests_answered_differently=num_different(few) + num_different(many),
+        [row for arm in arms for row in arm.rows(plan)],
+        throughput_ratio=arms[0].ratio,
+        paged_throughput_ratio=arms[-1].ratio,
+        bytes_ratio=arms[0].bytes_ratio(plan),
+        requests_answered_differently=sum(arm.num_different for arm in arms),
         catalog=catalog,
-        **facts,
+        num_registered=max(plan.catalog_sizes),
     )
     return 0
 
 
-def measure(
-    model: Path, plan: Plan, directory: Path
-) -> tuple[list[Run], list[Run], dict[str, object]]:
-    """Both arms, alternating, on one engine."""
+def measure(model: Path, plan: Plan, room: int, directory: Path) -> Arms:
+    """Both arms, alternating, on one engine whose arena holds `room` adapters."""
     element_bytes, per_adapter = 4, plan.rank * _sum_of_features(plan.shape)
+    folder = directory / f"room-{room}"
+    folder.mkdir()
     engine = TimedEngine(
         model,
-        directory,
+        folder,
         max_num_seqs=BATCH,
         kv_cache_bytes=256 << 20,
-        arena_bytes=int(1.02 * element_bytes * per_adapter * plan.num_resident),
+        arena_bytes=int(1.02 * element_bytes * per_adapter * room),
         host_cache_bytes=int(1.02 * element_bytes * per_adapter * plan.num_active),
     )
-    keys = [_add(engine, plan, directory, seed) for seed in range(plan.num_active)]
+    keys = [_add(engine, plan, folder, seed) for seed in range(plan.num_active)]
     engine.warm_up()
     few, many = [], []
     for turn in range(plan.num_runs + 1):
@@ -129,13 +165,7 @@ def measure(
             many.append(pair[1])
     stats = engine.core.stats()
     engine.close()
-    facts: dict[str, object] = {
-        "num_registered": max(plan.catalog_sizes),
-        "num_resident": plan.num_resident,
-        "adapter_loads": stats.num_adapter_loads,
-        "adapter_evictions": stats.num_adapter_evictions,
-    }
-    return many, few, facts
+    return Arms(room, few, many, stats.num_adapter_loads, stats.num_adapter_evictions)
 
 
 def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
