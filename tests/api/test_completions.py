@@ -59,9 +59,9 @@ def test_a_stream_says_the_same_as_the_whole_answer(resident: Caller) -> None:
         # What shares a step moves a logit in its last bits.
         expected = getattr(whole.choices[0].logprobs, field)
         if field == "top_logprobs":
-            assert entries == [pytest.approx(top, abs=1e-4) for top in expected]
+            assert entries == [pytest.approx(top, abs=1e-5) for top in expected]
         elif field == "token_logprobs":
-            assert entries == pytest.approx(expected, abs=1e-4)
+            assert entries == pytest.approx(expected, abs=1e-5)
         else:
             assert entries == expected
 
