@@ -110,11 +110,24 @@ class StepInputs:
 
 
 def make_inputs(
-    spans: Sequence[Span], *, groups: Sequence[KvGroup], block_size: int, device: torch.device
+    spans: Sequence[Span],
+    *,
+    groups: Sequence[KvGroup],
+    block_size: int,
+    device: torch.device,
+    in_place: bool | None = None,
 ) -> StepInputs:
-    """Lay spans one after another; attention computes those of similar size as one."""
+    """Lay spans one after another; attention computes those of similar size as one.
+
+    in_place: whether attention reads blocks where they lie, so that padding costs nothing; None: as
+    the device's does.
+    """
     starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
-    layouts = [_Layout(index, group, block_size, device) for index, group in enumerate(groups)]
+    if in_place is None:
+        in_place = device.type == "cuda"
+    layouts = [
+        _Layout(index, group, block_size, device, in_place) for index, group in enumerate(groups)
+    ]
     return StepInputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64([position for span in spans for position in span.positions], device),
@@ -135,13 +148,16 @@ class _Layout:
     group: KvGroup
     block_size: int
     device: torch.device
+    in_place: bool
 
     def batch(self, spans: Sequence[Span], starts: Sequence[int]) -> AttentionBatch:
         """`starts`: the row of each span's first token."""
         groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
         chunks: list[PrefillChunk] = []
         for read in map(self._reads, spans, starts):
-            if read.span.is_grouped:
+            if self.in_place:
+                groups[read.row_class].append(read)
+            elif read.span.is_grouped:
                 groups[read.size_class].append(read)
             else:
                 chunks.append(self._chunk(read))
@@ -170,6 +186,8 @@ class _Layout:
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
         """As many at a time as do not take more memory than a large chunk."""
+        if self.in_place:
+            return [members]
         num_rows = max(len(read.span.token_ids) for read in members)
         num_keys = max(len(read.block_ids) for read in members) * self.block_size
         size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
@@ -189,14 +207,18 @@ class _Layout:
         if any(read.span.tree is not None for read in members):
             sees = [_extended(read.span.ancestors(num_rows), num_rows) for read in members]
             ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
-        positions = [_extended(read.span.positions, num_rows) for read in members]
+        rows = [self._padded_rows(read.rows, num_rows) for read in members]
+        positions = [self._padded_rows(read.span.positions, num_rows) for read in members]
         return SequenceGroup(
-            rows=_int64([_extended(read.rows, num_rows) for read in members], self.device),
+            rows=_int64(rows, self.device),
             positions=_int64(positions, self.device),
             block_tables=_int64(tables, self.device),
             block_positions=_int64(begins, self.device) if begins else None,
             ancestors=ancestors,
         )
+
+    def _padded_rows(self, values: Sequence[int], width: int) -> list[int]:
+        return _padded(values, -1, width) if self.in_place else _extended(values, width)
 
     def _chunk(self, read: _Reads) -> PrefillChunk:
         return PrefillChunk(
@@ -221,6 +243,11 @@ class _Reads(NamedTuple):
     @property
     def rows(self) -> range:
         return range(self.row, self.row + len(self.span.token_ids))
+
+    @property
+    def row_class(self) -> tuple[int, int]:
+        """Those that decode, that have few tokens, and prompts' chunks each share one table."""
+        return (0 if len(self.span.token_ids) == 1 else 1 if self.span.is_grouped else 2), 0
 
     @property
     def size_class(self) -> tuple[int, int]:

@@ -30,7 +30,8 @@ class SequenceGroup:
     """Sequences with a similar number of new tokens and of blocks, computed as one.
 
     Those with fewer new tokens than `max_rows` are padded with their last one: it is computed more
-    than once, each time with the same result.
+    than once, each time with the same result. On CUDA, where blocks are read in place, they are
+    padded with rows and positions of -1: no work. A row whose position alone is -1 becomes zeros.
     """
 
     rows: Tensor
@@ -94,6 +95,13 @@ def paged_attention(
     before them in their own sequence.
     """
     out = q.new_empty(*q.shape[:2], values.dim)
+    if q.is_cuda:
+        from .attention_triton import attend_group  # Triton is not installed everywhere
+
+        for group in batch.groups:
+            attend_group(q, out, keys, values, group, options)
+        assert not batch.chunks, "on CUDA chunks are groups"
+        return out
     for group in batch.groups:
         out[group.rows] = _attend_group(q[group.rows], keys, values, group, options)
     for chunk in batch.chunks:

@@ -22,6 +22,11 @@ class KvPages(Protocol):
     num_heads: int
     dim: int
     block_size: int
+    data: Tensor
+    """What is held, in its own dtype: vectors, or codes."""
+    scales: Tensor | None
+    """`[num_blocks, block_size, num_heads, 1]`: what codes are multiplied by; None: `data` is not
+    of codes."""
     tensors: tuple[Tensor, ...]
     """Everything there is, blocks first: what clearing, copying and swapping a block work on. A
     block of zeros reads as zeros."""
@@ -40,14 +45,14 @@ class PlainPages:
 
     def __init__(self, data: Tensor) -> None:
         _, self.block_size, self.num_heads, self.dim = data.shape
+        self.data, self.scales = data, None
         self.tensors: tuple[Tensor, ...] = (data,)
-        self._data = data
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
-        self._data.view(-1, self.num_heads, self.dim).index_copy_(0, slots, vectors)
+        self.data.view(-1, self.num_heads, self.dim).index_copy_(0, slots, vectors)
 
     def gather(self, block_ids: Tensor) -> Tensor:
-        return self._data[block_ids]
+        return self.data[block_ids]
 
 
 class QuantizedPages:
@@ -64,8 +69,9 @@ class QuantizedPages:
         is_integer = codes.dtype is torch.int8
         self._largest = (torch.iinfo if is_integer else torch.finfo)(codes.dtype).max
         # As plain bytes: not every device indexes float8 tensors.
-        self._codes, self._scales = codes.view(torch.uint8), scales
-        self.tensors: tuple[Tensor, ...] = (self._codes, self._scales)
+        self._codes = codes.view(torch.uint8)
+        self.data, self.scales = codes, scales
+        self.tensors: tuple[Tensor, ...] = (self._codes, scales)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.float()
@@ -77,11 +83,11 @@ class QuantizedPages:
             codes = codes.round()
         codes = codes.to(self._code_dtype).view(torch.uint8)
         self._codes.view(-1, self.num_heads, self.dim).index_copy_(0, slots, codes)
-        self._scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
+        self.scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
 
     def gather(self, block_ids: Tensor) -> Tensor:
         codes = self._codes[block_ids].view(self._code_dtype).to(self._dtype)
-        return codes.mul_(self._scales[block_ids])
+        return codes.mul_(self.scales[block_ids])
 
 
 def make_pages(

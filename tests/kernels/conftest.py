@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,16 +45,33 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def interpreted_lora() -> ModuleType:
-    """A second copy of `lora_triton` whose kernels run on CPU tensors.
+    return interpreted("lora_triton")
+
+
+@pytest.fixture
+def interpreted_attention(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = _interpreted_attention()
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    for name in ("max", "min", "sum"):  # of Triton's own those that our kernels call
+        function = interpreter.InterpretedFunction(getattr(module.tl, name).fn)
+        monkeypatch.setattr(module.tl, name, function)
+    return module
+
+
+@cache
+def _interpreted_attention() -> ModuleType:
+    return interpreted("attention_triton")
+
+
+def interpreted(name: str) -> ModuleType:
+    """A second copy of a module of `loraplex.kernels` whose Triton kernels run on CPU tensors.
 
     Triton looks at TRITON_INTERPRET when a kernel is decorated. It is set only while this copy is
     imported, under a name of its own, so that the copy the product uses is compiled as ever.
     """
     pytest.importorskip("triton")
-    source = Path(loraplex.kernels.lora.__file__).with_name("lora_triton.py")
-    spec = importlib.util.spec_from_file_location(
-        "loraplex.kernels.lora_triton_interpreted", source
-    )
+    source = Path(loraplex.kernels.lora.__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"loraplex.kernels.{name}_interpreted", source)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,418 @@
+"""Paged attention in Triton: one kernel for decoding, verifying and prompts.
+
+A program takes a sequence, a head of keys and values, and a tile of the queries that share it: the
+sequence's new tokens times the query heads of that head. It walks the sequence's blocks through its
+table, keeps a running softmax, and reads only keys that one of its queries can see. Where queries
+are few, the context is cut into splits of a fixed number of keys, and a second kernel puts the
+splits together in their order: no atomics, and what shares the batch does not change a bit.
+
+Everything that changes from step to step is read from device memory, so a grid sized by the tables'
+capacity can be captured: what a sequence does not have costs a program that ends at once. Keys and
+values that are codes are multiplied as codes; their scales go to the scores and to the weights.
+"""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import AttentionOptions, SequenceGroup
+from .kv_pages import KvPages
+
+SPLIT_KEYS = 512
+"""Keys worth a program where queries are few."""
+MAX_SPLITS = 32
+"""Bounds the memory for partial results; longer contexts get longer splits."""
+MIN_BLOCK = 16  # tl.dot's smallest
+COMBINE_OPTIONS: dict[str, Any] = {"num_warps": 1}
+
+
+class AttentionShape(NamedTuple):
+    """How a group's queries and keys are cut."""
+
+    block_queries: int
+    block_keys: int
+    num_tiles: int
+    """Of queries, each of up to `block_queries` pairs of token and head."""
+    num_splits: int
+    """Of the keys."""
+    tiles_per_split: int
+    """Tiles of `block_keys` keys that a split walks."""
+
+
+def attend_group(
+    q: Tensor,
+    out: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    group: SequenceGroup,
+    options: AttentionOptions,
+) -> None:
+    """Write the group's rows of `out [num_tokens, num_heads, value_dim]`, which is dense.
+
+    q `[num_tokens, num_heads, dim]`, its last axis dense.
+    """
+    num_sequences, num_rows = group.rows.shape
+    num_heads, num_blocks = q.shape[1], group.block_tables.shape[1]
+    shape = attention_shape(
+        num_rows * num_heads // keys.num_heads,
+        num_blocks * keys.block_size,
+        has_sinks=options.num_sink_positions > 0,
+        dim=max(keys.dim, values.dim),
+        dtype=q.dtype,
+    )
+    is_whole = shape.num_splits == 1
+    partial, weights = out, None
+    if not is_whole:
+        size = (num_sequences * num_rows, num_heads, shape.num_splits)
+        partial = torch.empty(*size, values.dim, dtype=torch.float32, device=q.device)
+        weights = torch.empty(size, dtype=torch.float32, device=q.device)
+    attend_kernel[(num_sequences * keys.num_heads, shape.num_tiles, shape.num_splits)](
+        partial,
+        weights,
+        q,
+        keys.data,
+        keys.scales,
+        values.data,
+        values.scales,
+        options.sinks,
+        group.rows,
+        group.positions,
+        group.block_tables,
+        group.block_positions,
+        group.ancestors,
+        num_rows,
+        num_blocks,
+        shape.tiles_per_split,
+        q.stride(0),
+        q.stride(1),
+        **attend_constants(shape, keys, values, options, num_heads=num_heads),
+        **attend_options(shape, q.dtype),
+    )
+    if weights is not None:
+        combine_kernel[(num_sequences * num_rows, num_heads)](
+            out,
+            partial,
+            weights,
+            group.rows,
+            **combine_constants(shape.num_splits, values.dim),
+            **COMBINE_OPTIONS,
+        )
+
+
+def attention_shape(
+    num_queries: int, num_keys: int, *, has_sinks: bool, dim: int, dtype: torch.dtype
+) -> AttentionShape:
+    """For sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
+
+    has_sinks: whether positions before the window are seen, which begin with a tile of their own.
+    """
+    is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
+    most_queries = MIN_BLOCK if is_exact else 64 if is_wide else 128
+    block_queries = min(max(triton.next_power_of_2(num_queries), MIN_BLOCK), most_queries)
+    block_keys = (16 if is_wide else 32) if is_exact else (32 if is_wide else 64)
+    num_tiles = triton.cdiv(num_queries, block_queries)
+    key_tiles = triton.cdiv(num_keys, block_keys) + has_sinks
+    if num_tiles > 1:
+        return AttentionShape(block_queries, block_keys, num_tiles, 1, key_tiles)
+    tiles_per_split = max(SPLIT_KEYS // block_keys, triton.cdiv(key_tiles, MAX_SPLITS))
+    num_splits = triton.cdiv(key_tiles, tiles_per_split)
+    return AttentionShape(block_queries, block_keys, num_tiles, num_splits, tiles_per_split)
+
+
+def attend_constants(
+    shape: AttentionShape,
+    keys: KvPages,
+    values: KvPages,
+    options: AttentionOptions,
+    *,
+    num_heads: int,
+) -> dict[str, Any]:
+    """The compile-time values of `attend_kernel`."""
+    return {
+        "NUM_KV_HEADS": keys.num_heads,
+        "SHARED": num_heads // keys.num_heads,
+        "BLOCK_SIZE": keys.block_size,
+        "DIM": keys.dim,
+        "VALUE_DIM": values.dim,
+        "SCALE": options.scale,
+        "SOFTCAP": options.softcap,
+        "WINDOW": options.sliding_window or None,
+        "SINK_POSITIONS": options.num_sink_positions,
+        "BLOCK_QUERIES": shape.block_queries,
+        "BLOCK_KEYS": shape.block_keys,
+        "BLOCK_DIM": max(triton.next_power_of_2(keys.dim), MIN_BLOCK),
+        "BLOCK_VALUE": max(triton.next_power_of_2(values.dim), MIN_BLOCK),
+        "UPCAST": INTERPRETED,
+    }
+
+
+def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
+    """How `attend_kernel` is compiled."""
+    if dtype.itemsize == 4:
+        return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
+    is_large = shape.block_queries >= 128
+    return {"num_warps": 8 if is_large else 4, "num_stages": 2 if is_large else 3}
+
+
+def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
+    """The compile-time values of `combine_kernel`."""
+    return {
+        "NUM_SPLITS": num_splits,
+        "VALUE_DIM": value_dim,
+        "BLOCK_VALUE": triton.next_power_of_2(value_dim),
+    }
+
+
+@triton.jit
+def _num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tensor) -> tl.tensor:
+    """How many of a sequence's blocks begin before a position; they are in order."""
+    counts = tl.full((128,), 0, dtype=tl.int32)
+    for first in range(0, num_blocks, 128):
+        blocks = first + tl.arange(0, 128)
+        inside = blocks < num_blocks
+        begins = tl.load(begins_ptr + blocks, mask=inside, other=0).to(tl.int32)
+        counts += (inside & (begins < position)).to(tl.int32)
+    return tl.sum(counts)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_blocks", "tiles_per_split"])
+def attend_kernel(
+    out_ptr: tl.tensor,  # [num_tokens, num_heads, VALUE_DIM], or fp32 [rows, heads, splits, ...]
+    weights_ptr: tl.tensor,  # fp32 [rows, heads, splits]: log2 of each split's sum; None: no splits
+    q_ptr: tl.tensor,
+    keys_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS, DIM]
+    key_scales_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS]; None: keys are no codes
+    values_ptr: tl.tensor,
+    value_scales_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    rows_ptr: tl.tensor,  # int64 [sequences, num_rows], positions alike
+    positions_ptr: tl.tensor,
+    tables_ptr: tl.tensor,  # int64 [sequences, num_blocks], block positions alike
+    block_positions_ptr: tl.tensor,
+    ancestors_ptr: tl.tensor,  # bool [sequences, num_rows, num_rows]
+    num_rows: int,
+    num_blocks: int,
+    tiles_per_split: int,
+    q_token_stride: int,
+    q_head_stride: int,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINK_POSITIONS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Softmax attention of one tile of queries over one split of its sequence's keys."""
+    sequence = tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the last sees most: it starts first
+    split = tl.program_id(2)
+
+    queries = tile * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    indices = queries // SHARED
+    heads = kv_head * SHARED + queries % SHARED
+    inside = indices < num_rows
+    places = sequence * num_rows + indices
+    rows = tl.load(rows_ptr + places, mask=inside, other=-1)
+    positions = tl.load(positions_ptr + places, mask=inside, other=-1).to(tl.int32)
+    tables_ptr += sequence.to(tl.int64) * num_blocks
+    first_new = tl.load(positions_ptr + sequence * num_rows).to(tl.int32)
+    last = tl.max(positions)
+
+    # What is read of the table: the sinks' blocks, then keys [first, end).
+    end = last + 1
+    if ancestors_ptr is not None:
+        end = tl.where(last < 0, 0, tl.maximum(end, first_new + num_rows))
+    end = tl.minimum(end, num_blocks * BLOCK_SIZE) if block_positions_ptr is None else end
+    first = 0
+    num_sink_keys = 0
+    if WINDOW is not None:
+        lowest = tl.min(tl.where(positions < 0, last, positions)) - WINDOW + 1
+        if block_positions_ptr is None:
+            first = tl.maximum(lowest, 0) // BLOCK_SIZE * BLOCK_SIZE
+            num_sink_keys = tl.minimum(SINK_POSITIONS, first)
+        else:
+            begins_ptr = block_positions_ptr + sequence.to(tl.int64) * num_blocks
+            first = _num_blocks_before(begins_ptr, num_blocks, lowest - BLOCK_SIZE + 1) * BLOCK_SIZE
+            num_sinks = tl.minimum(SINK_POSITIONS, end)
+            num_sink_keys = _num_blocks_before(begins_ptr, num_blocks, num_sinks) * BLOCK_SIZE
+            num_sink_keys = tl.minimum(num_sink_keys, first)
+    if block_positions_ptr is not None:
+        begins_ptr = block_positions_ptr + sequence.to(tl.int64) * num_blocks
+        end = _num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
+    num_sink_tiles = (num_sink_keys + BLOCK_KEYS - 1) // BLOCK_KEYS
+    num_tiles = num_sink_tiles + (tl.maximum(end - first, 0) + BLOCK_KEYS - 1) // BLOCK_KEYS
+    first_tile = split * tiles_per_split
+    last_tile = tl.minimum(first_tile + tiles_per_split, num_tiles)
+
+    dims = tl.arange(0, BLOCK_DIM)
+    value_dims = tl.arange(0, BLOCK_VALUE)
+    is_query = positions >= 0
+    q = tl.load(
+        q_ptr + rows[:, None] * q_token_stride + (heads * q_head_stride)[:, None] + dims[None, :],
+        mask=is_query[:, None] & (dims < DIM)[None, :],
+        other=0.0,
+    )
+    dtype = q.dtype
+    if UPCAST:
+        q = q.to(tl.float32)
+    largest = tl.full((BLOCK_QUERIES,), float("-inf"), dtype=tl.float32)
+    total = tl.full((BLOCK_QUERIES,), 0.0, dtype=tl.float32)
+    if sinks_ptr is not None:
+        # A logit without a value; of all splits the first counts it.
+        sinks = (
+            tl.load(sinks_ptr + heads, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+        )
+        largest = tl.where(split == 0, sinks, largest)
+        total += tl.where(split == 0, 1.0, 0.0)
+    acc = tl.full((BLOCK_QUERIES, BLOCK_VALUE), 0.0, dtype=tl.float32)
+    for key_tile in range(first_tile, last_tile):
+        start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
+        limit = end
+        if SINK_POSITIONS > 0:
+            start = tl.where(key_tile < num_sink_tiles, key_tile * BLOCK_KEYS, start)
+            limit = tl.where(key_tile < num_sink_tiles, num_sink_keys, end)
+        keys = start + tl.arange(0, BLOCK_KEYS)
+        is_key = keys < limit
+        blocks = keys // BLOCK_SIZE
+        key_positions = keys
+        if block_positions_ptr is not None:
+            begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
+            key_positions = begins + keys % BLOCK_SIZE
+        if ancestors_ptr is not None:
+            # Behind the first new token a key's place says which one it is, not its position.
+            new = key_positions - first_new
+            is_new = is_key & (new >= 0) & (new < num_rows)
+            new_positions = tl.load(
+                positions_ptr + sequence * num_rows + new, mask=is_new, other=0
+            ).to(tl.int32)
+            key_positions = tl.where(is_new, new_positions, key_positions)
+        visible = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
+        if WINDOW is not None:
+            near = key_positions[None, :] > positions[:, None] - WINDOW
+            visible &= near | (key_positions < SINK_POSITIONS)[None, :]
+        if ancestors_ptr is not None:
+            follows = tl.load(
+                ancestors_ptr + places.to(tl.int64)[:, None] * num_rows + new[None, :],
+                mask=inside[:, None] & is_new[None, :],
+                other=0,
+            )
+            visible &= (follows != 0) | (~is_new)[None, :]
+            is_read = tl.max(visible.to(tl.int32), axis=0) > 0
+        else:
+            is_read = is_key & (key_positions <= last)
+
+        page = tl.load(tables_ptr + blocks, mask=is_read, other=0)
+        slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        k = tl.load(
+            keys_ptr + slots[None, :] * DIM + dims[:, None],
+            mask=is_read[None, :] & (dims < DIM)[:, None],
+            other=0.0,
+        ).to(q.dtype)
+        scores = tl.dot(q, k, input_precision="ieee") * SCALE
+        if key_scales_ptr is not None:
+            scales = tl.load(key_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+            scores *= scales[None, :]
+        if SOFTCAP is not None:
+            # tanh, of the absolute value: nothing overflows.
+            shrunk = tl.exp2(tl.abs(scores) * (-2.0 * 1.4426950408889634 / SOFTCAP))
+            capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
+            scores = tl.where(scores < 0, -capped, capped)
+        scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))
+
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores - shift[:, None])
+        fading = tl.exp2(largest - shift)
+        total = total * fading + tl.sum(weights, axis=1)
+        acc *= fading[:, None]
+        largest = new_largest
+        if value_scales_ptr is not None:
+            scales = tl.load(value_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+            weights *= scales[None, :]
+        v = tl.load(
+            values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
+            mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
+            other=0.0,
+        ).to(q.dtype)
+        weights = weights.to(dtype)
+        if UPCAST:
+            weights = weights.to(tl.float32)
+        acc = tl.dot(weights, v, acc, input_precision="ieee")
+
+    is_empty = total == 0.0
+    total = tl.where(is_empty, 1.0, total)
+    acc /= total[:, None]
+    heads_of_all = NUM_KV_HEADS * SHARED
+    if weights_ptr is None:
+        out_rows = rows * heads_of_all + heads
+        is_stored = inside & (rows >= 0)
+    else:
+        out_rows = (places.to(tl.int64) * heads_of_all + heads) * tl.num_programs(2) + split
+        is_stored = inside
+        log_total = tl.where(is_empty, float("-inf"), largest + tl.log2(total))
+        tl.store(weights_ptr + out_rows, log_total, mask=is_stored)
+        is_stored = inside & (is_empty == 0)
+    tl.store(
+        out_ptr + out_rows[:, None] * VALUE_DIM + value_dims[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=is_stored[:, None] & (value_dims < VALUE_DIM)[None, :],
+    )
+
+
+@triton.jit
+def combine_kernel(
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,  # fp32 [rows, heads, NUM_SPLITS, VALUE_DIM]
+    weights_ptr: tl.tensor,  # fp32 [rows, heads, NUM_SPLITS]
+    rows_ptr: tl.tensor,
+    NUM_SPLITS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+) -> None:
+    """Put one query's splits together, each by its share of the softmax's sum."""
+    row = tl.load(rows_ptr + tl.program_id(0))
+    if row < 0:
+        return
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    place = (tl.program_id(0).to(tl.int64) * num_heads + head) * NUM_SPLITS
+    dims = tl.arange(0, BLOCK_VALUE)
+    inside = dims < VALUE_DIM
+    largest = tl.load(weights_ptr + place)
+    for split in tl.static_range(1, NUM_SPLITS):
+        largest = tl.maximum(largest, tl.load(weights_ptr + place + split))
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.full((1,), 0.0, dtype=tl.float32)
+    acc = tl.full((BLOCK_VALUE,), 0.0, dtype=tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        weight = tl.exp2(tl.load(weights_ptr + place + split) - largest)
+        # A split without a key was not written.
+        is_read = dims < tl.where(weight == 0.0, 0, VALUE_DIM)
+        partial = tl.load(partial_ptr + (place + split) * VALUE_DIM + dims, mask=is_read, other=0.0)
+        total += weight
+        acc += weight * partial
+    acc /= tl.where(total == 0.0, 1.0, total)
+    tl.store(
+        out_ptr + (row * num_heads + head) * VALUE_DIM + dims,
+        acc.to(out_ptr.dtype.element_ty),
+        mask=inside,
+    )
+
+
+INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
+"""Under TRITON_INTERPRET=1, where tl.dot of bf16 is wrong: dots are computed in fp32 then."""

@@ -1,0 +1,119 @@
+"""A paged cache with sequences in it, for tests of attention: what no sequence wrote is NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.inputs import Span, make_inputs
+from loraplex.engine.kv_layout import KvGroup
+from loraplex.kernels.attention import AttentionBatch, AttentionOptions, paged_attention
+from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    heads: int = 6
+    kv_heads: int = 2
+    dim: int = 16
+    value_dim: int = 16
+    block_size: int = 4
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """`(context, new tokens)` of each, the context with them; a tree is of the last new tokens."""
+
+    lengths: Sequence[tuple[int, int]]
+    trees: Sequence[Sequence[int] | None] = ()
+
+    def spans(self, block_size: int) -> list[Span]:
+        rng = random.Random(0)
+        num_blocks = [-(-context // block_size) for context, _ in self.lengths]
+        ids = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
+        trees = [*self.trees, *[None] * (len(self.lengths) - len(self.trees))]
+        return [
+            Span([0] * count, context - count, [[ids.pop() for _ in range(blocks)]], tree=tree)
+            for (context, count), blocks, tree in zip(self.lengths, num_blocks, trees, strict=True)
+        ]
+
+
+class AttentionCase:
+    """The same step laid out for the plain op and for one that reads blocks in place."""
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        options: AttentionOptions | None = None,
+        sizes: Sizes | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        code_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.sizes = sizes or Sizes()
+        self.options = options or AttentionOptions(scale=self.sizes.dim**-0.5)
+        size = self.sizes.block_size
+        self.spans = sequences.spans(size)
+        window, sinks = self.options.sliding_window, self.options.num_sink_positions
+        num_blocks = 1 + sum(len(span.tables[0]) for span in self.spans)
+        self._groups = [KvGroup((0,), window, sinks, num_blocks)]
+        dims = (self.sizes.dim, self.sizes.value_dim)
+        self.keys, self.values = (
+            make_pages(
+                (num_blocks, size, self.sizes.kv_heads, dim),
+                dtype=dtype,
+                code_dtype=code_dtype,
+                device=CPU,
+            )
+            for dim in dims
+        )
+        slots = torch.tensor(
+            [
+                span.tables[0][place // size] * size + place % size
+                for span in self.spans
+                for place in range(span.end)
+            ]
+        )
+        for pages, dim in zip((self.keys, self.values), dims, strict=True):
+            pages.write(slots, torch.randn(len(slots), self.sizes.kv_heads, dim).to(dtype))
+            _poison(pages, slots)
+        num_tokens = sum(len(span.token_ids) for span in self.spans)
+        self.q = torch.randn(num_tokens, self.sizes.heads, self.sizes.dim).to(dtype)
+
+    def batch(self, *, in_place: bool) -> AttentionBatch:
+        inputs = make_inputs(
+            self.spans,
+            groups=self._groups,
+            block_size=self.sizes.block_size,
+            device=CPU,
+            in_place=in_place,
+        )
+        return inputs.attention[0]
+
+    def expected(self) -> Tensor:
+        """By the plain op in fp32, which needs what nobody wrote to be zeros."""
+        keys, values = _readable(self.keys), _readable(self.values)
+        return paged_attention(
+            self.q.float(), keys, values, self.batch(in_place=False), self.options
+        )
+
+
+def _poison(pages: KvPages, written: Tensor) -> None:
+    """NaN wherever nothing was written, the null block included."""
+    data = pages.data if pages.scales is None else pages.scales
+    flat = data.view(-1, *data.shape[2:])
+    kept = flat[written]
+    flat.fill_(torch.nan)
+    flat[written] = kept
+
+
+def _readable(pages: KvPages) -> KvPages:
+    if pages.scales is None:
+        return PlainPages(pages.data.float().nan_to_num(0.0))
+    return QuantizedPages(pages.data, pages.scales.nan_to_num(0.0), dtype=torch.float32)
