@@ -38,7 +38,7 @@ from benchmarks.timed_engine import (
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.api.bench.models import BaseShape, llama_config, make_adapter
+from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config, make_adapter
 from loraplex.engine import base_model
 
 ARMS = ("base", "one adapter", "all distinct")
@@ -65,6 +65,9 @@ SHAPES = {
 }
 DRAWN = "8b"
 """Its checkpoint would take minutes to write, read and hash."""
+CALMING = 0.1
+"""Of what drawn layers add to the residual stream, which starts at a size of 1: so many of them
+would make more of bf16's rounding than a trained model does."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,17 @@ def drawn_weights(shape: BaseShape, path: Path, device: str) -> Iterator[None]:
     config.save_pretrained(path)
 
     def load_weights(_path: Path, _config: Any, dtype: torch.dtype, _device: torch.device) -> Any:
+        torch.manual_seed(shape.seed)
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation="eager"
             )
-        return model.requires_grad_(False).eval()
+        for name, parameter in model.requires_grad_(False).named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter *= CALMING
+            elif name.endswith("embed_tokens.weight"):
+                parameter /= WEIGHT_STD
+        return model.eval()
 
     with (
         mock.patch.object(base_model, "load_weights", load_weights),

@@ -435,8 +435,11 @@ class EngineCore:
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn | EngineError]:
+        logits = output.logits
+        if len(rows) < len(logits):  # a copy, and a wait for the device
+            logits = logits[rows]
         return draw_next_tokens(
-            requests, output.logits[rows], self._speculation.acceptor, self._grammars.restrict
+            requests, logits, self._speculation.acceptor, self._grammars.restrict
         )
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:

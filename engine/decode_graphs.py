@@ -39,8 +39,10 @@ RANK_CLASSES = (0, 16, 64, 512)
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
 """How many of them are captured before the first request; the others when a step needs them."""
-GRAPH_LAYER_BYTES = 256 << 10
+GRAPH_LAYER_BYTES = 128 << 10
 """Of the device, what a graph takes for each layer of the model besides its tensors."""
+WORKSPACE_BYTES = 96 << 20
+"""Of the matmuls' library, for the streams that graphs are captured on."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what computes a step from fixed inputs to fixed outputs; returns what does it again."""
@@ -96,6 +98,7 @@ class DecodeGraphs:
         self._cache = cache
         self._arena = arena
         self._capture = capture
+        self._beside = torch.cuda.Stream(base.device) if base.device.type == "cuda" else None
         self._sizes = row_sizes(layout.max_rows)
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
@@ -196,6 +199,7 @@ class DecodeGraphs:
             decode_adapters=(),
             segments=(),
             tiles=LoraTiles(self._inputs.tiles(num_rows), MIN_BLOCK_TOKENS, rank),
+            beside=self._beside,
         )
 
 

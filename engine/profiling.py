@@ -9,7 +9,13 @@ import torch
 
 from .base_model import BaseModel
 from .config import EngineConfig
-from .decode_graphs import GRAPH_LAYER_BYTES, decode_layout, num_graphs_at_start, serves_graphs
+from .decode_graphs import (
+    GRAPH_LAYER_BYTES,
+    WORKSPACE_BYTES,
+    decode_layout,
+    num_graphs_at_start,
+    serves_graphs,
+)
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache, kv_bytes_per_block
@@ -100,7 +106,7 @@ def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
     layout = decode_layout(config, groups, base.max_model_len)
     logits = 4 * num_rows * base.vocab_size
     graphs = num_graphs_at_start(config) * len(base.kv_shapes) * GRAPH_LAYER_BYTES
-    return activations + layout.num_bytes + logits + graphs
+    return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
 
 
 def _run_at(

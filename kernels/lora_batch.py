@@ -92,6 +92,8 @@ class LoraBatch:
     """The other tokens that have an adapter."""
     tiles: LoraTiles | None
     """None on devices without Triton."""
+    beside: torch.cuda.Stream | None = None
+    """Where what does not need the base's result is computed, beside it; None: behind it."""
     extras: tuple[Segment, ...] = ()
     """All tokens whose adapters hold more than A and B for some slice."""
 
