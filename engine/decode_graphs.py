@@ -63,6 +63,8 @@ class DecodeOutput(NamedTuple):
     """fp32 `[num_rows, vocab_size]`."""
     hidden_states: Tensor | None
     """`[num_rows, hidden_size]`: what the output head met; None unless asked for."""
+    are_finite: Tensor
+    """bool `[num_rows]`: whether all of a row's logits are numbers."""
 
 
 def row_sizes(max_num_seqs: int) -> list[int]:
@@ -103,6 +105,7 @@ class DecodeGraphs:
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
         self._logits = torch.zeros(size, base.vocab_size, device=base.device)
+        self._are_finite = torch.zeros(size, dtype=torch.bool, device=base.device)
         self._hidden_states: Tensor | None = None
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
@@ -141,9 +144,10 @@ class DecodeGraphs:
         if replay is None:
             return None
         replay()
-        hidden = self._hidden_states
-        num_rows = len(spans)
-        return DecodeOutput(self._logits[:num_rows], None if hidden is None else hidden[:num_rows])
+        rows, hidden = slice(len(spans)), self._hidden_states
+        return DecodeOutput(
+            self._logits[rows], None if hidden is None else hidden[rows], self._are_finite[rows]
+        )
 
     def _shape(self, num_rows: int, rank: int) -> Shape | None:
         size, rank_class = bisect_left(self._sizes, num_rows), bisect_left(RANK_CLASSES, rank)
@@ -177,7 +181,7 @@ class DecodeGraphs:
             self._cache, inputs.attention(num_rows), StepAdapters(self._lora(shape))
         )
         with head_inputs(self._base.model) as seen:
-            run_model(
+            logits = run_model(
                 self._base.model,
                 forward,
                 inputs.input_ids(num_rows),
@@ -185,6 +189,7 @@ class DecodeGraphs:
                 inputs.row_numbers(num_rows),
                 out=self._logits[:num_rows],
             )
+        torch.all(logits.isfinite(), -1, out=self._are_finite[:num_rows])
         if self._hidden_states is not None:
             self._hidden_states[:num_rows].copy_(seen[0][0])
 

@@ -36,10 +36,16 @@ class StepOutput(NamedTuple):
     """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
     request's embedding is asked for."""
 
+    are_finite: Tensor | None = None
+    """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
+
     @property
     def finite(self) -> list[bool]:
         """For each row whether all of its logits are numbers."""
-        finite: list[bool] = self.logits.isfinite().all(-1).tolist()
+        are_finite = self.are_finite
+        finite: list[bool] = (
+            self.logits.isfinite().all(-1) if are_finite is None else are_finite
+        ).tolist()
         return finite
 
 
@@ -131,7 +137,9 @@ class ModelRunner:
         runs = [_run(1, lease) for lease in leases]
         rank = self._adapters.plain_rank(runs)
         output = None if rank is None else graphs.run(spans, [run.row for run in runs], rank)
-        return None if output is None else StepOutput(*output)
+        if output is None:
+            return None
+        return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
 
     def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
         """As `run`, of whatever spans, each under the adapter of its lease.

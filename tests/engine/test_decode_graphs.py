@@ -17,6 +17,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine import decode_graphs
 from loraplex.engine.decode_graphs import row_sizes
 from loraplex.engine.messages import FinishReason, Pooling
+from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
 from support.models import make_adapter
@@ -143,6 +144,27 @@ def test_what_is_read_of_a_step_is_that_of_its_own_rows(
         assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
 
 
+def test_a_row_that_is_not_finite_ends_its_own_request_alone(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    expected = engines.serve(None, None)[0]
+    engine = engines.replayed
+    ids = [
+        engine.submit(PROMPTS[row], adapter, max_tokens=5, ignore_eos=True)
+        for row, adapter in enumerate((None, None, key))
+    ]
+    while len(engine.answers[ids[2]].token_ids) < 2:
+        engine.step()
+    engine.core._arena.flat.fill_(torch.inf)
+    engine.run()
+    assert engine.tokens(ids[:2]) == expected
+    error = engine.answers[ids[2]].end.error
+    assert error is not None
+    assert error.code == "numerical_error"
+
+
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 def test_what_no_graph_serves_runs_eagerly_and_is_counted(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +194,31 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(
     assert replayed == eager
     assert (engines.num_replayed, engines.num_eager) == (0, 4)
     assert engines.recorder.num_captured == num_tried, "once is enough"
+
+
+def test_hidden_states_are_those_of_the_step(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    seen: list[list[Tensor]] = [[], []]
+    for engine, states in zip((engines.replayed, engines.eager), seen, strict=True):
+        runner = engine.core._runner
+        runner.keeps_hidden_states = True
+        runner.capture()
+        run = runner.run
+
+        def watched(sequences: Any, run: Any = run, states: list[Tensor] = states) -> StepOutput:
+            output: StepOutput = run(sequences)
+            assert output.hidden_states is not None
+            states.append(output.hidden_states.clone())
+            return output
+
+        monkeypatch.setattr(runner, "run", watched)
+    replayed, eager = engines.serve(None, None, None)
+    assert replayed == eager
+    assert engines.num_replayed > 0
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
