@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..kernels.attention import AttentionBatch, AttentionOptions, paged_attention
+from ..kernels.kv_pages import write_pages
 from ..kernels.lora_batch import LoraBatch, Segment
 from .errors import UnsupportedModel
 from .kv_cache import KvCache
@@ -67,8 +68,7 @@ class PagedForward:
         index = self._cache.group_of[layer_index]
         group, batch = self._cache.groups[index], self._attention[index]
         keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
-        keys.write(batch.slot_mapping, k)
-        values.write(batch.slot_mapping, v)
+        write_pages(keys, values, batch.slot_mapping, k, v)
         if group.window not in (None, options.sliding_window):
             # The operator's window, for a layer that sees everything.
             options = replace(options, sliding_window=group.window, num_sink_positions=group.sinks)

@@ -1,10 +1,10 @@
-"""Attention of a flat mixed batch over a paged KV cache, in plain PyTorch.
+"""Attention of a flat mixed batch over a paged KV cache: what it is, and how the CPU does it.
 
-This is the meaning of the op, the path on every device today and the oracle of faster ones. One
-call serves one layer. Sequences with few new tokens, those that decode or verify guesses, are
-computed many at a time; long chunks of prompts one by one. Padding never reaches a sum through
-multiplication by zero alone: padded positions point at the null block, which is all zeros, and
-blocks are zeroed before they get a new owner.
+`attend_gathered`, in plain PyTorch, is the meaning of the op and the oracle of `attention_triton`,
+which serves CUDA. One call serves one layer. Sequences with few new tokens, those that decode or
+verify guesses, are computed many at a time; long chunks of prompts one by one. Padding never
+reaches a sum through multiplication by zero alone: padded positions point at the null block, which
+is all zeros, and blocks are zeroed before they get a new owner.
 
 Layers with a window read only the blocks that a query can see: their block tables skip what lies
 behind the window, and say at which position each block begins.
@@ -94,14 +94,22 @@ def paged_attention(
     The step's own keys and values must have been written. Queries see themselves and what lies
     before them in their own sequence.
     """
-    out = q.new_empty(*q.shape[:2], values.dim)
-    if q.is_cuda:
-        from .attention_triton import attend_group  # Triton is not installed everywhere
+    if not q.is_cuda:
+        return attend_gathered(q, keys, values, batch, options)
+    from .attention_triton import attend_group  # Triton is not installed everywhere
 
-        for group in batch.groups:
-            attend_group(q, out, keys, values, group, options)
-        assert not batch.chunks, "on CUDA chunks are groups"
-        return out
+    assert not batch.chunks, "on CUDA a chunk is a group"
+    out = q.new_empty(*q.shape[:2], values.dim)
+    for group in batch.groups:
+        attend_group(q, out, keys, values, group, options)
+    return out
+
+
+def attend_gathered(
+    q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
+) -> Tensor:
+    """As `paged_attention`, in plain PyTorch on any device; without negative rows or positions."""
+    out = q.new_empty(*q.shape[:2], values.dim)
     for group in batch.groups:
         out[group.rows] = _attend_group(q[group.rows], keys, values, group, options)
     for chunk in batch.chunks:

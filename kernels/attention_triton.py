@@ -115,7 +115,9 @@ def attention_shape(
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
     most_queries = MIN_BLOCK if is_exact else 64 if is_wide else 128
     block_queries = min(max(triton.next_power_of_2(num_queries), MIN_BLOCK), most_queries)
-    block_keys = (16 if is_wide else 32) if is_exact else (32 if is_wide else 64)
+    block_keys = 32 if is_exact else 128 if block_queries == MIN_BLOCK else 64
+    if is_wide:
+        block_keys //= 2
     num_tiles = triton.cdiv(num_queries, block_queries)
     key_tiles = triton.cdiv(num_keys, block_keys) + has_sinks
     if num_tiles > 1:
@@ -156,8 +158,7 @@ def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
     """How `attend_kernel` is compiled."""
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
-    is_large = shape.block_queries >= 128
-    return {"num_warps": 8 if is_large else 4, "num_stages": 2 if is_large else 3}
+    return {"num_warps": 8 if shape.block_queries >= 128 else 4, "num_stages": 2}
 
 
 def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def attend_kernel(
             visible &= near | (key_positions < SINK_POSITIONS)[None, :]
         if ancestors_ptr is not None:
             follows = tl.load(
-                ancestors_ptr + places.to(tl.int64)[:, None] * num_rows + new[None, :],
+                ancestors_ptr + places[:, None] * num_rows + new[None, :],
                 mask=inside[:, None] & is_new[None, :],
                 other=0,
             )

@@ -1,7 +1,7 @@
 """Pages of keys or values: how one layer's cached vectors are held, written and read back.
 
-A page is a block of `block_size` tokens. Attention sees only what `gather` returns, in the model's
-own dtype, so how the vectors are held is decided here and nowhere else.
+A page is a block of `block_size` tokens. On the CPU attention sees what `gather` returns, in the
+model's own dtype; the Triton kernels read and write `data` and `scales` themselves.
 """
 
 from __future__ import annotations
@@ -103,6 +103,20 @@ def make_pages(
     codes = torch.zeros(size, dtype=torch.uint8, device=device).view(code_dtype)
     scales = torch.zeros(*size[:3], 1, dtype=SCALE_DTYPE, device=device)
     return QuantizedPages(codes, scales, dtype=dtype)
+
+
+def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store a step's `k, v [num_tokens, num_heads, dim]`, last axes dense; see `KvPages.write`.
+
+    On CUDA a token whose slot is negative is left out.
+    """
+    if k.is_cuda:
+        from . import kv_write_triton  # Triton is not installed everywhere
+
+        kv_write_triton.write_pages(keys, values, slots, k, v)
+    else:
+        keys.write(slots, k)
+        values.write(slots, v)
 
 
 def vector_bytes(dim: int, *, dtype: torch.dtype, code_dtype: torch.dtype | None) -> int:

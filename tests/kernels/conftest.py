@@ -43,26 +43,32 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def interpreted_lora() -> ModuleType:
     return interpreted("lora_triton")
 
 
 @pytest.fixture
-def interpreted_attention(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = _interpreted_attention()
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    for name in ("max", "min", "sum"):  # of Triton's own those that our kernels call
-        function = interpreter.InterpretedFunction(getattr(module.tl, name).fn)
-        monkeypatch.setattr(module.tl, name, function)
-    return module
-
-
-@cache
-def _interpreted_attention() -> ModuleType:
+def interpreted_attention(interpreted_reductions: None) -> ModuleType:
     return interpreted("attention_triton")
 
 
+@pytest.fixture
+def interpreted_kv_write(interpreted_reductions: None) -> ModuleType:
+    return interpreted("kv_write_triton")
+
+
+@pytest.fixture
+def interpreted_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let interpreted kernels call `tl.max` and the like, which Triton itself decorates."""
+    language = pytest.importorskip("triton.language")
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    for name in ("max", "min", "sum"):
+        function = interpreter.InterpretedFunction(getattr(language, name).fn)
+        monkeypatch.setattr(language, name, function)
+
+
+@cache
 def interpreted(name: str) -> ModuleType:
     """A second copy of a module of `loraplex.kernels` whose Triton kernels run on CPU tensors.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraplex.engine.inputs import Span, make_inputs
 from loraplex.engine.kv_layout import KvGroup
-from loraplex.kernels.attention import AttentionBatch, AttentionOptions, paged_attention
+from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
 from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
 
 CPU = torch.device("cpu")
@@ -86,12 +86,16 @@ class AttentionCase:
         num_tokens = sum(len(span.token_ids) for span in self.spans)
         self.q = torch.randn(num_tokens, self.sizes.heads, self.sizes.dim).to(dtype)
 
-    def batch(self, *, in_place: bool) -> AttentionBatch:
+    def pages_on(self, device: torch.device) -> tuple[KvPages, KvPages]:
+        dtype = self.q.dtype
+        return _moved(self.keys, device, dtype), _moved(self.values, device, dtype)
+
+    def batch(self, *, in_place: bool, device: torch.device = CPU) -> AttentionBatch:
         inputs = make_inputs(
             self.spans,
             groups=self._groups,
             block_size=self.sizes.block_size,
-            device=CPU,
+            device=device,
             in_place=in_place,
         )
         return inputs.attention[0]
@@ -99,9 +103,16 @@ class AttentionCase:
     def expected(self) -> Tensor:
         """By the plain op in fp32, which needs what nobody wrote to be zeros."""
         keys, values = _readable(self.keys), _readable(self.values)
-        return paged_attention(
+        return attend_gathered(
             self.q.float(), keys, values, self.batch(in_place=False), self.options
         )
+
+
+def _moved(pages: KvPages, device: torch.device, dtype: torch.dtype) -> KvPages:
+    if pages.scales is None:
+        return PlainPages(pages.data.to(device))
+    data, scales = pages.data.to(device), pages.scales.to(device)
+    return QuantizedPages(data, scales, dtype=dtype)
 
 
 def _poison(pages: KvPages, written: Tensor) -> None:

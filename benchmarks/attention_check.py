@@ -1,0 +1,192 @@
+"""Paged attention on CUDA: errors against the plain op on the CPU, and times beside PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loraplex.kernels.attention import (
+    AttentionBatch,
+    AttentionOptions,
+    PrefillChunk,
+    SequenceGroup,
+    attend_gathered,
+    paged_attention,
+)
+from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes
+from support.attention_cases import AttentionCase, Sequences, Sizes
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Of values around one: what a rounding of each of a sum's weights leaves."""
+SIZES = {
+    "llama": Sizes(8, 2, 128, 128, 16),
+    "phi": Sizes(4, 4, 80, 80, 16),
+    "mla": Sizes(4, 4, 192, 128, 16),
+    "gemma": Sizes(8, 1, 256, 256, 16),
+    "odd": Sizes(14, 2, 96, 24, 8),
+}
+HEADS, KV_HEADS, DIM, BLOCK_SIZE = 32, 8, 128, 16
+BATCH = 32
+CONTEXTS = (512, 2048, 8192)
+CHUNKS = ((512, 512), (2048, 2048), (512, 8192))
+"""New tokens of a prompt, and its tokens with them."""
+FORMS: dict[str, torch.dtype | None] = {
+    "bf16": None,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+REPETITIONS = 50
+
+
+def check_attention(device: str) -> dict[str, Any]:
+    """The largest error of every case; what nobody wrote is NaN."""
+    torch.manual_seed(0)
+    errors = {
+        name: {"error": _error(case, torch.device(device)), "bound": TOLERANCES[case.q.dtype]}
+        for name, case in attention_cases()
+    }
+    return {"ok": all(found["error"] <= found["bound"] for found in errors.values()), **errors}
+
+
+def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
+    """Decodes, guesses, trees and chunks together, by what models and operators add to them."""
+    mixed = Sequences([(1, 1), (700, 1), (64, 1), (570, 4), (40, 9), (330, 130), (100, 100)])
+    tree = Sequences([(640, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
+    plain = AttentionOptions(0.1)
+    window = replace(plain, sliding_window=100)
+    sinks = replace(window, num_sink_positions=5)
+    for name, sizes in SIZES.items():
+        everything = replace(sinks, softcap=5.0, sinks=torch.randn(sizes.heads))
+        yield f"{name}, fp32, all", AttentionCase(mixed, everything, sizes)
+        yield f"{name}, bf16", AttentionCase(mixed, plain, sizes, dtype=torch.bfloat16)
+    sizes = SIZES["llama"]
+    yield "fp32", AttentionCase(mixed, plain, sizes)
+    yield "fp32, window", AttentionCase(mixed, window, sizes)
+    yield "fp32, window, sink positions", AttentionCase(mixed, sinks, sizes)
+    yield "fp32, tree", AttentionCase(tree, plain, sizes)
+    yield "bf16, tree, window", AttentionCase(tree, window, sizes, dtype=torch.bfloat16)
+    yield "fp16", AttentionCase(mixed, plain, sizes, dtype=torch.float16)
+    for form in ("int8", "fp8"):
+        codes = FORMS[form]
+        yield f"{form} for fp32", AttentionCase(mixed, plain, sizes, code_dtype=codes)
+        yield (
+            f"{form} for bf16",
+            AttentionCase(mixed, plain, sizes, dtype=torch.bfloat16, code_dtype=codes),
+        )
+
+
+def _error(case: AttentionCase, device: torch.device) -> float:
+    keys, values = case.pages_on(device)
+    options = case.options
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(device))
+    batch = case.batch(in_place=device.type == "cuda", device=device)
+    actual = paged_attention(case.q.to(device), keys, values, batch, options)
+    error = (actual.float().cpu() - case.expected()).abs().max().item()
+    return error if error == error else float("inf")
+
+
+def time_attention(device: str) -> dict[str, Any]:
+    """Microseconds of one layer's attention, replayed from a graph, beside the plain op."""
+    torch.manual_seed(0)
+    on = torch.device(device)
+    return {
+        "decode": [_time_decode(form, context, on) for context in CONTEXTS for form in FORMS],
+        "prefill": [_time_prefill(new, context, on) for new, context in CHUNKS],
+    }
+
+
+def _time_decode(form: str, context: int, device: torch.device) -> dict[str, Any]:
+    num_blocks = BATCH * context // BLOCK_SIZE
+    keys, values = (_random_pages(1 + num_blocks, FORMS[form], device) for _ in range(2))
+    table = 1 + torch.randperm(num_blocks, device=device).view(BATCH, -1)
+    group = SequenceGroup(
+        torch.arange(BATCH, device=device)[:, None],
+        torch.full((BATCH, 1), context - 1, device=device),
+        table,
+    )
+    batch, options = AttentionBatch(table[:, 0], (group,), ()), AttentionOptions(DIM**-0.5)
+    q = torch.randn(BATCH, HEADS, DIM, device=device, dtype=torch.bfloat16)
+    seconds = graph_seconds(lambda: paged_attention(q, keys, values, batch, options))
+    plain = graph_seconds(lambda: attend_gathered(q, keys, values, batch, options))
+    vector = vector_bytes(DIM, dtype=torch.bfloat16, code_dtype=FORMS[form])
+    num_bytes = 2 * BATCH * context * KV_HEADS * vector
+    return {
+        "form": form,
+        "context": context,
+        "microseconds": round(1e6 * seconds, 1),
+        "gigabytes_per_second": round(num_bytes / seconds / 1e9),
+        "plain_microseconds": round(1e6 * plain, 1),
+    }
+
+
+def _time_prefill(num_new: int, context: int, device: torch.device) -> dict[str, Any]:
+    num_blocks = context // BLOCK_SIZE
+    keys, values = (_random_pages(1 + num_blocks, None, device) for _ in range(2))
+    table = 1 + torch.randperm(num_blocks, device=device)
+    rows = torch.arange(num_new, device=device)
+    group = SequenceGroup(rows[None], context - num_new + rows[None], table[None])
+    chunk = PrefillChunk(0, num_new, context, table)
+    options = AttentionOptions(DIM**-0.5)
+    q = torch.randn(num_new, HEADS, DIM, device=device, dtype=torch.bfloat16)
+    ours, plain = AttentionBatch(rows, (group,), ()), AttentionBatch(rows, (), (chunk,))
+    seconds = graph_seconds(lambda: paged_attention(q, keys, values, ours, options))
+    gathered = graph_seconds(lambda: attend_gathered(q, keys, values, plain, options))
+    operations = 4 * HEADS * DIM * num_new * (context - (num_new - 1) / 2)
+    return {
+        "new_tokens": num_new,
+        "context": context,
+        "microseconds": round(1e6 * seconds, 1),
+        "teraflops": round(operations / seconds / 1e12, 1),
+        "plain_microseconds": round(1e6 * gathered, 1),
+        "dense_microseconds": _dense_microseconds(q, context) if num_new == context else None,
+    }
+
+
+def _dense_microseconds(q: Tensor, context: int) -> float:
+    """PyTorch's own causal attention over adjacent keys."""
+    queries = q.transpose(0, 1)[None].contiguous()
+    keys, values = torch.randn(2, 1, KV_HEADS, context, DIM, device=q.device, dtype=q.dtype)
+    return round(
+        1e6
+        * graph_seconds(
+            lambda: F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, enable_gqa=True
+            )
+        ),
+        1,
+    )
+
+
+def _random_pages(num_blocks: int, code_dtype: torch.dtype | None, device: torch.device) -> KvPages:
+    size = (num_blocks, BLOCK_SIZE, KV_HEADS, DIM)
+    pages = make_pages(size, dtype=torch.bfloat16, code_dtype=code_dtype, device=device)
+    if pages.scales is None:
+        pages.data.normal_()
+    else:
+        pages.data.copy_((30 * torch.randn(size, device=device)).clamp(-127, 127))
+        pages.scales.fill_(1 / 30)
+    return pages
+
+
+def graph_seconds(run: Callable[[], Tensor]) -> float:
+    """The median of replays of a captured call: the device's time without the host's."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(REPETITIONS + 1)]
+    graph.replay()
+    for event in events:
+        event.record()
+        graph.replay()
+    torch.cuda.synchronize()
+    spans = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+    return sorted(spans)[REPETITIONS // 2]
