@@ -132,6 +132,21 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert 8 < engines.recorder.num_captured <= 12
 
 
+def test_guesses_are_verified_and_short_prompts_computed_by_replays(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guessing = {"speculation": ("ngram",), "clock": lambda: 0.0}  # nothing costs time: guesses pay
+    engines = Engines(tiny_base, tmp_path, monkeypatch, max_num_seqs=24, **guessing, **WINDOWS)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    engines.serve(key)
+    before = engines.replayed.core.stats()
+    replayed, eager = engines.serve(None, key, max_tokens=40, ignore_eos=True)
+    assert replayed == eager
+    after = engines.replayed.core.stats()
+    assert after.speculation_totals[0].num_draft_tokens > 0
+    assert after.num_graph_steps - before.num_graph_steps == after.num_steps - before.num_steps
+
+
 def test_what_is_read_of_a_step_is_that_of_its_own_rows(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +248,7 @@ def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
     before.fill_(1 << 40)
     replayed, eager = engines.serve(key)
     assert replayed == eager
-    assert engines.recorder.num_captured == num_captured + 1
+    assert engines.recorder.num_captured == num_captured + 2, "of the prompt's rows, and of one row"
 
 
 def test_numbers_of_rows_are_few_and_pad_little() -> None:
