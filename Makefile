@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars
+	adapter-load speculation grammars mixed-step
 .PHONY: help install demo demo-weights test test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
@@ -75,6 +75,7 @@ bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
+bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
 docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings

@@ -21,6 +21,11 @@ _GAUGES = {
 _COUNTERS = {
     "num_steps": ("engine_steps", "Forward passes."),
     "num_step_sequences": ("engine_step_sequences", "Sequences of all steps together."),
+    "num_graph_steps": ("engine_graph_steps", "Forward passes that replayed a captured graph."),
+    "num_eager_decodes": (
+        "engine_eager_decode_steps",
+        "Steps of decodes alone that no captured graph served.",
+    ),
     "num_prompt_tokens": ("engine_prompt_tokens", "Prompt tokens scheduled."),
     "num_generated_tokens": ("engine_generated_tokens", "Tokens generated."),
     "num_prefix_query_tokens": (

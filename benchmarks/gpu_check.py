@@ -99,7 +99,10 @@ def device_name(device: str) -> str:
 
 
 def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
-    """Serve the same cases on the CPU and on `device`; compare the tokens."""
+    """Serve the same cases on the CPU and on `device`; compare the tokens.
+
+    On CUDA decode steps replay captured graphs, with more adapters and higher ranks as they come.
+    """
     base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
     folders = [
         make_adapter(base, directory / f"adapter-{index}", seed=index, scale=0.05, r=rank)
@@ -133,12 +136,18 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
     reference.close()
     tested.close()
     return {
-        "ok": differing == near_ties and stats.num_adapter_evictions > 0,
+        "ok": differing == near_ties
+        and stats.num_adapter_evictions > 0
+        and (stats.num_graph_steps > 0) == (device == "cuda"),
         "requests": len(cases),
         "tokens": num_tokens,
         "tokens_per_second": round(num_tokens / seconds, 1),
         "different_beyond_near_ties": len(differing) - len(near_ties),
         "near_ties": len(near_ties),
+        "steps": stats.num_steps,
+        "steps_replayed_from_graphs": stats.num_graph_steps,
+        "decode_steps_without_graph": stats.num_eager_decodes,
+        "memory_plan": tested.core.info.memory_plan,
         "adapter_loads": stats.num_adapter_loads,
         "adapter_evictions": stats.num_adapter_evictions,
         "leaked_blocks": tested.core.info.num_kv_blocks - stats.num_free_kv_blocks,

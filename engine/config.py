@@ -65,6 +65,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 1024
     """The token budget of one step."""
     kv_block_size: int = 16
+    enforce_eager: bool = False
+    """On CUDA, launch every kernel of every step: no step is captured as a graph."""
     memory_bytes: int | None = None
     """What the engine may use on the device, weights included; None: what is free, less a
     reserve."""

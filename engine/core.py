@@ -24,6 +24,7 @@ from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
 from .checkpoint import locate_model
 from .config import EngineConfig, Quantization
+from .decode_graphs import open_decode_graphs, serves_graphs
 from .device_peak import measure_peak
 from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
@@ -105,7 +106,6 @@ class EngineCore:
         self._grammars = open_grammars(
             locate_model(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
         )
-        self.info = describe_engine(config, base, plan, serves_grammars=self._grammars.is_served)
         self._base = base
         self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
@@ -158,6 +158,7 @@ class EngineCore:
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=plan.num_swap_slots,
+            has_spare_blocks=serves_graphs(config, base),
         )
         self._kv = KvBlocks(
             plan.kv_groups,
@@ -166,7 +167,8 @@ class EngineCore:
             num_swap_slots=plan.num_swap_slots,
         )
         self._num_kv_groups = len(plan.kv_groups)
-        self._runner = ModelRunner(base, cache, arena)
+        graphs = open_decode_graphs(config, base, cache, arena, max_model_len=plan.max_model_len)
+        self._runner = ModelRunner(base, cache, arena, graphs)
         costs = StepCosts()
         drafting = open_draft_model(config, base, draft, plan.num_draft_blocks)
         self._speculation = open_speculation(
@@ -177,6 +179,8 @@ class EngineCore:
             clock=clock,
             loaded=[*medusas, *([drafting] if drafting else [])],
         )
+        plan.lines.extend(self._runner.capture())
+        self.info = describe_engine(config, base, plan, serves_grammars=self._grammars.is_served)
         self._scheduler = Scheduler(
             _limits(config, base, plan),
             kv=self._kv,
@@ -431,8 +435,11 @@ class EngineCore:
     def _draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn | EngineError]:
+        logits = output.logits
+        if len(rows) < len(logits):  # a copy, and a wait for the device
+            logits = logits[rows]
         return draw_next_tokens(
-            requests, output.logits[rows], self._speculation.acceptor, self._grammars.restrict
+            requests, logits, self._speculation.acceptor, self._grammars.restrict
         )
 
     def _emit(self, request: Request, generated: TokensGenerated) -> None:
@@ -483,6 +490,8 @@ class EngineCore:
             num_swapped=self._scheduler.num_swapped,
             num_prefix_query_tokens=self._num_prefix_query_tokens,
             num_step_sequences=self._num_step_sequences,
+            num_graph_steps=self._runner.num_graph_steps,
+            num_eager_decodes=self._runner.num_eager_decodes,
             utilization=self._utilization.snapshot(),
             tenant_service=self._tenant_service.snapshot(),
             adapter_tiers=tier_stats(self._residency, self._hits),

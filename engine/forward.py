@@ -134,11 +134,18 @@ AttentionInterface.register(ATTENTION_NAME, attention)
 
 
 def run_model(
-    model: nn.Module, context: ForwardContext, input_ids: Tensor, positions: Tensor, rows: Tensor
+    model: nn.Module,
+    context: ForwardContext,
+    input_ids: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One flat forward over `input_ids, positions [num_tokens]`.
 
-    Returns fp32 logits `[len(rows), vocab_size]` of the tokens named by `rows`.
+    Returns fp32 logits `[len(rows), vocab_size]` of the tokens named by `rows`; in `out`, if there
+    is one.
     """
     with forward_context(context), torch.inference_mode():
         output = model(
@@ -147,5 +154,5 @@ def run_model(
             use_cache=False,
             logits_to_keep=rows,
         )
-    logits: Tensor = output.logits[0]
-    return logits.float()
+        logits: Tensor = output.logits[0]
+        return logits.float() if out is None else out.copy_(logits)

@@ -78,6 +78,25 @@ class Span:
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
+class VisibleBlocks(NamedTuple):
+    """The blocks that any query of a span sees."""
+
+    block_ids: list[int]
+    positions: list[int] | None
+    """Where each begins; None: at 0, without a gap."""
+
+
+def visible_blocks(span: Span, index: int, group: KvGroup, block_size: int) -> VisibleBlocks:
+    """Of the KV group of this index."""
+    table, end = span.tables[index], -(-span.end // block_size)
+    if group.window is None:
+        return VisibleBlocks(list(table[:end]), None)
+    first = group.first_visible_block(span.start, block_size)
+    sinks = min(first, group.num_sink_blocks(block_size))
+    seen = [*range(sinks), *range(first, end)]
+    return VisibleBlocks([table[block] for block in seen], [block * block_size for block in seen])
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     input_ids: Tensor
@@ -162,15 +181,8 @@ class _Layout:
         return slots
 
     def _reads(self, span: Span, row: int) -> _Reads:
-        """The blocks that any of the span's queries sees."""
-        size, table = self.block_size, span.tables[self.index]
-        end = -(-span.end // size)
-        if self.group.window is None:
-            return _Reads(span, row, list(table[:end]), None)
-        first = max(0, span.start - self.group.window + 1) // size
-        sinks = min(first, self.group.num_sink_blocks(size))
-        seen = [*range(sinks), *range(first, end)]
-        return _Reads(span, row, [table[block] for block in seen], [block * size for block in seen])
+        blocks = visible_blocks(span, self.index, self.group, self.block_size)
+        return _Reads(span, row, *blocks)
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
         """As many at a time as do not take more memory than a large chunk."""

@@ -58,14 +58,19 @@ class KvCache:
         kv_format: KvFormat,
         device: torch.device,
         num_swap_slots: Sequence[int] = (),
+        has_spare_blocks: bool = False,
     ) -> None:
-        """`num_swap_slots`: blocks of host memory per group; empty: none."""
+        """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
+        group has one block more, behind those that sequences hold: padding writes to it."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
             layer: index for index, group in enumerate(groups) for layer in group.layers
         }
-        num_blocks = [groups[self.group_of[layer]].num_blocks for layer in range(len(shapes))]
+        num_spare = int(has_spare_blocks)
+        num_blocks = [
+            groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))
+        ]
 
         def pages(layer: int, dim: int) -> KvPages:
             size = (num_blocks[layer], block_size, shapes[layer].num_heads, dim)
@@ -89,6 +94,11 @@ class KvCache:
             [_host_tensor(tensor, slots) for tensor in tensors]
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
         ]
+
+    @property
+    def spare_blocks(self) -> list[int]:
+        """By group, of a cache that has them."""
+        return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         """Zero positions `[start, end)` of the sequence with these blocks, by group."""

@@ -62,10 +62,13 @@ class FusedProjection:
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        y: Tensor = self.linear(rows)
         step = current_forward()
-        if step and step.lora and self._adapters:
-            self._adapters.add(rows, y, step.lora)
+        if not (step and step.lora and self._adapters):
+            y: Tensor = self.linear(rows)
+        else:
+            begun = self._adapters.begin(rows, step.lora)
+            y = self.linear(rows)
+            self._adapters.add(rows, y, step.lora, begun)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

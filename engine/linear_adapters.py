@@ -27,11 +27,15 @@ class LinearAdapters:
         self._lora = LoraProjection(slice_range.start, projection.in_features, tuple(outs))
         self._extras = HeldExtras(arena, slice_range)
 
-    def add(self, x: Tensor, y: Tensor, batch: LoraBatch) -> None:
+    def begin(self, x: Tensor, batch: LoraBatch) -> Tensor | None:
+        """Start on what does not need the base's result; returns what `add` takes."""
+        return self._lora.begin(x, self._arena, batch)
+
+    def add(self, x: Tensor, y: Tensor, batch: LoraBatch, begun: Tensor | None = None) -> None:
         """Change y `[n, out]`, the base's result for x `[n, in]`, in place."""
         for segment in batch.extras:
             self._change(x, y, segment)
-        self._lora.add(x, y, self._arena, batch)
+        self._lora.add(x, y, self._arena, batch, begun)
 
     def forget(self, row: int) -> None:
         """Zero and drop what was kept of a table row's adapter."""

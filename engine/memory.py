@@ -69,6 +69,7 @@ def plan_memory(
     is_host: bool,
     draft: DraftDemand | None = None,
     head_bytes: int = 0,
+    graph_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
@@ -77,6 +78,7 @@ def plan_memory(
     holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
     together. `draft`: a draft model, which gets as many tokens of KV as the base would have, did
     all its layers see everything. `head_bytes`: what Medusa heads take, which are loaded too.
+    `graph_bytes`: what captured decode steps will take.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
@@ -86,7 +88,7 @@ def plan_memory(
         available_bytes = min(available_bytes, config.memory_bytes - loaded_bytes)
     reserve = int(available_bytes * RESERVE_FRACTION)
     host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
-    usable = available_bytes - reserve - activation_bytes - host_bytes
+    usable = available_bytes - reserve - activation_bytes - graph_bytes - host_bytes
     arena = config.arena_bytes
     if arena is None:
         arena = max(0, int(usable * ARENA_FRACTION))
@@ -107,6 +109,8 @@ def plan_memory(
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
         f"adapter arena {_mib(arena)}" + (f", decode windows {_mib(windows)}" if is_host else ""),
     ]
+    if graph_bytes:
+        lines.append(f"decode graphs {_mib(graph_bytes)}")
     if is_host:
         lines.append(f"host cache {_mib(config.host_cache_bytes)}")
     if draft.weight_bytes:

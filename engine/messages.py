@@ -560,6 +560,10 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache; `num_cached_tokens` of them were found."""
     num_step_sequences: int = 0
     """Sequences of all steps together: over `num_steps`, how many run at once."""
+    num_graph_steps: int = 0
+    """Steps that one launch of a captured graph computed."""
+    num_eager_decodes: int = 0
+    """Steps of decodes alone that no graph served, on an engine that has graphs."""
     utilization: UtilizationStats = field(default_factory=UtilizationStats)
     tenant_service: list[tuple[str, int]] = field(default_factory=list)
     """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""

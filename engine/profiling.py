@@ -9,6 +9,13 @@ import torch
 
 from .base_model import BaseModel
 from .config import EngineConfig
+from .decode_graphs import (
+    GRAPH_LAYER_BYTES,
+    WORKSPACE_BYTES,
+    decode_layout,
+    num_graphs_at_start,
+    serves_graphs,
+)
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache, kv_bytes_per_block
@@ -39,6 +46,7 @@ def plan_engine(
     if draft:
         demand, draft_activation_bytes = _profile_draft(config, draft)
         activation_bytes = max(activation_bytes, draft_activation_bytes)
+    graph_bytes = _graph_bytes(config, base, groups) if serves_graphs(config, base) else 0
     plan = plan_memory(
         config,
         available_bytes=available_bytes(base.device),
@@ -58,6 +66,7 @@ def plan_engine(
         is_host=base.device.type == "cpu",
         draft=demand,
         head_bytes=head_bytes,
+        graph_bytes=graph_bytes,
     )
     if base.kv_error:
         line = (
@@ -81,6 +90,34 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
     """The last chunk of a long prompt, with logits of as many rows as a step may look at."""
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
+    num_rows = min(config.max_kept_rows, num_tokens)
+    _run_at(context, [num_tokens], num_rows, config, base, groups)
+
+
+def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
+    """The largest decode step's activations and fixed memory, and what the graphs themselves take.
+
+    Graphs share their activations, but with nothing else: not with steps that run eagerly.
+    """
+    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), config.max_num_seqs
+    activations = peak_bytes(
+        base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
+    )
+    layout = decode_layout(config, groups, base.max_model_len)
+    logits = 4 * num_rows * base.vocab_size
+    graphs = num_graphs_at_start(config) * len(base.kv_shapes) * GRAPH_LAYER_BYTES
+    return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
+
+
+def _run_at(
+    context: int,
+    span_lengths: Sequence[int],
+    num_rows: int,
+    config: EngineConfig,
+    base: BaseModel,
+    groups: Sequence[KvGroup],
+) -> None:
+    """A step of spans that end at `context` tokens each, with logits of its first rows."""
     table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
     cache = KvCache(
         [replace(group, num_blocks=2) for group in groups],
@@ -89,10 +126,13 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
         kv_format=base.kv_format,
         device=base.device,
     )
-    span = Span([0] * num_tokens, start=context - num_tokens, tables=[table] * len(groups))
+    spans = [
+        Span([0] * length, start=context - length, tables=[table] * len(groups))
+        for length in span_lengths
+    ]
     inputs = make_inputs(
-        [span], groups=cache.groups, block_size=config.kv_block_size, device=base.device
+        spans, groups=cache.groups, block_size=config.kv_block_size, device=base.device
     )
-    rows = torch.arange(min(config.max_kept_rows, num_tokens), device=base.device)
+    rows = torch.arange(num_rows, device=base.device)
     forward = PagedForward(cache, inputs.attention)
     run_model(base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -14,6 +14,7 @@ from ..adapters.residency import Lease
 from ..kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from .base_model import BaseModel
 from .batch import ScheduledBatch, ScheduledSequence
+from .decode_graphs import DecodeGraphs
 from .forward import PagedForward, run_model
 from .inputs import Span, make_inputs
 from .kv_cache import KvCache
@@ -28,31 +29,53 @@ class StepOutput(NamedTuple):
     """What a step says of its kept rows, those of each sequence adjacent and in its order."""
 
     logits: Tensor
-    """fp32 `[num_kept_rows, vocab_size]`."""
+    """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
     hidden_states: Tensor | None
     """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
     token_states: Tensor | None = None
     """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
     request's embedding is asked for."""
 
+    are_finite: Tensor | None = None
+    """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
+
     @property
     def finite(self) -> list[bool]:
         """For each row whether all of its logits are numbers."""
-        finite: list[bool] = self.logits.isfinite().all(-1).tolist()
+        are_finite = self.are_finite
+        finite: list[bool] = (
+            self.logits.isfinite().all(-1) if are_finite is None else are_finite
+        ).tolist()
         return finite
 
 
 class ModelRunner:
     """The base model, its KV cache and its adapters' arena."""
 
-    def __init__(self, base: BaseModel, cache: KvCache, arena: Arena) -> None:
+    def __init__(
+        self, base: BaseModel, cache: KvCache, arena: Arena, graphs: DecodeGraphs | None = None
+    ) -> None:
+        """`graphs`: None where decode steps run kernel by kernel."""
         self.keeps_hidden_states = False
+        self.num_graph_steps = 0
+        self.num_eager_decodes = 0
+        """Steps of decodes alone that no graph served, where there are graphs."""
         self._base = base
+        self._graphs = graphs
         self._cache = cache
         self._arena = arena
         self._adapters = StepAdaptersBuilder(
             LoraBatchBuilder(arena, base.device), base.layout, base.head_name
         )
+
+    def capture(self) -> list[str]:
+        """Capture what can be; once, when `keeps_hidden_states` stands and before the first step.
+
+        Returns what there is to say of it, for the operator.
+        """
+        if self._graphs is None:
+            return []
+        return [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         """Whether the sequence's adapter still is what its lease says, in row and generation."""
@@ -94,12 +117,29 @@ class ModelRunner:
         Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
         at: one that is not finite has written what must not be reused.
         """
+        spans = [_span(sequence) for sequence in sequences]
+        leases = [sequence.request.lease for sequence in sequences]
+        if self._graphs and all(sequence.is_decode for sequence in sequences):
+            reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
+            output = None if reads_states else self._replay(self._graphs, spans, leases)
+            if output is not None:
+                self.num_graph_steps += 1
+                return output
+            self.num_eager_decodes += 1
         with self._token_states(sequences) as seen:
-            output = self.run_spans(
-                [_span(sequence) for sequence in sequences],
-                [sequence.request.lease for sequence in sequences],
-            )
+            output = self.run_spans(spans, leases)
         return output._replace(token_states=seen[0]) if seen else output
+
+    def _replay(
+        self, graphs: DecodeGraphs, spans: Sequence[Span], leases: Sequence[Lease | None]
+    ) -> StepOutput | None:
+        """The output of spans of one token each, if a graph serves them."""
+        runs = [_run(1, lease) for lease in leases]
+        rank = self._adapters.plain_rank(runs)
+        output = None if rank is None else graphs.run(spans, [run.row for run in runs], rank)
+        if output is None:
+            return None
+        return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
 
     def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
         """As `run`, of whatever spans, each under the adapter of its lease.

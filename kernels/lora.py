@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .lora_batch import LoraBatch
@@ -25,15 +26,45 @@ class LoraProjection:
         self._slice_outs = slice_outs
         self._window: LoraWindow | None = None
 
-    def add(self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
+    def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor | None:
+        """Start on what does not need the base's result, beside it, if the batch says where.
+
+        Returns what `add` takes; None: it does everything.
+        """
+        if batch.tiles is None or batch.beside is None:
+            return None
+        from .lora_triton import shrink_tiles
+
+        batch.beside.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(batch.beside):
+            return shrink_tiles(
+                x,
+                weights,
+                batch.token_rows,
+                batch.tiles,
+                first_slice=self._first_slice,
+                num_slices=len(self._slice_outs),
+            )
+
+    def add(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: AdapterWeights,
+        batch: LoraBatch,
+        begun: Tensor | None = None,
+    ) -> None:
         """Add each token's delta to y, in place; see `lora_reference` for the arithmetic.
 
         x `[num_tokens, in_features]` is the projection's input, y `[num_tokens, sum(slice_outs)]`
-        the base's result; both in the dtype of `weights.flat`, rows dense.
+        the base's result; both in the dtype of `weights.flat`, rows dense. begun: what `begin`
+        gave.
         Raises ValueError if shapes, dtypes or devices do not fit.
         """
         self._check(x, y, weights, batch)
-        if batch.tiles is not None:
+        if begun is not None:
+            self._finish(y, begun, weights, batch)
+        elif batch.tiles is not None:
             self._add_on_gpu(x, y, weights, batch)
         else:
             self._add_on_cpu(x, y, weights, batch)
@@ -76,6 +107,22 @@ class LoraProjection:
         add_tiles(
             x,
             y,
+            weights,
+            batch.token_rows,
+            batch.tiles,
+            first_slice=self._first_slice,
+            slice_outs=self._slice_outs,
+        )
+
+    def _finish(self, y: Tensor, h: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
+        from .lora_triton import expand_tiles
+
+        assert batch.tiles is not None
+        assert batch.beside is not None
+        torch.cuda.current_stream(y.device).wait_stream(batch.beside)
+        expand_tiles(
+            y,
+            h,
             weights,
             batch.token_rows,
             batch.tiles,

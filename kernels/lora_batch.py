@@ -92,6 +92,8 @@ class LoraBatch:
     """The other tokens that have an adapter."""
     tiles: LoraTiles | None
     """None on devices without Triton."""
+    beside: torch.cuda.Stream | None = None
+    """Where what does not need the base's result is computed, beside it; None: behind it."""
     extras: tuple[Segment, ...] = ()
     """All tokens whose adapters hold more than A and B for some slice."""
 
@@ -158,6 +160,18 @@ class LoraBatchBuilder:
         tiles = plan_tiles(_token_rows(decoding), segments, block_tokens=block_tokens)
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), block_tokens, max_rank)
+
+    def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
+        """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
+        more than A and B, or touches one of the slices `elsewhere`."""
+        highest = 0
+        for run in {run for run in runs if run.row != BASE_ROW}:
+            if self._weights.row_extras[run.row]:
+                return None
+            if any(self._touches(run.row, index) for index in elsewhere):
+                return None
+            highest = max(highest, self._max_rank(run))
+        return highest
 
     def _extras(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
         held = self._weights.row_extras

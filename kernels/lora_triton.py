@@ -28,8 +28,8 @@ from .lora_weights import DeviceWeights
 ALIGNMENT = 16
 """Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
 MAX_SPLITS = 8
-MIN_SPLIT_COLUMNS = {True: 512, False: 1024}
-"""Columns of x that are worth a program, by whether the tile is a decoding one (16 tokens)."""
+MIN_SPLIT_COLUMNS = 1024
+"""Columns of x that are worth a program. On an H100 512 take longer, by what expand adds up."""
 MIN_BLOCK_RANK = 16  # tl.dot's smallest
 SHRINK_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 EXPAND_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
@@ -51,15 +51,28 @@ def add_tiles(
     x `[num_tokens, in_features]`; y `[num_tokens, sum(slice_outs)]`; both rows dense.
     token_rows int32 `[num_tokens]`.
     """
-    table = weights.table[:, first_slice : first_slice + len(slice_outs)]
-    splits = num_splits(x.shape[1], work.block_tokens)
-    max_rank = _round_up(work.max_rank, MIN_BLOCK_RANK)
-    h = torch.empty(
-        splits, x.shape[0], len(slice_outs), max_rank, dtype=torch.float32, device=x.device
+    h = shrink_tiles(
+        x, weights, token_rows, work, first_slice=first_slice, num_slices=len(slice_outs)
     )
-    blocks = column_blocks(slice_outs, block_out(y.dtype, work.block_tokens), x.device)
-    num_tiles = work.tiles.shape[0]
-    shrink_kernel[(num_tiles, len(slice_outs), splits)](
+    expand_tiles(y, h, weights, token_rows, work, first_slice=first_slice, slice_outs=slice_outs)
+
+
+def shrink_tiles(
+    x: Tensor,
+    weights: DeviceWeights,
+    token_rows: Tensor,
+    work: LoraTiles,
+    *,
+    first_slice: int,
+    num_slices: int,
+) -> Tensor:
+    """x times A for the tokens of these tiles: fp32 `[splits, num_tokens, num_slices, max_rank]`,
+    parts of sums, written only where a token's adapter has ranks."""
+    table = weights.table[:, first_slice : first_slice + num_slices]
+    splits = num_splits(x.shape[1])
+    max_rank = _round_up(work.max_rank, MIN_BLOCK_RANK)
+    h = torch.empty(splits, x.shape[0], num_slices, max_rank, dtype=torch.float32, device=x.device)
+    shrink_kernel[(work.tiles.shape[0], num_slices, splits)](
         h,
         x,
         weights.flat,
@@ -75,7 +88,24 @@ def add_tiles(
         **shrink_constants(x.dtype, x.shape[1], work.block_tokens, work.max_rank),
         **SHRINK_OPTIONS,
     )
-    expand_kernel[(num_tiles, blocks.shape[0])](
+    return h
+
+
+def expand_tiles(
+    y: Tensor,
+    h: Tensor,
+    weights: DeviceWeights,
+    token_rows: Tensor,
+    work: LoraTiles,
+    *,
+    first_slice: int,
+    slice_outs: tuple[int, ...],
+) -> None:
+    """Add h, which `shrink_tiles` gave for the same work, times B to y, in place."""
+    table = weights.table[:, first_slice : first_slice + len(slice_outs)]
+    splits, _, _, max_rank = h.shape
+    blocks = column_blocks(slice_outs, block_out(y.dtype, work.block_tokens), y.device)
+    expand_kernel[(work.tiles.shape[0], blocks.shape[0])](
         y,
         h,
         weights.flat,
@@ -93,10 +123,9 @@ def add_tiles(
     )
 
 
-def num_splits(in_features: int, block_tokens: int) -> int:
-    """Programs that share one shrink along in_features: more while tiles are few and small."""
-    columns = MIN_SPLIT_COLUMNS[block_tokens <= 16]
-    return max(1, min(MAX_SPLITS, in_features // columns))
+def num_splits(in_features: int) -> int:
+    """Programs that share one shrink along in_features."""
+    return max(1, min(MAX_SPLITS, in_features // MIN_SPLIT_COLUMNS))
 
 
 def block_rank(max_rank: int, *, limit: int) -> int:
@@ -115,7 +144,7 @@ def block_out(dtype: torch.dtype, block_tokens: int) -> int:
     """Columns of y per program. fp32 is multiplied without tensor cores and needs registers."""
     if dtype.itemsize == 4:
         return 32
-    return 128 if block_tokens <= 16 else 64
+    return 256 if block_tokens <= 16 else 64
 
 
 def shrink_constants(
@@ -123,7 +152,7 @@ def shrink_constants(
 ) -> dict[str, Any]:
     """Shrink's compile-time values."""
     return {
-        "SPLITS": num_splits(in_features, block_tokens),
+        "SPLITS": num_splits(in_features),
         "OFFSET_ALIGNMENT": ALIGNMENT if in_features % ALIGNMENT == 0 else 1,
         "BLOCK_TOKENS": block_tokens,
         "BLOCK_RANK": block_rank(max_rank, limit=64),
@@ -248,50 +277,51 @@ def expand_kernel(
     UPCAST: tl.constexpr,
 ) -> None:
     """y[t, columns of block] += (sum of h over the splits) @ B for the tokens of one tile."""
+    # What depends on nothing is loaded first: a program of few tokens is mostly waiting.
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     start = tl.load(tile_ptr)
     end = tl.load(tile_ptr + 1)
     row = tl.load(tile_ptr + 2)
-    if row < 0:
-        return
     block_ptr = blocks_ptr + tl.program_id(1) * 4
     index = tl.load(block_ptr)
     first_column = tl.multiple_of(tl.load(block_ptr + 1), OUT_ALIGNMENT)
     out_features = tl.multiple_of(tl.load(block_ptr + 2), OUT_ALIGNMENT)
     y_start = tl.multiple_of(tl.load(block_ptr + 3), OUT_ALIGNMENT)
-    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
-    rank = tl.load(entry_ptr + 2).to(tl.int32)
-    if rank == 0:
+    if row < 0:
         return
+    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
     b_ptr = flat_ptr + tl.multiple_of(tl.load(entry_ptr + 1), OUT_ALIGNMENT)
-
+    rank = tl.load(entry_ptr + 2).to(tl.int32)
     tokens = start + tl.arange(0, BLOCK_TOKENS)
     in_tile = tokens < end
     mine = in_tile & (tl.load(token_rows_ptr + tokens, mask=in_tile, other=-1) == row)
+    if rank == 0:
+        return
+
     columns = first_column + tl.arange(0, BLOCK_OUT)
     inside = columns < out_features
+    y_ptrs = y_ptr + tokens.to(tl.int64)[:, None] * y_stride + y_start + columns[None, :]
+    y_mask = mine[:, None] & inside[None, :]
+    y = tl.load(y_ptrs, mask=y_mask, other=0.0)
     h_rows = h_ptr + tokens.to(tl.int64)[:, None] * h_token_stride + index * max_rank
     delta = tl.full((BLOCK_TOKENS, BLOCK_OUT), 0.0, dtype=tl.float32)
     for first_rank in range(0, rank, BLOCK_RANK):
         ranks = first_rank + tl.arange(0, BLOCK_RANK)
         h_mask = mine[:, None] & (ranks < rank)[None, :]
-        h = tl.full((BLOCK_TOKENS, BLOCK_RANK), 0.0, dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            partial = h_rows + tl.cast(split, tl.int64) * h_split_stride + ranks[None, :]
-            h += tl.load(partial, mask=h_mask, other=0.0)
         b = tl.load(
             b_ptr + ranks.to(tl.int64)[:, None] * out_features + columns[None, :],
             mask=(ranks < rank)[:, None] & inside[None, :],
             other=0.0,
         )
+        h = tl.full((BLOCK_TOKENS, BLOCK_RANK), 0.0, dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            partial = h_rows + tl.cast(split, tl.int64) * h_split_stride + ranks[None, :]
+            h += tl.load(partial, mask=h_mask, other=0.0)
         h = h.to(b.dtype)
         if UPCAST:
             h = h.to(tl.float32)
             b = b.to(tl.float32)
         delta = tl.dot(h, b, delta, input_precision="ieee")
-    y_ptrs = y_ptr + tokens.to(tl.int64)[:, None] * y_stride + y_start + columns[None, :]
-    y_mask = mine[:, None] & inside[None, :]
-    y = tl.load(y_ptrs, mask=y_mask, other=0.0)
     tl.store(y_ptrs, (y + delta).to(y.dtype), mask=y_mask)
 
 

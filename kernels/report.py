@@ -71,7 +71,7 @@ def lora_cases() -> Iterator[KernelCase]:
         data = f"*{dtype_name}"
         for block_tokens, max_rank in SHAPES:
             variant = f"[{dtype_name},tokens{block_tokens},rank{max_rank}]"
-            splits = lora_triton.num_splits(IN_FEATURES, block_tokens)
+            splits = lora_triton.num_splits(IN_FEATURES)
             yield KernelCase(
                 f"lora_shrink{variant}",
                 lora_triton.shrink_kernel,

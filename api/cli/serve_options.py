@@ -97,10 +97,14 @@ class BatchOptions(EngineOptions):
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="Token budget of one step.")
     ] = DEFAULTS.max_num_batched_tokens
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="On CUDA, capture no step as a graph.")
+    ] = DEFAULTS.enforce_eager
 
     def configure(self, config: EngineConfig) -> EngineConfig:
         return replace(
             config,
+            enforce_eager=self.enforce_eager,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

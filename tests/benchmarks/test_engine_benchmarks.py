@@ -16,6 +16,7 @@ from benchmarks import (
     bench_batching,
     bench_fairness,
     bench_many_adapters,
+    bench_mixed_step,
     bench_paging,
     bench_prefix,
     bench_speculation,
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "target-itl": bench_target_itl,
     "fairness": bench_fairness,
     "many-adapters": bench_many_adapters,
+    "mixed-step": bench_mixed_step,
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
 }

@@ -67,7 +67,7 @@ def run(*options: str) -> None:
 
 
 def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
-    run(*(word for option in ENGINE_OPTIONS.items() for word in option))
+    run(*(word for option in ENGINE_OPTIONS.items() for word in option), "--enforce-eager")
     assert started.config == EngineConfig(
         model="base",
         quantization=Quantization.INT8,
@@ -76,6 +76,7 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
         max_model_len=101,
         max_num_seqs=102,
         max_num_batched_tokens=103,
+        enforce_eager=True,
         memory_bytes=8 * GIB,
         arena_bytes=2 * GIB,
         kv_cache_bytes=3 * GIB,

@@ -1,0 +1,295 @@
+"""What adapters add to a decode step of the real engine, beside the bytes that they add.
+
+    make bench-mixed-step [ARGS="--device cuda --shape 8b"]
+
+A full batch decodes: as the base alone, all under one adapter, and each sequence under an adapter
+of its own. A step has to read the base's weights, the batch's KV and every adapter in it once: the
+ratio of these bytes is the bar, and the ratio of times stands beside it. On CUDA each arm runs with
+captured graphs and kernel by kernel; arms alternate. Adapters of different tenants hold the same
+values, each in memory of its own. The largest shape's weights are drawn on the device; the others
+are loaded from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import torch
+from benchmarks.report import MODELS, Row, print_report
+from benchmarks.timed_engine import (
+    MEASURED_SHAPE,
+    SMOKE_SHAPE,
+    Order,
+    TimedEngine,
+    make_model,
+    random_prompt,
+)
+from transformers import AutoModelForCausalLM
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config, make_adapter
+from loraplex.engine import base_model
+
+ARMS = ("base", "one adapter", "all distinct")
+RANK = 16
+SHAPES = {
+    "31m": MEASURED_SHAPE,
+    "1b": BaseShape(
+        hidden_size=2_048,
+        intermediate_size=5_632,
+        num_layers=22,
+        num_heads=32,
+        num_kv_heads=4,
+        max_model_len=2_048,
+    ),
+    "8b": BaseShape(
+        vocab_size=128_256,
+        hidden_size=4_096,
+        intermediate_size=14_336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        max_model_len=8_192,
+    ),
+}
+DRAWN = "8b"
+"""Its checkpoint would take minutes to write, read and hash."""
+CALMING = 0.1
+"""Of what drawn layers add to the residual stream, which starts at a size of 1: so many of them
+would make more of bf16's rounding than a trained model does."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: BaseShape = MEASURED_SHAPE
+    dtype: str = "float32"
+    batches: tuple[int, ...] = (1, 8, 32)
+    num_prompt_tokens: int = 64
+    num_output_tokens: int = 40
+    num_runs: int = 3
+
+
+SMOKE = Plan(SMOKE_SHAPE, batches=(1, 2), num_prompt_tokens=4, num_output_tokens=4, num_runs=1)
+Gaps = defaultdict[tuple[str, int, str], list[float]]
+"""By mode, batch and arm: seconds between a sequence's tokens, each sequence's median."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether it runs")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where the base is kept")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="31m")
+    options = parser.parse_args(arguments)
+    options.models.mkdir(parents=True, exist_ok=True)
+    plan = SMOKE if options.smoke else Plan(SHAPES[options.shape])
+    modes = ["eager"]
+    if options.device == "cuda":
+        plan, modes = replace(plan, dtype="bfloat16"), ["graphs", "eager"]
+    with tempfile.TemporaryDirectory() as directory:
+        engines = {
+            mode: open_engine(plan, options, Path(directory) / mode, is_eager=mode == "eager")
+            for mode in modes
+        }
+        gaps, num_different = measure(plan, engines)
+    print_report(
+        "mixed-step",
+        [row for mode in modes for row in rows(plan, gaps, mode)],
+        device=torch.cuda.get_device_name() if options.device == "cuda" else options.device,
+        shape="smoke" if options.smoke else options.shape,
+        dtype=plan.dtype,
+        requests_answered_differently=num_different,
+        memory_plan=engines[modes[0]].core.info.memory_plan[-1],
+    )
+    return 0
+
+
+def open_engine(
+    plan: Plan, options: argparse.Namespace, folder: Path, *, is_eager: bool
+) -> TimedEngine:
+    folder.mkdir()
+    is_drawn = plan.shape is SHAPES[DRAWN]
+    model = folder / "base" if is_drawn else make_model(options.models, plan.shape)
+    room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + (1 << 20)
+    kv_tokens = max(plan.batches) * (plan.num_prompt_tokens + plan.num_output_tokens + 32)
+    with drawn_weights(plan.shape, model, options.device) if is_drawn else _as_it_is():
+        return TimedEngine(
+            model,
+            folder,
+            device=options.device,
+            dtype=plan.dtype,
+            enforce_eager=is_eager,
+            max_model_len=plan.num_prompt_tokens + plan.num_output_tokens + 16,
+            max_num_seqs=max(plan.batches),
+            kv_cache_bytes=kv_tokens * kv_bytes(plan),
+            arena_bytes=room,
+            host_cache_bytes=room,
+            loader_duty=8.0,
+        )
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def drawn_weights(shape: BaseShape, path: Path, device: str) -> Iterator[None]:
+    """Bases loaded meanwhile have a configuration at `path`, and weights drawn on the device."""
+    config = llama_config(shape)
+    config.save_pretrained(path)
+
+    def load_weights(_path: Path, _config: Any, dtype: torch.dtype, _device: torch.device) -> Any:
+        torch.manual_seed(shape.seed)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="eager"
+            )
+        for name, parameter in model.requires_grad_(False).named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter *= CALMING
+            elif name.endswith("embed_tokens.weight"):
+                parameter /= WEIGHT_STD
+        return model.eval()
+
+    with (
+        mock.patch.object(base_model, "load_weights", load_weights),
+        mock.patch.object(base_model, "compute_base_id", return_value="drawn"),
+        mock.patch.object(base_model, "end_digests", return_value={}),
+    ):
+        yield
+
+
+def measure(plan: Plan, engines: dict[str, TimedEngine]) -> tuple[Gaps, int]:
+    """The gaps of every run but the first, and how many answers differ between engines."""
+    keys = {mode: add_adapters(plan, engine) for mode, engine in engines.items()}
+    gaps: Gaps = defaultdict(list)
+    num_different = 0
+    for turn in range(plan.num_runs + 1):
+        for batch in plan.batches:
+            for arm in ARMS:
+                answers = []
+                for mode, engine in engines.items():
+                    seconds, tokens = serve(plan, engine, adapters_of(arm, keys[mode], batch))
+                    answers.append(tokens)
+                    if turn:  # the first loads adapters and compiles kernels
+                        gaps[mode, batch, arm].append(seconds)
+                num_different += sum(
+                    len(set(map(tuple, told))) > 1 for told in zip(*answers, strict=True)
+                )
+    return gaps, num_different
+
+
+def add_adapters(plan: Plan, engine: TimedEngine) -> list[AdapterKey]:
+    """One adapter, pushed by as many tenants as sequences decode together."""
+    folder = engine.blocks / "adapter"
+    make_adapter(folder, plan.shape, rank=RANK, seed=1)
+    first = engine.add_adapter(folder, "tenant-0")
+    keys = [AdapterKey(f"tenant-{i}", first.digest) for i in range(max(plan.batches))]
+    engine.paths.update(dict.fromkeys(keys, engine.paths[first]))
+    return keys
+
+
+def adapters_of(arm: str, keys: Sequence[AdapterKey], batch: int) -> list[AdapterKey | None]:
+    """Each sequence's."""
+    if arm == "base":
+        return [None] * batch
+    return list(keys[:batch]) if arm == "all distinct" else [keys[0]] * batch
+
+
+def serve(
+    plan: Plan, engine: TimedEngine, adapters: Sequence[AdapterKey | None]
+) -> tuple[float, list[list[int]]]:
+    """The median gap between a sequence's tokens, median over sequences, and all tokens."""
+    rng = Random(3)
+    ids = [
+        engine.send(
+            Order(
+                random_prompt(rng, plan.shape, plan.num_prompt_tokens),
+                plan.num_output_tokens,
+                adapter.tenant_id if adapter else "bench",
+                adapter,
+            )
+        )
+        for adapter in adapters
+    ]
+    engine.run()
+    gaps = [statistics.median(_gaps(timing.chunks)) for timing in engine.timings(ids)]
+    return statistics.median(gaps), engine.tokens(ids)
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+def rows(plan: Plan, gaps: Gaps, mode: str) -> Iterator[Row]:
+    for batch in plan.batches:
+        base = statistics.median(gaps[mode, batch, "base"])
+        for arm in ARMS:
+            seconds = statistics.median(gaps[mode, batch, arm])
+            bar = step_bytes(plan, arm, batch) / step_bytes(plan, "base", batch)
+            yield {
+                "mode": mode,
+                "batch": batch,
+                "adapters": arm,
+                "step ms": 1e3 * seconds,
+                "tokens/s": batch / seconds,
+                "ratio": seconds / base,
+                "bytes ratio": bar,
+                "over bytes": seconds / base / bar,
+            }
+
+
+def step_bytes(plan: Plan, arm: str, batch: int) -> float:
+    """What one step reads: weights, the batch's KV halfway through its answers, adapters."""
+    context = plan.num_prompt_tokens + plan.num_output_tokens // 2
+    num_adapters = {"base": 0, "one adapter": 1, "all distinct": batch}[arm]
+    kv = batch * context * kv_bytes(plan)
+    return base_bytes(plan) + kv + num_adapters * adapter_bytes(plan)
+
+
+def base_bytes(plan: Plan) -> int:
+    """The linear layers and the output head; of the embedding only some rows are read."""
+    shape = plan.shape
+    matrices = sum(inputs * outputs for inputs, outputs in _linears(shape))
+    return _itemsize(plan) * (shape.num_layers * matrices + shape.hidden_size * shape.vocab_size)
+
+
+def adapter_bytes(plan: Plan) -> int:
+    per_layer = sum(inputs + outputs for inputs, outputs in _linears(plan.shape))
+    return _itemsize(plan) * RANK * plan.shape.num_layers * per_layer
+
+
+def kv_bytes(plan: Plan) -> int:
+    """Of one token."""
+    shape = plan.shape
+    head_dim = shape.hidden_size // shape.num_heads
+    return 2 * _itemsize(plan) * shape.num_layers * shape.num_kv_heads * head_dim
+
+
+def _linears(shape: BaseShape) -> list[tuple[int, int]]:
+    """Inputs and outputs of one layer's."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    kv = hidden // shape.num_heads * shape.num_kv_heads
+    attention = [(hidden, hidden), (hidden, kv), (hidden, kv), (hidden, hidden)]
+    return [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
+
+
+def _itemsize(plan: Plan) -> int:
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    return dtype.itemsize
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

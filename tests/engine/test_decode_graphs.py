@@ -1,0 +1,264 @@
+"""Decode steps in the fixed memory of graphs, on the CPU: a replay computes the step again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine import decode_graphs
+from loraplex.engine.decode_graphs import row_sizes
+from loraplex.engine.messages import FinishReason, Pooling
+from loraplex.engine.runner import StepOutput
+from loraplex.kernels.lora_batch import LoraTiles
+from support.engine import LocalEngine
+from support.models import make_adapter
+
+RANKS = (1, 4, 24, 3)
+PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
+WINDOWS = {"attention_window": 8, "attention_sinks": 2}
+
+
+class Recorder:
+    """Stands in for CUDA: computes what was captured again when it is replayed."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.num_captured = 0
+        self.fails = fails
+
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
+        self.num_captured += 1
+        compute()
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return compute
+
+
+def add_tiles(
+    x: Tensor,
+    y: Tensor,
+    weights: Any,
+    token_rows: Tensor,
+    work: LoraTiles,
+    *,
+    first_slice: int,
+    slice_outs: tuple[int, ...],
+) -> None:
+    """As the kernels of `lora_triton`, tile by tile."""
+    for start, end, row in work.tiles.tolist():
+        if row < 0:
+            continue
+        mine = [token for token in range(start, end) if token_rows[token] == row]
+        column = 0
+        for index, out in enumerate(slice_outs):
+            a, b, rank = weights.table[row, first_slice + index].tolist()
+            assert rank <= work.max_rank
+            down = weights.flat[a : a + rank * x.shape[1]].view(rank, x.shape[1])
+            up = weights.flat[b : b + rank * out].view(rank, out)
+            y[mine, column : column + out] += x[mine] @ down.T @ up
+            column += out
+
+
+class Engines:
+    """The same engine with graphs and without, and the same adapters on both."""
+
+    def __init__(
+        self, base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **config: object
+    ) -> None:
+        self.recorder = Recorder(fails=bool(config.pop("fails", False)))
+        module = ModuleType("lora_triton")
+        module.add_tiles = add_tiles  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "loraplex.kernels.lora_triton", module)
+        settings = {"max_num_seqs": 6, "kv_block_size": 4, **config}
+        self.eager = LocalEngine(base, folder, dtype="float32", **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(decode_graphs, "CudaCapture", lambda _device: self.recorder)
+            patch.setattr(decode_graphs, "_is_captured", lambda *_: True)
+            self.replayed = LocalEngine(base, folder, dtype="float32", **settings)
+
+    def add_adapter(self, folder: Path) -> AdapterKey:
+        self.eager.add_adapter(folder)
+        return self.replayed.add_adapter(folder)
+
+    def serve(self, *adapters: AdapterKey | None, **request: Any) -> list[list[list[int]]]:
+        """The tokens of a request for each of these adapters, with graphs and without."""
+        return [_serve(engine, adapters, **request) for engine in (self.replayed, self.eager)]
+
+    @property
+    def num_replayed(self) -> int:
+        return self.replayed.core.stats().num_graph_steps
+
+    @property
+    def num_eager(self) -> int:
+        return self.replayed.core.stats().num_eager_decodes
+
+
+def _serve(
+    engine: LocalEngine, adapters: Sequence[AdapterKey | None], **request: Any
+) -> list[list[int]]:
+    ids = [
+        engine.submit(PROMPTS[row], key, **{"max_tokens": 5, "ignore_eos": True, **request})
+        for row, key in enumerate(adapters)
+    ]
+    engine.run()
+    reasons = {engine.answers[request_id].end.reason for request_id in ids}
+    assert reasons == {FinishReason.LENGTH}
+    return engine.tokens(ids)
+
+
+@pytest.mark.parametrize("config", [{}, WINDOWS, {"kv_dtype": "int8"}], ids=str)
+def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch, **config)
+    keys = [
+        engines.add_adapter(make_adapter(tiny_base, tmp_path / f"{rank}", seed=rank, r=rank))
+        for rank in RANKS
+    ]
+    for adapters in ([None] * 3, [keys[0], None], [*keys, None], [keys[2]] * 6, [keys[3]]):
+        replayed, eager = engines.serve(*adapters)
+        assert replayed == eager
+    assert engines.num_replayed >= 5 * 4
+    assert engines.num_eager == 0
+    # Base and rank 16 for 1, 2, 4 and 6 rows; rank 64 when the adapter of rank 24 came.
+    assert 8 < engines.recorder.num_captured <= 12
+
+
+def test_what_is_read_of_a_step_is_that_of_its_own_rows(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    engines.serve(*[None] * 6)
+    for request in ({"num_logprobs": 2}, {"temperature": 1.0, "seed": 3}):
+        replayed, eager = engines.serve(None, None, None, **request)
+        assert replayed == eager
+    for engine in (engines.replayed, engines.eager):
+        assert engine.core.stats().num_free_kv_blocks == engine.core.info.num_kv_blocks
+
+
+def test_a_row_that_is_not_finite_ends_its_own_request_alone(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    expected = engines.serve(None, None)[0]
+    engine = engines.replayed
+    ids = [
+        engine.submit(PROMPTS[row], adapter, max_tokens=5, ignore_eos=True)
+        for row, adapter in enumerate((None, None, key))
+    ]
+    while len(engine.answers[ids[2]].token_ids) < 2:
+        engine.step()
+    engine.core._arena.flat.fill_(torch.inf)
+    engine.run()
+    assert engine.tokens(ids[:2]) == expected
+    error = engine.answers[ids[2]].end.error
+    assert error is not None
+    assert error.code == "numerical_error"
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_what_no_graph_serves_runs_eagerly_and_is_counted(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    folders = [
+        make_adapter(tiny_base, tmp_path / "head", seed=1, target_modules=["lm_head"]),
+        make_adapter(tiny_base, tmp_path / "dora", seed=2, use_dora=True),
+        make_adapter(tiny_base, tmp_path / "high", seed=3, r=decode_graphs.RANK_CLASSES[-1] + 1),
+    ]
+    for number, key in enumerate(map(engines.add_adapter, folders), start=1):
+        replayed, eager = engines.serve(None, key)
+        assert replayed == eager
+        assert engines.num_eager == 4 * number
+    engine = engines.replayed
+    engine.submit(PROMPTS[0][:1], max_tokens=0, pooling=Pooling.LAST)
+    engine.run()
+    assert engines.num_eager == 4 * len(folders) + 1
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch, fails=True)
+    num_tried = engines.recorder.num_captured
+    replayed, eager = engines.serve(None, None)
+    assert replayed == eager
+    assert (engines.num_replayed, engines.num_eager) == (0, 4)
+    assert engines.recorder.num_captured == num_tried, "once is enough"
+
+
+def test_hidden_states_are_those_of_the_step(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    seen: list[list[Tensor]] = [[], []]
+    for engine, states in zip((engines.replayed, engines.eager), seen, strict=True):
+        runner = engine.core._runner
+        runner.keeps_hidden_states = True
+        runner.capture()
+        run = runner.run
+
+        def watched(sequences: Any, run: Any = run, states: list[Tensor] = states) -> StepOutput:
+            output: StepOutput = run(sequences)
+            assert output.hidden_states is not None
+            states.append(output.hidden_states.clone())
+            return output
+
+        monkeypatch.setattr(runner, "run", watched)
+    replayed, eager = engines.serve(None, None, None)
+    assert replayed == eager
+    assert engines.num_replayed > 0
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    assert engines.serve(key)[0] == engines.serve(key)[1]
+    num_captured = engines.recorder.num_captured
+    arena = engines.replayed.core._arena
+    before, arena.table = arena.table, arena.table.clone()
+    before.fill_(1 << 40)
+    replayed, eager = engines.serve(key)
+    assert replayed == eager
+    assert engines.recorder.num_captured == num_captured + 1
+
+
+def test_numbers_of_rows_are_few_and_pad_little() -> None:
+    assert row_sizes(1) == [1]
+    assert row_sizes(3) == [1, 2, 3]
+    assert row_sizes(20) == [1, 2, 4, 8, 16, 20]
+    for most in (64, 256, 1000):
+        sizes = row_sizes(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert all(b - a <= max(8, a // 8 + 8) for a, b in pairwise(sizes))
+    assert len(row_sizes(1000)) < 50
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_captured_steps_give_what_eager_steps_give(tiny_base: Path, tmp_path: Path) -> None:
+    engines = [
+        LocalEngine(tiny_base, tmp_path, device="cuda", dtype="float32", enforce_eager=is_eager)
+        for is_eager in (False, True)
+    ]
+    folders = [make_adapter(tiny_base, tmp_path / f"{r}", seed=r, r=r) for r in RANKS]
+    keys, _ = ([engine.add_adapter(folder) for folder in folders] for engine in engines)
+    for adapters in ([None] * 3, [keys[0], None], [*keys, None], [keys[2]] * 6):
+        replayed, eager = (_serve(engine, adapters) for engine in engines)
+        assert replayed == eager
+    assert engines[0].core.stats().num_graph_steps > 0
+    assert engines[1].core.stats().num_graph_steps == 0
