@@ -4,10 +4,11 @@
 
 Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size. Hostile:
 an adapter under guesses that never hold, from an engine's first step and from its 51st on; bar
-0.97. Full: guesses of which half hold, in batches where checking them does not pay; bar 0.97. Both
-arms take turns step by step on the same requests, and their answers are compared. Speed is that of
-decoding, without the prompts. Below: what a step costs that checks so many guesses for each of its
-requests, over one that checks none, in a larger model; guessing itself costs nothing there.
+0.97, of the median over the rounds, whose 95 % interval (bootstrap) is printed beside it. Full:
+guesses of which half hold, in batches where checking them does not pay; bar 0.97. Both arms take
+turns step by step on the same requests, and their answers are compared. Speed is that of decoding,
+without the prompts. Below: what a step costs that checks so many guesses for each of its requests,
+over one that checks none, in a larger model; guessing itself costs nothing there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ HOSTILE_ADAPTER = "pirate"
 NUM_LEARNING_STEPS = 50
 """So soon guessing in vain must have stopped."""
 NUM_PROMPT_TOKENS = 64
+NUM_RESAMPLES = 2_000
 VOCAB_SIZE = 2_048
 """Of the demo's base."""
 
@@ -60,7 +62,7 @@ class Plan:
     """Of training Medusa's heads."""
     hostile_batch_sizes: Sequence[int] = (1, 4, 16)
     hostile_tokens: int = 250
-    hostile_rounds: int = 5
+    hostile_rounds: int = 15
     full_batch_sizes: Sequence[int] = (16, 32)
     full_tokens: int = 120
     draft_sizes: Sequence[int] = (0, 1, 2, 3, 4, 6, 8)
@@ -113,15 +115,21 @@ class Figure:
         return [self._speed([race.speculative for race in races]) for races in self.rounds]
 
     @property
-    def speed_up(self) -> float:
+    def ratios(self) -> list[float]:
+        """Of each round: its arms took turns, so they met the same machine."""
         speeds = zip(self.speeds, self.plain_speeds, strict=True)
-        return median(guessing / plain for guessing, plain in speeds)
+        return [guessing / plain for guessing, plain in speeds]
+
+    @property
+    def speed_up(self) -> float:
+        return median(self.ratios)
 
     @property
     def row(self) -> Row:
         guessing = [race.speculative for race in self.races]
         drafted = sum(each.num_draft_tokens for each in guessing)
         accepted = sum(each.num_accepted_tokens for each in guessing)
+        least, most = interval_of_median(self.ratios)
         return {
             "part": self.part,
             "work": self.work,
@@ -130,12 +138,21 @@ class Figure:
             "plain tokens/s": median(self.plain_speeds),
             "tokens/s": median(self.speeds),
             "faster by": self.speed_up,
+            "at least": least,
+            "at most": most,
             "mean accepted length": mean(each.mean_accepted_length for each in guessing),
             "of guesses hold": accepted / drafted if drafted else 0.0,
         }
 
     def _speed(self, decodings: Sequence[Decoding]) -> float:
         return tokens_per_second(decodings, first_step=self.first_step)
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """The bootstrap's 95 % interval of the median over rounds."""
+    rng = Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
+    return medians[round(0.025 * NUM_RESAMPLES)], medians[round(0.975 * NUM_RESAMPLES) - 1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -66,8 +66,8 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Decoding sequences come first, then those with drafts, then prefills grouped by
-    adapter row."""
+    """One step. Decoding sequences come first, then those with drafts, then prefills; grouped by
+    adapter row, decodes within their padding class."""
 
     sequences: tuple[ScheduledSequence, ...]
     operations: tuple[KvOperation, ...]

@@ -73,8 +73,9 @@ class EngineConfig:
     arena_bytes: int | None = None
     """Device bytes for adapters; None: a quarter of what the weights leave."""
     lora_window_bytes: int | None = None
-    """On the CPU, bytes for copies of the adapters that decode together; None: a sixteenth of
-    `arena_bytes`. Adapters that find no room there decode from the arena, at more time a step."""
+    """On the CPU in half types, bytes for copies of the adapters that decode together; None: a
+    sixteenth of `arena_bytes`. Adapters that find no room there decode from the arena, at more time
+    a step."""
     kv_cache_bytes: int | None = None
     """Device bytes for KV blocks; None: the rest."""
     host_cache_bytes: int = 1 << 30

@@ -40,7 +40,7 @@ class MemoryPlan:
 
     arena_bytes: int
     window_bytes: int
-    """For copies of the adapters that decode together; 0 where the device needs none."""
+    """For copies of the adapters that decode together; 0 where none are made."""
     kv_groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
     """Blocks of host memory per group; empty: preempted sequences are computed again."""
@@ -67,6 +67,7 @@ def plan_memory(
     bytes_per_block: Sequence[int],
     max_model_len: int,
     is_host: bool,
+    has_windows: bool = False,
     draft: DraftDemand | None = None,
     head_bytes: int = 0,
     graph_bytes: int = 0,
@@ -75,10 +76,10 @@ def plan_memory(
 
     `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
     is what a block of each takes. `is_host`: the device is the host itself, so its memory also
-    holds the host cache, the swap space, and the decode windows: copies of the adapters that decode
-    together. `draft`: a draft model, which gets as many tokens of KV as the base would have, did
-    all its layers see everything. `head_bytes`: what Medusa heads take, which are loaded too.
-    `graph_bytes`: what captured decode steps will take.
+    holds the host cache and the swap space. `has_windows`: there are decode windows, copies of the
+    adapters that decode together. `draft`: a draft model, which gets as many tokens of KV as the
+    base would have, did all its layers see everything. `head_bytes`: what Medusa heads take, which
+    are loaded too. `graph_bytes`: what captured decode steps will take.
 
     Raises InsufficientMemory when less than one longest sequence of KV would remain.
     """
@@ -92,7 +93,7 @@ def plan_memory(
     arena = config.arena_bytes
     if arena is None:
         arena = max(0, int(usable * ARENA_FRACTION))
-    windows = _window_bytes(config, arena) if is_host else 0
+    windows = _window_bytes(config, arena) if has_windows else 0
     demands = [
         KvDemand(config, group, size, max_model_len)
         for group, size in zip(groups, bytes_per_block, strict=True)
@@ -107,7 +108,7 @@ def plan_memory(
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
-        f"adapter arena {_mib(arena)}" + (f", decode windows {_mib(windows)}" if is_host else ""),
+        f"adapter arena {_mib(arena)}" + (f", decode windows {_mib(windows)}" if windows else ""),
     ]
     if graph_bytes:
         lines.append(f"decode graphs {_mib(graph_bytes)}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ..kernels.lora_batch import has_window
 from .base_model import BaseModel
 from .config import EngineConfig
 from .decode_graphs import (
@@ -64,6 +65,7 @@ def plan_engine(
         ],
         max_model_len=base.max_model_len,
         is_host=base.device.type == "cpu",
+        has_windows=has_window(base.dtype, base.device),
         draft=demand,
         head_bytes=head_bytes,
         graph_bytes=graph_bytes,

@@ -99,7 +99,9 @@ class Step:
             if sequence.num_draft_tokens:
                 continue
             classes[(request.num_computed_tokens // self._block_size).bit_length()].append(sequence)
-        decodes = chain.from_iterable(classes[number] for number in sorted(classes))
+        decodes = chain.from_iterable(
+            sorted(classes[number], key=_arena_row) for number in sorted(classes)
+        )
         guessing = sorted(self.guessing(), key=_arena_row)
         prefills = sorted(self._prefills.values(), key=_arena_row)
         sequences = (*decodes, *guessing, *prefills)

@@ -1,16 +1,18 @@
 """Which adapter each token of a step runs under, in the forms that the kernels want.
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
-first, then those of sequences that verify guesses, then prefills. The first meet adapters through
-the compact window (CPU), the second too while they are few; the rest are adjacent when they share
-an adapter, and are served by segments.
+first, then those of sequences that verify guesses, then prefills; within each, those that share an
+adapter are adjacent where they can be. On the CPU in half types the first meet their adapters in
+the compact window, the second too while they are few; everything else is served by segments.
 
-A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`, is
+In bf16 a step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`,
+is
 
     token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
 
-and `extras` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B.
+and `extras` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B. In fp32
+`num_decodes` is 0 and the segments begin with [0, 1) row 2.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ BASE_ROW = -1
 MAX_VERIFIED_IN_WINDOW = 64
 """In the window each token meets every adapter, a segment costs some calls. On one core, no AMX,
 two layers of a Llama of 1.1 B, bf16, 16 adapters of rank 16: 32 tokens took 28 ms in the window and
-42 in segments, 80 took 48 and 38. In fp32 calls are so cheap that segments always win: 80 tokens in
-four layers of 120 M took 31 and 9."""
+42 in segments, 80 took 48 and 38."""
 MIN_BLOCK_TOKENS = 16
 MAX_BLOCK_TOKENS = 64
 
@@ -85,7 +86,8 @@ class LoraBatch:
     token_rows: Tensor
     """int32 `[num_tokens]` on the device: table row, -1 for the base model."""
     num_decodes: int
-    """The first `num_decodes` tokens are those of decoding sequences."""
+    """The first `num_decodes` tokens are those of decoding sequences; 0 where those are served like
+    all others."""
     decode_adapters: tuple[ActiveAdapter, ...]
     """Each adapter of those tokens once, by row."""
     segments: tuple[Segment, ...]
@@ -110,8 +112,7 @@ class LoraBatchBuilder:
     def __init__(self, weights: AdapterWeights, device: torch.device) -> None:
         self._weights = weights
         self._device = device
-        # Triton's tiles of one adapter waste nothing on others.
-        self._max_verified = 0 if self._is_cuda else _max_verified(weights.flat.dtype)
+        self._has_window = has_window(weights.flat.dtype, device)
         self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
 
     def build(
@@ -120,13 +121,15 @@ class LoraBatchBuilder:
         """The batch of these runs, in the order of their tokens; None if all run the base model.
 
         The first `num_decodes` tokens are those of decoding sequences and end where a run ends; so
-        do the next `num_verified`, of sequences that verify guesses: they are served as decodes as
-        long as that is faster.
+        do the next `num_verified`, of sequences that verify guesses: in a window they are served as
+        decodes as long as that is faster.
         """
         if all(run.row == BASE_ROW for run in runs):
             return None
-        if num_decodes + num_verified <= self._max_verified:
+        if self._has_window and num_decodes + num_verified <= MAX_VERIFIED_IN_WINDOW:
             num_decodes += num_verified
+        if not self._has_window and not self._is_cuda:
+            num_decodes = 0
         decoding, prefilling = _split(runs, num_decodes)
         adapters = {
             ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
@@ -208,9 +211,10 @@ class LoraBatchBuilder:
         return host.to(self._device, non_blocking=True)
 
 
-def _max_verified(dtype: torch.dtype) -> int:
-    """The most tokens for which the window is faster than a segment for each adapter."""
-    return 0 if dtype == torch.float32 else MAX_VERIFIED_IN_WINDOW
+def has_window(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether decoding tokens meet their adapters in a window: where calling a matmul costs more
+    than its arithmetic, as oneDNN's in half types does. See `lora_cpu`."""
+    return device.type == "cpu" and dtype != torch.float32
 
 
 def choose_block_tokens(segments: Sequence[Segment]) -> int:

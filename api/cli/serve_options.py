@@ -140,7 +140,7 @@ class MemoryOptions(EngineOptions):
         typer.Option(
             min=0.0,
             callback=check_finite,
-            help="CPU copies of adapters that decode together.",
+            help="CPU copies of adapters that decode together in a half type.",
             show_default="1/16 of the arena",
         ),
     ] = None

@@ -42,6 +42,10 @@ CONTRAST_INTERVAL = 48
 all steps are alike, what a guess costs cannot be told from what a step costs. At first the
 intervals double."""
 
+LONGEST_REST = 8
+"""Steps. What speaks for guessing grows with a sequence or a cost, so not faster than that; and
+deciding costs a small model's step a hundredth."""
+
 
 class Choice(NamedTuple):
     """What one request is to be guessed."""
@@ -90,6 +94,13 @@ class Control:
         self._next_contrast = FIRST_CONTRAST
         self._last_part = 0.5
         self._most_tokens = FIRST_TOKENS // 2
+        self._last_decision = 0
+        """The step of the last one that was decided on."""
+        self._num_idle = 0
+        """Decisions to guess nothing, since the last to guess something."""
+        self._rest = range(0)
+        """Steps for which it was decided that nothing is guessed, for just these requests:"""
+        self._resting: list[Request] = []
 
     # --- what to guess ----------------------------------------------------------------------------
 
@@ -99,6 +110,14 @@ class Control:
         Until it is known what steps cost, only what requests ask for.
         """
         self._step += 1
+        if self._step in self._rest and list(decodes) == self._resting:
+            return {}
+        choices = self._decide(decodes, num_free_tokens)
+        self._last_decision = self._step
+        return choices
+
+    def _decide(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
+        self._rest = range(0)
         step = self._expect(decodes, num_free_tokens)
         groups = []
         for asked, group in self._group(decodes):
@@ -109,7 +128,24 @@ class Control:
         if step.expected.seconds > 0:
             self._fill(groups, step)
             self._probe(groups, step)
+            self._rest = self._plan_rest(groups, step)
+            self._resting = list(decodes)
         return step.choices
+
+    def _plan_rest(self, groups: Iterable[_Group], step: _Step) -> range:
+        """The next steps for which it need not be asked again whether guessing pays.
+
+        The longer nothing was guessed, the more of them; a probe that is due now and was too dear
+        waits for their end too.
+        """
+        tracks = [track for group in groups for track in group.tracks.values()]
+        if step.choices or any(track.planned for track in tracks):
+            self._num_idle = 0
+            return range(0)
+        self._num_idle += 1
+        due = [track.probe_times.next_step for track in tracks]
+        later = [number for number in due if number > self._step]
+        return range(self._step + 1, min([*later, self._step + min(self._num_idle, LONGEST_REST)]))
 
     def _expect(self, decodes: Collection[Request], num_free_tokens: int) -> _Step:
         """The step without guesses."""
@@ -221,7 +257,7 @@ class Control:
 
     def _probe(self, groups: Iterable[_Group], step: _Step) -> None:
         """Ask those who were not asked for long, as far as the time for that reaches."""
-        self._probe_budget.earn(step.expected.seconds)
+        self._probe_budget.earn(step.expected.seconds, self._step - self._last_decision)
         for group in groups:
             for name, track in group.tracks.items():
                 if not track.planned and track.probe_times.is_due(self._step):

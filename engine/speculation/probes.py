@@ -19,21 +19,22 @@ class ProbeTimes:
     def __init__(self) -> None:
         self.last_step = -1
         """Of its last probe."""
+        self.next_step = 0
+        """Not before it is another one due."""
         self._interval = SHORTEST
-        self._next_step = 0
 
     def is_due(self, step: int) -> bool:
-        return step >= self._next_step
+        return step >= self.next_step
 
     def begin(self, step: int) -> None:
         """It fails unless `succeed` is heard of."""
         self.last_step = step
-        self._next_step = step + self._interval
+        self.next_step = step + self._interval
         self._interval = min(2 * self._interval, LONGEST)
 
     def succeed(self) -> None:
         self._interval = SHORTEST
-        self._next_step = self.last_step + SHORTEST
+        self.next_step = self.last_step + SHORTEST
 
 
 class ProbeBudget:
@@ -42,10 +43,10 @@ class ProbeBudget:
     def __init__(self) -> None:
         self._seconds = 0.0
 
-    def earn(self, step_seconds: float) -> None:
-        """A step is going to take so long."""
+    def earn(self, step_seconds: float, num_steps: int = 1) -> None:
+        """So many steps take so long each."""
         most = max(self._seconds, MOST_STEPS * step_seconds)
-        self._seconds = min(self._seconds + SHARE * step_seconds, most)
+        self._seconds = min(self._seconds + SHARE * num_steps * step_seconds, most)
 
     def spend(self, seconds: float, step_seconds: float) -> bool:
         """Whether a probe that costs so much is affordable; if so, it is paid for.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from .proposer import Proposer, Wanted
 from .proposers import open_proposers
 
 logger = logging.getLogger(__name__)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Speculation:
@@ -95,15 +97,14 @@ class Speculation:
             proposer_name = self._choices[request.request_id].proposer
             self._control.observe(request, proposer_name, len(draft), accepted)
         for proposer in self._proposers.values():
-            with _surviving(proposer):
-                proposer.observe(request, hidden_state if proposer.needs_hidden_states else None)
+            seen = hidden_state if proposer.needs_hidden_states else None
+            _attempt(proposer, proposer.observe, request, seen)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         self._choices.pop(request_id, None)
         for proposer in self._proposers.values():
-            with _surviving(proposer):
-                proposer.forget(request_id)
+            _attempt(proposer, proposer.forget, request_id)
 
     def snapshot(self) -> list[SpeculationStats]:
         return self._control.snapshot()
@@ -117,17 +118,18 @@ class Speculation:
 
     def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
         start = self._clock()
-        drafts = [NO_DRAFT] * len(wanted)
-        with _surviving(self._proposers[name]):
-            proposed = self._proposers[name].propose(wanted)
-            drafts = [
-                self._checked(request, draft, num_tokens)
-                for (request, num_tokens), draft in zip(wanted, proposed, strict=True)
-            ]
+        proposer = self._proposers[name]
+        drafts = _attempt(proposer, self._ask, proposer, wanted) or [NO_DRAFT] * len(wanted)
         for (request, _), draft in zip(wanted, drafts, strict=True):
             request.draft = draft
         lengths = [(request, len(request.draft)) for request, _ in wanted]
         self._control.observe_proposals(name, lengths, self._clock() - start)
+
+    def _ask(self, proposer: Proposer, wanted: Sequence[Wanted]) -> list[Draft]:
+        return [
+            self._checked(request, draft, num_tokens)
+            for (request, num_tokens), draft in zip(wanted, proposer.propose(wanted), strict=True)
+        ]
 
     def _checked(self, request: Request, draft: Draft, num_tokens: int) -> Draft:
         """What of a draft may be computed: what has room, up to the first that is no token, as far
@@ -146,13 +148,18 @@ class Speculation:
         return min(len(draft), num_tokens)
 
 
-@contextmanager
-def _surviving(proposer: Proposer) -> Iterator[None]:
-    """Whatever a proposer does, requests go on."""
+def _attempt(
+    proposer: Proposer,
+    call: Callable[Arguments, Result],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result | None:
+    """What the call gives; None if it fails: whatever a proposer does, requests go on."""
     try:
-        yield
+        return call(*args, **kwargs)
     except Exception:
         logger.exception("proposer %s failed", proposer.name)
+        return None
 
 
 def _place(sequence: ScheduledSequence) -> int:

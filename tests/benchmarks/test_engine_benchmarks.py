@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -22,6 +25,7 @@ from benchmarks import (
     bench_speculation,
     bench_target_itl,
 )
+from support.engine import LocalEngine
 from support.grammars import needs_llguidance
 
 BENCHMARKS = {
@@ -74,6 +78,30 @@ def test_the_prefix_benchmark_reuses_the_shared_prompt_in_one_arm_only(
     report = run(bench_prefix, models, capsys)
     assert report["cached_tokens_without"] == 0
     assert report["cached_tokens_with"] == report["shared_tokens"] // 16 * 16
+
+
+@pytest.mark.parametrize("wrong_run", [2, 5], ids=["of the first run", "of a later run"])
+def test_the_benchmark_of_many_adapters_fails_if_an_answer_differs_beyond_a_near_tie(
+    wrong_run: int,
+    models: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three turns of both arms, of which the first is not compared."""
+    plan = replace(bench_many_adapters.SMOKE, num_runs=2, rooms=(8,), catalog_sizes=(2,))
+    monkeypatch.setattr(bench_many_adapters, "SMOKE", plan)
+    tokens, runs = LocalEngine.tokens, count()
+
+    def wrong_once(engine: LocalEngine, request_ids: Iterable[str]) -> list[list[int]]:
+        first, *others = tokens(engine, request_ids)
+        if next(runs) == wrong_run:
+            first = [(first[0] + 1) % plan.shape.vocab_size, *first[1:]]
+        return [first, *others]
+
+    monkeypatch.setattr(LocalEngine, "tokens", wrong_once)
+    assert bench_many_adapters.main(["--smoke", "--models", str(models)]) == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["requests_answered_differently"] == 1
 
 
 def test_the_paging_benchmark_runs_no_more_than_was_reserved_in_one_arm_and_more_in_the_other(

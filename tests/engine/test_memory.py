@@ -42,17 +42,24 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
 
 
 def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None:
+    sizes = {**SIZES, "is_host": True, "has_windows": True}
     config = EngineConfig("m", host_cache_bytes=200 * MIB)
-    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    plan = plan_memory(config, **sizes)
     assert plan.arena_bytes == 150 * MIB  # a quarter of 800 - 200
     assert plan.window_bytes == 150 * MIB // 16
     assert plan.num_kv_blocks == 600 - 150 - 10
     config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
-    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    plan = plan_memory(config, **sizes)
     assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 400)
-    assert plan_memory(config, **SIZES).window_bytes == 0
     with pytest.raises(InsufficientMemory):
-        plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **{**SIZES, "is_host": True})
+        plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **sizes)
+
+
+def test_where_no_windows_are_made_nothing_is_set_aside_for_them() -> None:
+    config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
+    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    assert (plan.window_bytes, plan.num_kv_blocks) == (0, 450)
+    assert not any("window" in line for line in plan.lines)
 
 
 def test_kv_takes_no_more_than_the_batch_can_use() -> None:

@@ -24,7 +24,7 @@ IN_LAYER, IN_HEAD, IN_EMBEDDING = 0, 1, 2
 
 @pytest.fixture
 def builder() -> StepAdaptersBuilder:
-    weights = PoisonedWeights(LAYOUT, num_rows=3)
+    weights = PoisonedWeights(LAYOUT, num_rows=3, dtype=torch.bfloat16)
     weights.put(IN_LAYER, {LAYER: 2})
     weights.put(IN_HEAD, {HEAD: 2})
     weights.put(IN_EMBEDDING, {EMBEDDING: 2})

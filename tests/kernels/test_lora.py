@@ -9,17 +9,28 @@ from torch import Tensor
 from loraplex.kernels.lora import LoraProjection
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_reference import add_lora_reference
-from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
+from support.lora_weights import (
+    POPULARITIES,
+    PoisonedWeights,
+    assert_lora_close,
+    draw_rows,
+    make_layout,
+)
 
 IN_FEATURES, OUTS = 40, (33, 7)
 FIRST_SLICE = 2
 RANKS = ({2: 4, 3: 4}, {2: 16}, {3: 7}, {0: 8, 2: 1, 3: 2})
 
 
-@pytest.fixture
-def weights() -> PoisonedWeights:
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def weights(request: pytest.FixtureRequest) -> PoisonedWeights:
+    """In bf16 decodes go through the window, in fp32 through segments."""
+    return make_weights(request.param)
+
+
+def make_weights(dtype: torch.dtype) -> PoisonedWeights:
     layout = make_layout((IN_FEATURES, (5, 5)), (IN_FEATURES, OUTS))
-    weights = PoisonedWeights(layout, num_rows=len(RANKS), capacity=1 << 14)
+    weights = PoisonedWeights(layout, num_rows=len(RANKS), dtype=dtype, capacity=1 << 14)
     for row, ranks in enumerate(RANKS):
         weights.put(row, ranks)
     return weights
@@ -43,8 +54,9 @@ def make_batch(
     return batch
 
 
-def draw(num_tokens: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(num_tokens, IN_FEATURES), torch.randn(num_tokens, sum(OUTS))
+def draw(weights: PoisonedWeights, num_tokens: int) -> tuple[Tensor, Tensor]:
+    x, y = torch.randn(num_tokens, IN_FEATURES), torch.randn(num_tokens, sum(OUTS))
+    return x.to(weights.flat.dtype), y.to(weights.flat.dtype)
 
 
 def reference(weights: PoisonedWeights, x: Tensor, y: Tensor, batch: LoraBatch) -> Tensor:
@@ -62,20 +74,20 @@ def test_a_mixed_step_equals_the_reference(
 ) -> None:
     decode_rows = draw_rows(popularity, num_decodes, len(RANKS))
     batch = make_batch(weights, decode_rows, [(3, -1), (5, 0), (2, 0), (17, 2), (1, 3)])
-    x, y = draw(len(batch.token_rows))
+    x, y = draw(weights, len(batch.token_rows))
     result = y.clone()
     projection.add(x, result, weights, batch)
-    torch.testing.assert_close(result, reference(weights, x, y, batch), rtol=1e-5, atol=1e-5)
+    assert_lora_close(result, reference(weights, x, y, batch))
 
 
 def test_a_token_gets_the_same_delta_as_decode_and_as_prefill(
     weights: PoisonedWeights, projection: LoraProjection
 ) -> None:
-    x, y = draw(1)
+    x, y = draw(weights, 1)
     as_decode, as_prefill = y.clone(), y.clone()
     projection.add(x, as_decode, weights, make_batch(weights, [0], []))
     projection.add(x, as_prefill, weights, make_batch(weights, [], [(1, 0)]))
-    torch.testing.assert_close(as_decode, as_prefill)
+    assert_lora_close(as_decode, as_prefill)
 
 
 @pytest.mark.parametrize("poison", [torch.inf, torch.nan, 3e38])
@@ -84,7 +96,7 @@ def test_overflow_of_one_adapter_leaves_all_other_rows_bit_identical(
 ) -> None:
     batch = make_batch(weights, [0, 1, -1, 2, 0], [(3, 0), (4, 2), (2, -1)])
     own = batch.token_rows == 0
-    x, y = draw(len(own))
+    x, y = draw(weights, len(own))
     clean, poisoned = y.clone(), y.clone()
     projection.add(x, clean, weights, batch)
     x[own] = poison
@@ -97,13 +109,13 @@ def test_a_forgotten_row_is_read_from_the_arena_again(
     weights: PoisonedWeights, projection: LoraProjection
 ) -> None:
     batch = make_batch(weights, [1, 0], [])
-    x, y = draw(2)
+    x, y = draw(weights, 2)
     projection.add(x, y.clone(), weights, batch)
     weights.matrices(1, 2)[1].zero_()
     projection.forget(1)
     result = y.clone()
     projection.add(x, result, weights, batch)
-    torch.testing.assert_close(result, reference(weights, x, y, batch))
+    assert_lora_close(result, reference(weights, x, y, batch))
     assert torch.equal(result[0], y[0])
 
 
@@ -115,11 +127,11 @@ def test_writes_into_a_column_view_with_a_longer_row(
     weights: PoisonedWeights, projection: LoraProjection
 ) -> None:
     batch = make_batch(weights, [0, 3], [(4, 2)])
-    x, y = draw(6)
-    wide = torch.full((6, sum(OUTS) + 5), torch.nan)
+    x, y = draw(weights, 6)
+    wide = torch.full((6, sum(OUTS) + 5), torch.nan, dtype=y.dtype)
     wide[:, 2:-3] = y
     projection.add(x, wide[:, 2:-3], weights, batch)
-    torch.testing.assert_close(wide[:, 2:-3], reference(weights, x, y, batch))
+    assert_lora_close(wide[:, 2:-3], reference(weights, x, y, batch))
     assert wide[:, :2].isnan().all()
     assert wide[:, -3:].isnan().all()
 
@@ -136,7 +148,8 @@ def test_writes_into_a_column_view_with_a_longer_row(
     ],
 )
 def test_refuses_tensors_that_do_not_fit(
-    weights: PoisonedWeights, projection: LoraProjection, x: Tensor, y: Tensor, message: str
+    projection: LoraProjection, x: Tensor, y: Tensor, message: str
 ) -> None:
+    weights = make_weights(torch.float32)
     with pytest.raises(ValueError, match=message):
         projection.add(x, y, weights, make_batch(weights, [0], [(2, 1)]))

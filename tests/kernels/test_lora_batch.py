@@ -15,12 +15,17 @@ from loraplex.kernels.lora_batch import (
 from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
 
 
-@pytest.fixture
-def weights() -> PoisonedWeights:
-    weights = PoisonedWeights(make_layout((8, (8, 8))), num_rows=8, capacity=1 << 12)
+def make_weights(dtype: torch.dtype) -> PoisonedWeights:
+    layout = make_layout((8, (8, 8)))
+    weights = PoisonedWeights(layout, num_rows=8, dtype=dtype, capacity=1 << 12)
     weights.put(2, {0: 3, 1: 5})
     weights.put(7, {1: 1})
     return weights
+
+
+@pytest.fixture
+def weights() -> PoisonedWeights:
+    return make_weights(torch.bfloat16)
 
 
 @pytest.fixture
@@ -36,6 +41,16 @@ def test_describes_decodes_by_adapter_and_prefills_by_segment(builder: LoraBatch
     assert batch.token_rows.dtype == torch.int32
     assert batch.decode_adapters == (ActiveAdapter(2, 9),)
     assert batch.segments == (Segment(2, 4, 7), Segment(4, 5, 2))
+
+
+def test_in_fp32_decodes_are_segments_too() -> None:
+    builder = LoraBatchBuilder(make_weights(torch.float32), torch.device("cpu"))
+    runs = [AdapterRun(1), AdapterRun(1, 2, 9), AdapterRun(1, 2, 9), AdapterRun(3, 7, 4)]
+    batch = builder.build(runs, num_decodes=3, num_verified=3)
+    assert batch is not None
+    assert batch.num_decodes == 0
+    assert batch.decode_adapters == ()
+    assert batch.segments == (Segment(1, 3, 2), Segment(3, 6, 7))
 
 
 def test_a_step_of_base_tokens_has_no_batch(builder: LoraBatchBuilder) -> None:
@@ -73,18 +88,12 @@ def test_decoding_tokens_must_end_with_a_sequence(builder: LoraBatchBuilder) -> 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "num_verified", "in_window"),
-    [
-        (torch.bfloat16, MAX_VERIFIED_IN_WINDOW - 1, True),
-        (torch.bfloat16, MAX_VERIFIED_IN_WINDOW, False),
-        (torch.float32, 2, False),
-    ],
+    ("num_verified", "in_window"),
+    [(MAX_VERIFIED_IN_WINDOW - 1, True), (MAX_VERIFIED_IN_WINDOW, False)],
 )
 def test_verified_tokens_are_served_as_decodes_while_they_are_few(
-    dtype: torch.dtype, num_verified: int, in_window: bool
+    builder: LoraBatchBuilder, num_verified: int, in_window: bool
 ) -> None:
-    weights = PoisonedWeights(make_layout((8, (8, 8))), num_rows=8, dtype=dtype)
-    builder = LoraBatchBuilder(weights, torch.device("cpu"))
     runs = [AdapterRun(1, 2), AdapterRun(num_verified, 7), AdapterRun(5, 7)]
     batch = builder.build(runs, num_decodes=1, num_verified=num_verified)
     assert batch is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
 from loraplex.engine.batch import ScheduledBatch
+from loraplex.engine.block_pool import padding_class
 from loraplex.engine.errors import EngineError
 from loraplex.engine.kv_blocks import KvBlocks
 from loraplex.engine.kv_layout import KvGroup
@@ -176,6 +177,12 @@ class SchedulerBench:
         kinds = [sequence.is_decode for sequence in batch.sequences]
         assert kinds == sorted(kinds, reverse=True), "decodes come first"
         rows = [s.request.lease.row if s.request.lease else -1 for s in batch.sequences]
+        decodes = [
+            (padding_class(-(-sequence.context_len // BLOCK)), row)
+            for sequence, row in zip(batch.sequences, rows, strict=True)
+            if sequence.is_decode
+        ]
+        assert decodes == sorted(decodes), "decodes are grouped by padding class, then by adapter"
         prefills = rows[sum(kinds) :]
         assert prefills == sorted(prefills), "prefills are grouped by adapter"
         for sequence in batch.sequences:

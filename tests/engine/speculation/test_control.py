@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +12,12 @@ from hypothesis import strategies as st
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.request import Request
 from loraplex.engine.speculation import control as control_module
-from loraplex.engine.speculation.control import FIRST_TOKENS, MAX_STATS, Control
+from loraplex.engine.speculation.control import (
+    FIRST_TOKENS,
+    MAX_STATS,
+    Choice,
+    Control,
+)
 from loraplex.engine.step_costs import StepCosts, StepShape
 from support.modelled_device import (
     MAX_TOKENS,
@@ -153,6 +161,41 @@ def test_probes_grow_rare() -> None:
     device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.0})}, requests(1, A))
     device.run(2_000)
     assert 1 <= sum(map(bool, device.num_guesses[1_000:])) <= 4
+
+
+def test_while_nothing_is_guessed_it_decides_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide, decided = Control._decide, []
+
+    def counted(control: Control, *args: Any) -> dict[Request, Choice]:
+        decided.append(control)
+        return decide(control, *args)
+
+    device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.0})}, requests(4, A))
+    device.run(100)
+    monkeypatch.setattr(Control, "_decide", counted)
+    device.run(200)
+    assert len(decided) <= 60
+
+
+def test_a_rest_ends_when_another_request_decodes() -> None:
+    device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.0, B: 0.9})}, requests(4, A))
+    device.run(300)
+    assert not any(device.num_guesses[-20:]), "it rests"
+    asking = make_request(9, A, SpeculationParams(num_tokens=3))
+    device.requests = [*device.requests, asking]
+    device.step()
+    assert device.steps[-1] == {asking: Choice("p", 3)}
+
+
+def test_a_rest_ends_for_a_probe_that_is_due() -> None:
+    device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.0})}, requests(1, A))
+    device.run(1_000)
+    probes = [step for step, number in enumerate(device.num_guesses) if number][-4:]
+    gaps = [after - before for before, after in pairwise(probes)]
+    assert gaps == sorted(gaps)
+    assert all(gap & (gap - 1) == 0 for gap in gaps), "at the doubled intervals, not later"
 
 
 def test_where_even_right_guesses_would_not_pay_nothing_is_probed() -> None:
