@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars
-.PHONY: help install demo demo-weights test test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
+.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -36,6 +36,9 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 # By file, so that a file's servers and databases are made once; more workers would only share the cores.
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
+
+test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
+	LORAPLEX_TEST_DATABASE=postgres $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile tests/api tests/platform $(ARGS)
 
 # Swift has its own environment: it is a server, and none of its packages is ours.
 $(S3_VENV)/.installed:
@@ -86,8 +89,9 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED) ## 50 engines killed under load, servers stopped, the API's contract in larger numbers
+soak: $(INSTALLED) ## 50 engines killed under load, servers stopped, 20 kills counted to the token, the API in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py
 
