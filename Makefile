@@ -8,9 +8,9 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars
-.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
-	gpu-check clean \
+	adapter-load speculation grammars api
+.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs simulate soak bench \
+	adapter-evidence kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -34,11 +34,13 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
 # By file, so that a file's servers and databases are made once; more workers would only share the cores.
+# In the files' own order: by their number of tests the longest of all would come last, on one worker.
+PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
+	$(PYTEST_BY_FILE) $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
-	LORAPLEX_TEST_DATABASE=postgres $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile tests/api tests/platform $(ARGS)
+	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
 
 # Swift has its own environment: it is a server, and none of its packages is ours.
 $(S3_VENV)/.installed:
@@ -78,6 +80,7 @@ bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
+bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
 docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings
