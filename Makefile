@@ -92,7 +92,7 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED) ## 50 engines killed under load, servers stopped, 20 kills counted to the token, the API in larger numbers
+soak: $(INSTALLED) ## kill engines and servers under load, count what is lost; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \

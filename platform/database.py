@@ -6,18 +6,26 @@ together at the end, or not at all. SQLite is the embedded default; PostgreSQL t
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
 from . import revisions, row_security
-from .errors import DatabaseUnavailable, InvalidValue
+from .errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
@@ -52,8 +60,8 @@ class Database:
         """A unit of work on one tenant's rows.
 
         A reader neither waits for SQLite's writers nor holds them up; its writes raise
-        ScopeViolation. Raises DatabaseUnavailable when the database does not answer, InvalidValue
-        for a value that it cannot hold.
+        ScopeViolation. Raises DatabaseUnavailable when the database does not answer, DatabaseBusy
+        when it is only held by others, InvalidValue for a value that it cannot hold.
         """
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
         with _unit_of_work(session):
@@ -193,8 +201,14 @@ def _unavailable_if_unanswered() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as exc:
-        raise DatabaseUnavailable from exc
+        raise (DatabaseBusy if _is_busy(exc) else DatabaseUnavailable) from exc
     except DBAPIError as exc:
         if exc.connection_invalidated:
             raise DatabaseUnavailable from exc
         raise
+
+
+def _is_busy(error: SQLAlchemyError) -> bool:
+    """SQLite's one place for writers was not free within BUSY_TIMEOUT_MS."""
+    original = getattr(error, "orig", None)
+    return getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
