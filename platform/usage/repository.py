@@ -112,9 +112,8 @@ def _add_to_day(dialect: str) -> Executable:
     statement = _INSERTS[dialect](UsageDay).inline()
     sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
     key = [column.name for column in inspect(UsageDay).primary_key]
-    return statement.values(residency_byte_seconds=0).on_conflict_do_update(
-        index_elements=key, set_=sums
-    )
+    statement = statement.values(residency_byte_seconds=0)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
 
 
 _INSERTS: dict[str, Callable[..., Any]] = {
