@@ -8,9 +8,9 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars mixed-step
-.PHONY: help install demo demo-weights test test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
-	gpu-check clean \
+	adapter-load speculation grammars api mixed-step
+.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs simulate soak bench \
+	adapter-evidence kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -34,8 +34,13 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
 # By file, so that a file's servers and databases are made once; more workers would only share the cores.
+# In the files' own order: by their number of tests the longest of all would come last, on one worker.
+PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
+	$(PYTEST_BY_FILE) $(ARGS)
+
+test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
+	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
 
 # Swift has its own environment: it is a server, and none of its packages is ours.
 $(S3_VENV)/.installed:
@@ -76,6 +81,7 @@ bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog'
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
 bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes
+bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
 docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings
@@ -87,8 +93,9 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED) ## 50 engines killed under load, servers stopped, the API's contract in larger numbers
+soak: $(INSTALLED) ## kill engines and servers under load, count what is lost; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py
 

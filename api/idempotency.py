@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..platform.errors import PlatformError
 from ..platform.idempotency.models import MAX_IDEMPOTENCY_KEY_LENGTH
 from ..platform.idempotency.service import IdempotentAnswers, KeyedRequest
+from ..platform.keys.token import parse_token
 from ..platform.sessions import PlatformSession
-from .auth import authenticate
+from .auth import authenticate, bearer_token
 from .bodies import CONTROL_BODY_BYTES, read_body
 from .errors import ApiError, as_api_error, error_response
 from .runtime import Runtime
@@ -148,7 +149,7 @@ def _is_concerned(scope: Scope) -> bool:
 async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     """The request under its key, and its body. Raises ApiError or a PlatformError."""
     runtime: Runtime = request.app.state.runtime
-    caller = await authenticate(request, runtime)
+    await authenticate(request, runtime)
     keys = request.headers.getlist(HEADER)
     if len(keys) > 1 or not _is_key(keys[0]):
         raise ApiError(
@@ -166,7 +167,7 @@ async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     )
     digest = hashlib.sha256("\0".join(what).encode() + b"\0" + body).digest()
     keyed = KeyedRequest(
-        owner=str(caller.actor),
+        owner=parse_token(bearer_token(request)).key_id,
         key=keys[0],
         request_hash=digest,
         request_id=request.state.request_id,

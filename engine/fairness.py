@@ -10,7 +10,7 @@ Torch-free; computes, never acts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Party = TypeVar("Party", bound=Hashable)
@@ -74,10 +74,6 @@ class TokenCounters(Generic[Party]):
         # Twice for every token of every sequence: looked up here rather than through methods.
         counters = self._counters
         counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
-
-    def most_over(self, parties: Iterable[Party]) -> Party | None:
-        """Which of these has had most for its weight; the first of equals, None of none."""
-        return max(parties, key=self.counter, default=None)
 
     def _floor(self) -> float:
         """Never falls: who joins is lifted to it, and service only adds."""

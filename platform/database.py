@@ -6,18 +6,26 @@ together at the end, or not at all. SQLite is the embedded default; PostgreSQL t
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
 from . import revisions, row_security
-from .errors import DatabaseUnavailable, InvalidValue
+from .errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
 from .sessions import PlatformSession, TenantSession, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
@@ -45,15 +53,16 @@ class Database:
         """
         self._url = url
         self._writing = make_engine(url)
-        self._reading = self._writing.execution_options(read_only=True)
+        self._reading = _make_reading(self._writing)
 
     @contextmanager
     def transaction(self, tenant_id: str, *, read_only: bool = False) -> Iterator[TenantSession]:
         """A unit of work on one tenant's rows.
 
-        A reader neither waits for SQLite's writers nor holds them up; its writes raise
-        ScopeViolation. Raises DatabaseUnavailable when the database does not answer, InvalidValue
-        for a value that it cannot hold.
+        A reader sees one moment, whatever is committed meanwhile. It neither waits for SQLite's
+        writers nor holds them up; its writes raise ScopeViolation. Raises DatabaseUnavailable when
+        the database does not answer, DatabaseBusy when it is only held by others, InvalidValue for
+        a value that it cannot hold.
         """
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
         with _unit_of_work(session):
@@ -114,6 +123,14 @@ def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
         return create_engine(url, pool_pre_ping=True, connect_args=POSTGRES_OPTIONS)
     except ModuleNotFoundError as exc:
         raise InvalidValue(f"PostgreSQL needs the package {exc.name}.", param="database") from exc
+
+
+def _make_reading(engine: Engine) -> Engine:
+    """The same for readers. Of SQLite every transaction sees one moment; PostgreSQL is asked to."""
+    reading = engine.execution_options(read_only=True)
+    if engine.dialect.name == "postgresql":
+        return reading.execution_options(isolation_level="REPEATABLE READ")
+    return reading
 
 
 def database_name(url: str) -> str:
@@ -193,8 +210,14 @@ def _unavailable_if_unanswered() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as exc:
-        raise DatabaseUnavailable from exc
+        raise (DatabaseBusy if _is_busy(exc) else DatabaseUnavailable) from exc
     except DBAPIError as exc:
         if exc.connection_invalidated:
             raise DatabaseUnavailable from exc
         raise
+
+
+def _is_busy(error: SQLAlchemyError) -> bool:
+    """SQLite's one place for writers was not free within BUSY_TIMEOUT_MS."""
+    original = getattr(error, "orig", None)
+    return getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY

@@ -29,6 +29,10 @@ class DatabaseUnavailable(PlatformError):
     code = "database_unavailable"
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    """The database is there, but others have held it for too long."""
+
+
 class RevisionMismatch(PlatformError):
     """The database's schema is not the one this version of the software works with."""
 

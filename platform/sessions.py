@@ -6,9 +6,10 @@ given the rows of two tenants, one that takes a `PlatformSession` says so in its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 from sqlalchemy.orm import (
     ORMExecuteState,
     Session,
@@ -49,6 +50,17 @@ class TenantSession(UnitOfWork):
     def __init__(self, engine: Engine, *, tenant_id: str, read_only: bool) -> None:
         super().__init__(engine, read_only=read_only)
         self.tenant_id = tenant_id
+
+    def execute_pinned(
+        self, statement: Executable, values: Mapping[str, Any]
+    ) -> CursorResult[tuple[Any, ...]]:
+        """Run a Core statement that narrows itself by its parameter `tenant_id`, which is set here.
+
+        For what every request needs: the ORM costs several times as much. Raises ScopeViolation.
+        """
+        if self.read_only and not statement.is_select:
+            raise ScopeViolation("this unit of work was opened for reading")
+        return self.connection().execute(statement, {**values, "tenant_id": self.tenant_id})
 
 
 @event.listens_for(TenantSession, "after_begin")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported, and for the processes that tests start: tiny matrices gain nothing from
+# threads, and threads that wait for each other on shared cores cost several times the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from support.models import make_tiny_llama
 

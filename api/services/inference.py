@@ -18,7 +18,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
-from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
+from ...platform.errors import DatabaseBusy, DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
 from ...platform.quotas.limits import MAX_COUNT
 from ...platform.quotas.service import Demand
@@ -313,16 +313,17 @@ class Inference:
         """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
 
         While the database is away there is nothing to ask: limits rest, what is used counts later.
+        One that is only held by others for too long does not let the request past its limits.
         """
         specs = self._sequences(order)
         account = self._open_account(order, specs)
         try:
             await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
-        except DatabaseUnavailable:
+        except BaseException as exc:
+            if not isinstance(exc, DatabaseUnavailable) or isinstance(exc, DatabaseBusy):
+                self._metering.discard(account)
+                raise
             log.warning("admitted_without_limits", request_id=order.request_id)
-        except BaseException:
-            self._metering.discard(account)
-            raise
         return self._prepare(order, specs, account)
 
     def _sequences(self, order: Order) -> list[SequenceSpec]:

@@ -15,7 +15,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -28,14 +27,11 @@ from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import Principal
-from ...platform.quotas import service as quotas
-from ...platform.sessions import TenantSession
-from ...platform.usage import service as ledger
-from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
 from ..metrics import Metrics
 from ..threads import WorkerThreads
 from .generation import Outcome
+from .ledger_writer import Charge, LedgerWriter, Owner
 from .sequence_times import ABORTED
 
 log = structlog.get_logger(__name__)
@@ -43,29 +39,6 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 """How long a server that stops waits for rows on their way; what is left waits in the journal."""
-
-
-class Owner(msgspec.Struct, frozen=True, array_like=True):
-    """What the ledger says of a request before it has run; the names are the catalog's."""
-
-    request_id: str
-    tenant_id: str
-    key_id: str | None
-    adapter_name: str | None
-    adapter_version: int | None
-    adapter_digest: str | None
-
-
-class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """What was decided when the request ended."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    tier: str | None
-    load_ms: float | None
-    finish_reason: str
-    ended_at: datetime
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +67,7 @@ class Metering:
     ) -> None:
         self._journal = journal
         self._engine = engine
-        self._control_plane = control_plane
+        self._ledger = LedgerWriter(control_plane)
         self._metrics = metrics
         self._threads = WorkerThreads("metering", 1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,6 +92,7 @@ class Metering:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         for task in self._tasks:
             task.cancel()
+        self._ledger.close()
         self._threads.close()
 
     @property
@@ -215,12 +189,7 @@ class Metering:
             self._has_unsettled.set()
 
     async def _commit(self, account: Account, charge: Charge) -> None:
-        owner = account.owner
-
-        def write(session: TenantSession) -> bool:
-            return _write(session, owner, charge)
-
-        is_new = await self._control_plane.write(owner.tenant_id, write)
+        is_new = await self._ledger.write(account.owner, charge)
         if is_new and account.tenant_slug is not None:
             self._metrics.observe_usage(
                 account.tenant_slug,
@@ -287,27 +256,3 @@ class Metering:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _write(session: TenantSession, owner: Owner, charge: Charge) -> bool:
-    """Record the charge; False if it is recorded already, or there is nothing to charge."""
-    if not charge.prompt_tokens and not charge.completion_tokens:
-        quotas.release(session, owner.request_id)
-        return False
-    return ledger.record(
-        session,
-        Usage(
-            request_id=owner.request_id,
-            adapter_name=owner.adapter_name,
-            adapter_version=owner.adapter_version,
-            adapter_digest=owner.adapter_digest,
-            prompt_tokens=charge.prompt_tokens,
-            cached_tokens=charge.cached_tokens,
-            completion_tokens=charge.completion_tokens,
-            tier=charge.tier,
-            finish_reason=charge.finish_reason,
-            key_id=owner.key_id,
-            load_ms=charge.load_ms,
-            ended_at=charge.ended_at.astimezone(UTC),
-        ),
-    )

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, func, not_, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from ..adapters.models import Adapter, AdapterVersion, Upload
 from ..adapters.states import VISIBLE_STATES, UploadState, VersionState
@@ -58,6 +69,20 @@ def list_buckets(session: TenantSession) -> Mapping[RateKind, RateBucket]:
     return {bucket.kind: bucket for bucket in session.scalars(query)}
 
 
+def concerns_limits(session: TenantSession, request_id: str) -> bool:
+    """The tenant has limits of some kind, or the request has reserved something."""
+    return session.execute_pinned(_CONCERNS_LIMITS, {"request_id": request_id}).first() is not None
+
+
+_CONCERNS_LIMITS = union_all(
+    select(literal(1)).where(Quota.__table__.c.tenant_id == bindparam("tenant_id")),
+    select(literal(1)).where(
+        Reservation.__table__.c.tenant_id == bindparam("tenant_id"),
+        Reservation.__table__.c.request_id == bindparam("request_id"),
+    ),
+).limit(1)
+
+
 def find_quota_and_reservation(
     session: TenantSession, request_id: str
 ) -> tuple[Quota | None, Reservation | None]:
@@ -94,12 +119,6 @@ def renew_reservations(
 def list_reservations_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
     """Every tenant's reservations that this server has, the oldest first."""
     query = select(Reservation).where(Reservation.server_id == server_id)
-    return session.scalars(query.order_by(Reservation.created_at)).all()
-
-
-def list_expired_reservations(session: PlatformSession, now: Reading) -> Sequence[Reservation]:
-    """Every tenant's reservations that count for nothing any more, the oldest first."""
-    query = select(Reservation).where(not_(_is_alive(now)))
     return session.scalars(query.order_by(Reservation.created_at)).all()
 
 

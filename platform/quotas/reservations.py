@@ -17,7 +17,7 @@ from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .bucket import Reading
 from .clock import Clock, moment_of, read_clock
-from .limits import Limits, limits_of
+from .limits import NO_LIMITS, Limits, limits_of
 from .models import PeriodUse, RateKind, Reservation
 from .period import begin_of
 from .rates import Costs, Rates
@@ -70,7 +70,7 @@ def settle(
 ) -> None:
     """The request has ended and used this: what it did not use is given back.
 
-    To be called once for each row of the ledger, in its transaction and after it was flushed; `at`
+    To be called once for each row of the ledger, in its transaction and behind it; `at`
     is the row's time, which says the budget of which period pays.
     """
     limits = _remove(session, request_id, prompt_tokens, completion_tokens, clock)
@@ -102,14 +102,6 @@ def renew(session: PlatformSession, server_id: str, *, clock: Clock = read_clock
 def list_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
     """What the server has reserved for requests of all tenants, the oldest first."""
     return repository.list_reservations_of_server(session, server_id)
-
-
-def expired(session: PlatformSession, *, clock: Clock = read_clock) -> Sequence[Reservation]:
-    """The reservations of servers that have gone, of all tenants, the oldest first.
-
-    They count against no limit any more. Their servers settle them if they come back.
-    """
-    return repository.list_expired_reservations(session, clock(session))
 
 
 def _check_running(
@@ -183,6 +175,8 @@ def _remove(
 
     Returns the limits, held if they are on requests.
     """
+    if not repository.concerns_limits(session, request_id):
+        return NO_LIMITS
     quota, reservation = repository.find_quota_and_reservation(session, request_id)
     limits = limits_of(quota)
     if limits.restrict_requests:

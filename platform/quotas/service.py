@@ -10,7 +10,6 @@ from .limits import NO_LIMITS, Limits, get_limits, lock_limits, set_limits
 from .reservations import (
     LEASE_SECONDS,
     Demand,
-    expired,
     list_of_server,
     release,
     renew,
@@ -44,7 +43,6 @@ __all__ = [
     "check_room_for_upload",
     "check_room_for_version",
     "current_use",
-    "expired",
     "get_limits",
     "list_of_server",
     "lock_limits",

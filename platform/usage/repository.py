@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from enum import StrEnum
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Executable, Select, case, func, inspect, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..adapters.models import Adapter, AdapterVersion
@@ -76,6 +78,56 @@ def find(session: TenantSession, request_id: str) -> UsageRecord | None:
     """The tenant's row of this request."""
     query = select(UsageRecord).where(UsageRecord.request_id == request_id)
     return session.scalars(query).one_or_none()
+
+
+def add_record(session: TenantSession, row: Mapping[str, Any]) -> bool:
+    """Add a row, all its columns but the tenant's; False if its request has one."""
+    return bool(session.execute_pinned(_add_record(_dialect(session)), row).rowcount)
+
+
+def add_to_day(
+    session: TenantSession, day: date, name: str, version: int, sums: Mapping[str, int]
+) -> None:
+    """Add `sums`, by the names of all that are of requests, to the tenant's sums of the day.
+
+    The row is made if it is not there, and locked until the unit of work ends.
+    """
+    key = {"day": day, "adapter_name": name, "adapter_version": version}
+    session.execute_pinned(_add_to_day(_dialect(session)), {**key, **sums})
+
+
+def _dialect(session: TenantSession) -> str:
+    return session.connection().dialect.name
+
+
+@cache
+def _add_record(dialect: str) -> Executable:
+    statement = _INSERTS[dialect](UsageRecord).inline()
+    statement = statement.on_conflict_do_nothing(index_elements=["request_id"])
+    return cast(Executable, statement.execution_options(preserve_rowcount=True))
+
+
+@cache
+def _add_to_day(dialect: str) -> Executable:
+    statement = _INSERTS[dialect](UsageDay).inline()
+    sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
+    key = [column.name for column in inspect(UsageDay).primary_key]
+    statement = statement.values(residency_byte_seconds=0)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
+
+
+_INSERTS: dict[str, Callable[..., Any]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+REQUEST_SUMS = (
+    "num_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "num_cold_loads",
+)
+"""What the row of a day adds up of requests."""
 
 
 def lock_day(session: TenantSession, day: date, name: str, version: int) -> UsageDay | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from itertools import compress
 
 from sqlalchemy.exc import IntegrityError
 
 from ..base import utc_now
 from ..errors import RequestNotFound
 from ..quotas import service as quotas
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, ScopeViolation, TenantSession
 from . import repository
 from .models import UsageDay, UsageRecord
 from .repository import Residency, UsageQuery, UsageSum
@@ -41,28 +43,32 @@ def record(session: TenantSession, usage: Usage) -> bool:
 
     False if it is there already.
     """
-    try:
-        with session.begin_nested():
-            session.add(_row(usage))
-    except IntegrityError:
-        if repository.find(session, usage.request_id) is None:
-            raise
-        return False
-    quotas.settle(
-        session,
-        usage.request_id,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        at=usage.ended_at,
-    )
-    day = _day(session, usage.ended_at, usage.adapter_name, usage.adapter_version)
-    day.num_requests += 1
-    day.prompt_tokens += usage.prompt_tokens
-    day.cached_tokens += usage.cached_tokens
-    day.completion_tokens += usage.completion_tokens
-    day.num_cold_loads += bool(usage.load_ms)
-    session.flush()
-    return True
+    return record_all(session, [usage])[0]
+
+
+def record_all(session: TenantSession, usages: Sequence[Usage]) -> list[bool]:
+    """The same for several requests in one unit of work, for each of them.
+
+    First all rows, then the limits, last the days: so two servers never wait for each other.
+    """
+    are_new = [_add(session, usage) for usage in usages]
+    news = list(compress(usages, are_new))
+    for usage in news:
+        quotas.settle(
+            session,
+            usage.request_id,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            at=usage.ended_at,
+        )
+    days: dict[tuple[date, str, int], Counter[str]] = {}
+    for usage in news:
+        day = usage.ended_at.astimezone(UTC).date()
+        key = (day, usage.adapter_name or "", usage.adapter_version or 0)
+        days.setdefault(key, Counter()).update(_sums(usage))
+    for key, sums in sorted(days.items()):
+        repository.add_to_day(session, *key, sums)
+    return are_new
 
 
 def add_residency(session: TenantSession, residencies: Sequence[Residency]) -> None:
@@ -96,27 +102,25 @@ def sum_usage_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Seq
     return repository.sum_days_of_all_tenants(session, query)
 
 
-def _row(usage: Usage) -> UsageRecord:
-    return UsageRecord(
-        request_id=usage.request_id,
-        adapter_name=usage.adapter_name,
-        adapter_version=usage.adapter_version,
-        adapter_digest=usage.adapter_digest,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        tier=usage.tier,
-        finish_reason=usage.finish_reason,
-        created_at=usage.ended_at,
-        key_id=usage.key_id,
-        load_ms=usage.load_ms,
-    )
+def _add(session: TenantSession, usage: Usage) -> bool:
+    """Add the request's row; False if it is there already."""
+    row = {name: getattr(usage, name) for name in Usage.__slots__ if name != "ended_at"}
+    if repository.add_record(session, {**row, "created_at": usage.ended_at}):
+        return True
+    if repository.find(session, usage.request_id) is None:
+        raise ScopeViolation("a request of another tenant")
+    return False
 
 
-def _day(
-    session: TenantSession, moment: datetime, name: str | None, version: int | None
-) -> UsageDay:
-    return _day_row(session, moment.astimezone(UTC).date(), name or "", version or 0)
+def _sums(usage: Usage) -> dict[str, int]:
+    """What it adds to its day."""
+    return {
+        "num_requests": 1,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "num_cold_loads": int(bool(usage.load_ms)),
+    }
 
 
 def _day_row(session: TenantSession, day: date, name: str, version: int) -> UsageDay:

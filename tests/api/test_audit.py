@@ -149,6 +149,7 @@ def test_the_command_lists_exports_and_verifies(
 ) -> None:
     monkeypatch.setenv("LORAPLEX_URL", server.url)
     monkeypatch.setenv("LORAPLEX_API_KEY", busy.key)
+    monkeypatch.setenv("LORAPLEX_DATABASE", server.settings.database_url)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run = CliRunner().invoke
     listed = run(audit_command, ["list", "--limit", "2", "--json"])

@@ -47,8 +47,10 @@ def test_a_repeated_request_is_answered_as_the_first_and_done_once(caller: Calle
 
 def test_what_is_kept_does_not_show_the_secret(server: ServerUnderTest, caller: Caller) -> None:
     secret = create_key(caller, "k-secret").json()["key"].encode()
-    with server.database.platform_transaction(read_only=True) as session:
+    database = server.database
+    with database.platform_transaction(read_only=True) as session:
         rows = session.query(IdempotentAnswer).filter_by(key="k-secret").all()
+    database.close()
     kept = [row.answer or b"" for row in rows]
     assert any(kept)
     assert not any(secret in answer or secret[-20:] in answer for answer in kept)
@@ -67,6 +69,17 @@ def test_keys_of_different_callers_never_meet(caller: Caller, resident: Caller) 
     second = create_key(resident, "k-shared")
     assert "idempotent-replayed" not in second.headers
     assert first.json()["id"] != second.json()["id"]
+
+
+def test_two_keys_of_one_user_never_meet(server: ServerUnderTest, caller: Caller) -> None:
+    user = caller.http.post("/v1/users", json={"email": "a@b.example", "role": "owner"}).json()
+    body = {"name": "user's", "scopes": ["keys:manage", "infer"], "user": user["id"]}
+    keys = [caller.http.post("/v1/keys", json=body).json()["key"] for _ in range(2)]
+    twins = [Caller(server.url, caller.tenant_id, caller.slug, key) for key in keys]
+    server.callers.extend(twins)
+    answers = [create_key(twin, "k-1") for twin in twins]
+    assert [answer.status_code for answer in answers] == [201, 201], answers[0].text
+    assert answers[0].json()["key"] != answers[1].json()["key"]
 
 
 def test_what_was_refused_may_be_sent_again(caller: Caller) -> None:

@@ -83,8 +83,8 @@ class Pair:
 
 def start_pair(base: Path, folder: Path, url: str, stack: ExitStack) -> Pair:
     secret = secrets.token_hex(32)
-    environment = {"LORAPLEX_SECRET": secret}
-    options = ("--served-model-name", "tiny", "--database", url)
+    environment = {"LORAPLEX_SECRET": secret, "LORAPLEX_DATABASE": url}
+    options = ("--served-model-name", "tiny")
 
     def start(name: str) -> ServerUnderTest:
         server = stack.enter_context(serving(base, folder / name, *options, **environment))

@@ -34,6 +34,7 @@ from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.service import Demand
 from support.catalog import make_digest, make_tenant
 from support.databases import copy_of_migrated_sqlite
+from support.server import server_settings
 
 NUM_SLOTS = 8
 WHOLE = Outcome(TokenCounts(10, 4, 7), Tier.HOST, "stop", 2.5)
@@ -59,7 +60,7 @@ class Life:
     """One life of a server, with its journal."""
 
     def __init__(self, home: Path) -> None:
-        self.database = Database(f"sqlite:///{home / 'loraplex.db'}")
+        self.database = Database(server_settings(home).database_url)
         self.control_plane = ControlPlane(self.database, b"secret" * 8)
         self.journal = TokenJournal(home / "journal", num_slots=NUM_SLOTS)
         self.counters = TokenCounters(home / "journal")
@@ -70,6 +71,7 @@ class Life:
             control_plane=self.control_plane,
             metrics=Metrics(lambda: None),
         )
+        self.ledger = self.metering._ledger
 
     def open(self, principal: Principal, request_id: str = "req-1", num_slots: int = 2) -> Account:
         """An account whose request is reserved, and of which 9 tokens are generated so far."""
@@ -113,13 +115,14 @@ ADAPTER = AdapterRef(
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    copy_of_migrated_sqlite(tmp_path)
+    if server_settings(tmp_path).is_database_embedded:
+        copy_of_migrated_sqlite(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def principal(home: Path) -> Iterator[Principal]:
-    database = Database(f"sqlite:///{home / 'loraplex.db'}")
+    database = Database(server_settings(home).database_url)
     tenant = make_tenant(database, "acme")
     actor = Actor(ActorKind.KEY, "key", "key")
     yield Principal(
@@ -158,7 +161,7 @@ def dying(*_: object) -> None:
 CRASHES: dict[str, tuple[str, str, tuple[object, ...]]] = {
     # Where: what dies, and the row that the next life makes or finds.
     "before the outcome is written": ("journal", "close_request", ("req-1", 10, 4, 9, "aborted")),
-    "before the commit": ("control_plane", "write", ("req-1", 10, 4, 7, "stop")),
+    "before the commit": ("ledger", "write", ("req-1", 10, 4, 7, "stop")),
     "before the slots are freed": ("journal", "free", ("req-1", 10, 4, 7, "stop")),
 }
 

@@ -92,7 +92,7 @@ def test_the_metrics_hold_no_secret(
 def test_the_database_holds_no_secret(
     server: ServerUnderTest, told: tuple[list[str], list[httpx.Response]]
 ) -> None:
-    database = database_bytes(server.settings.data_dir)
+    database = database_bytes(server.settings)
     assert b"no-secrets" in database, "what was written is there"
     assert leaks(database, told[0]) == []
 

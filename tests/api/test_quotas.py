@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,22 @@ def test_the_commands_say_what_is_wrong(
 )
 def test_writes_durations_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_database_that_others_hold_for_too_long_lets_nobody_past_the_limits(
+    server: ServerUnderTest, caller: Caller, limit: Callable[..., dict[str, Any]]
+) -> None:
+    if not server.settings.is_database_embedded:
+        pytest.skip("PostgreSQL has room for more than one writer")
+    limit(requests_per_minute=2)
+    assert complete(caller).is_success
+    other = sqlite3.connect(server.settings.data_dir / "loraplex.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        check_envelope(complete(caller), "database_unavailable")
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    wait_for(lambda: num_running(caller) == 0)
+    assert complete(caller).is_success, "what was refused was not counted"
+    check_envelope(complete(caller), "rate_limited")

@@ -22,10 +22,12 @@ def other(
     server: ServerUnderTest, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerUnderTest]:
     """Another server on the same database, with the same secret."""
-    secret = (server.settings.data_dir / "secret").read_text()
-    where = ("--served-model-name", "tiny", "--database", server.settings.database_url)
+    environment = {
+        "LORAPLEX_DATABASE": server.settings.database_url,
+        "LORAPLEX_SECRET": (server.settings.data_dir / "secret").read_text(),
+    }
     folder = tmp_path_factory.mktemp("other")
-    with serving(tiny_base, folder, *where, LORAPLEX_SECRET=secret) as running:
+    with serving(tiny_base, folder, "--served-model-name", "tiny", **environment) as running:
         yield running
 
 

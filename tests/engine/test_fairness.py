@@ -226,15 +226,6 @@ def test_no_one_is_lowered_by_the_lift_nor_lifted_while_active() -> None:
     assert counters.counter("a") == 9.0
 
 
-def test_most_over_is_the_first_with_the_greatest_counter() -> None:
-    counters: TokenCounters[str] = TokenCounters()
-    for tenant, weight in (("a", 1.0), ("b", 4.0), ("c", 1.0)):
-        counters.activate(tenant, weight)
-        counters.charge(tenant, input_tokens=8)
-    assert counters.most_over(["b", "c", "a"]) == "c"
-    assert counters.most_over([]) is None
-
-
 def test_tenants_that_came_once_are_forgotten_unless_that_would_pardon_them() -> None:
     counters: TokenCounters[str] = TokenCounters()
     for tenant in ("steady", "debtor"):

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 
 from loraplex.platform import database as database_module
 from loraplex.platform.adapters.models import Adapter, AdapterAlias
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, InvalidValue, TenantExists
-from loraplex.platform.sessions import ScopeViolation
+from loraplex.platform.sessions import ScopeViolation, TenantSession
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_tenant, make_version
@@ -169,3 +169,16 @@ def test_keeps_what_a_killed_writer_acknowledged(
     assert integrity == "ok"
     assert len(acknowledged) >= num_acknowledged
     assert set(acknowledged) <= slugs
+
+
+def test_a_reader_sees_one_moment(database: Database, acme: Tenant) -> None:
+    def names(session: TenantSession) -> list[str]:
+        return list(session.scalars(select(Adapter.name)))
+
+    with database.transaction(acme.id, read_only=True) as reader:
+        assert names(reader) == []
+        with database.transaction(acme.id) as writer:
+            writer.add(Adapter(name="bot"))
+        assert names(reader) == [], "not what was committed meanwhile"
+    with database.transaction(acme.id, read_only=True) as reader:
+        assert names(reader) == ["bot"]

@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.database import Database
 from loraplex.platform.errors import RequestNotFound
+from loraplex.platform.sessions import ScopeViolation
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.models import UsageDay, UsageRecord
@@ -85,7 +86,7 @@ def test_does_not_take_another_tenants_request_for_its_own(
     database: Database, acme: Tenant, bolt: Tenant
 ) -> None:
     record(database, acme, BASE_USAGE)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(ScopeViolation):
         record(database, bolt, BASE_USAGE)
 
 

@@ -8,7 +8,6 @@ checker compares the ledger with the database, the store and the staged files.
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,12 +19,21 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+from sqlalchemy import create_engine
 
 from loraplex.adapters.failpoints import FAILPOINTS, VARIABLE
 from loraplex.api.cli import push
 from loraplex.api.cli.exit_codes import CommandFailed
 from support.models import make_adapter, make_tiny_llama
-from support.server import LORAPLEX, Caller, ServerUnderTest, child_environment, serving
+from support.server import (
+    LORAPLEX,
+    Caller,
+    ServerUnderTest,
+    child_environment,
+    database_environment,
+    server_settings,
+    serving,
+)
 from support.waiting import wait_for
 
 NAME = "bot"
@@ -158,7 +166,7 @@ class Trial:
     def _gc(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*LORAPLEX, "gc", "--grace-hours", "0", "--json", "--data-dir", str(self.data_dir)],
-            env=child_environment(**environment),
+            env=child_environment(**database_environment(self.data_dir), **environment),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -196,8 +204,11 @@ def run_crash_points(
 
 def _query(data_dir: Path, sql: str) -> set[str]:
     """The first column, read past the product's own code."""
-    with sqlite3.connect(data_dir / "loraplex.db") as connection:
-        return {row[0] for row in connection.execute(sql)}
+    engine = create_engine(server_settings(data_dir).database_url)
+    with engine.connect() as connection:
+        found = {row[0] for row in connection.exec_driver_sql(sql)}
+    engine.dispose()
+    return found
 
 
 def _version_states(data_dir: Path) -> set[str]:

@@ -1,7 +1,8 @@
 """Databases for tests: a SQLite file or a PostgreSQL database of their own, migrated once.
 
 PostgreSQL comes from TEST_DATABASE_URL, else from an embedded server where that is installed, else
-the tests that want it are skipped.
+the tests that want it are skipped. With LORAPLEX_TEST_DATABASE=postgres also the servers that tests
+start have theirs there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,28 @@ def new_postgres_url() -> Iterator[str]:
         with server.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
         server.dispose()
+
+
+def database_of_server(data_dir: Path) -> str | None:
+    """What a server with this data folder is told of its database; always the same for a folder.
+
+    None: nothing, so that it makes its own SQLite file.
+    """
+    chosen = os.environ.get("LORAPLEX_TEST_DATABASE", "sqlite")
+    assert chosen in ("sqlite", "postgres"), chosen
+    return None if chosen == "sqlite" else _postgres_url_of(data_dir.absolute())
+
+
+@cache
+def _postgres_url_of(folder: Path) -> str:
+    """A migrated database for this folder, dropped when the tests are over."""
+    context = new_postgres_url()
+    url = context.__enter__()
+    atexit.register(context.__exit__, None, None, None)
+    database = Database(url)
+    database.upgrade()
+    database.close()
+    return url
 
 
 @cache

@@ -111,10 +111,11 @@ class FakeCore:
         self._wanted: set[AdapterKey] = set()
         self._pinned: set[AdapterKey] = set()
         self._outbox: list[FromEngine] = []
+        self._events = StepEvents()
 
     @property
     def awaits_message(self) -> bool:
-        return not (self._outbox or self._requests)
+        return not (self._outbox or self._requests or self._events.finished)
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -164,7 +165,8 @@ class FakeCore:
             time.sleep(self._pace)
         for request in ready:
             self._advance(request)
-        messages, self._outbox = self._outbox, []
+        messages, self._outbox = [self._events, *self._outbox], []
+        self._events = StepEvents()
         return messages
 
     def _submit(self, request: GenerationRequest) -> None:
@@ -212,7 +214,7 @@ class FakeCore:
         return request.prompt_token_ids == QUEUE and self._life == 1
 
     def _advance(self, request: GenerationRequest) -> None:
-        prompt, events = request.prompt_token_ids, StepEvents()
+        prompt, events = request.prompt_token_ids, self._events
         if self._is_held(request):
             return
         if prompt == EXIT:
@@ -240,7 +242,6 @@ class FakeCore:
         )
         if self._counters and request.journal_slot is not None:
             self._counters.generate(request.journal_slot, len(output))
-        self._outbox.append(events)
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
 
@@ -261,10 +262,9 @@ class FakeCore:
     ) -> None:
         request = self._requests.pop(request_id)
         num_generated = len(self._outputs.pop(request_id, []))
-        event = RequestFinished(
-            request_id, reason, len(request.prompt_token_ids), num_generated, error
+        self._events.finished.append(
+            RequestFinished(request_id, reason, len(request.prompt_token_ids), num_generated, error)
         )
-        self._outbox.append(StepEvents(finished=[event]))
 
 
 def _num_guessed(request: GenerationRequest, num_generated: int) -> int:

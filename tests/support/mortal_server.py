@@ -1,7 +1,7 @@
-"""Servers that are killed and started again, fast: over the fake engine, from one warm process.
+"""Servers that are killed and started again, fast: from one warm process.
 
-`python -m support.mortal_server BASE DATA_DIR PORT [URL]` imports everything once. For each line on
-its standard input it forks a server, and says its process id.
+`python -m support.mortal_server ENGINE BASE DATA_DIR PORT [URL]` imports everything once. For each
+line on its standard input it forks a server, and says its process id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import httpx
@@ -26,16 +26,24 @@ import msgspec
 from loraplex.api import runtime
 from loraplex.api.runtime import JOURNAL_FILE
 from loraplex.api.server import bind, run_server
-from loraplex.api.services.metering import Owner
+from loraplex.api.services.ledger_writer import Owner
 from loraplex.api.settings import Settings
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.supervisor import RestartPolicy
 from loraplex.engine.token_journal import SLOT_BYTES
+from support.databases import database_of_server
 from support.server import ServerUnderTest, child_environment, free_port
 from support.waiting import wait_for
 
-FAKE_ENGINE = (sys.executable, "-P", "-m", "support.fake_engine")
+FAKE_ENGINE = "support.fake_engine"
+REAL_ENGINE = "loraplex.engine.process"
+SMALL: dict[str, Any] = {
+    "num_threads": 1,
+    "memory_bytes": 1 << 29,
+    "host_cache_bytes": 1 << 26,
+}
+"""What the engine may take, to leave room for others on the machine."""
 _SLOT = struct.Struct("@8Q")
 
 
@@ -55,6 +63,8 @@ class MortalServer:
     url: str
     settings: Settings
     log: Path
+    engine: str
+    """The module that is its engine's process."""
     pid: int = 0
     evidence: dict[tuple[str, int], Counted] = field(default_factory=dict)
     """By request and position of the sequence: what engines have counted, as far as collected."""
@@ -83,7 +93,7 @@ class MortalServer:
                 command = Path(f"/proc/{child}/cmdline").read_bytes()
             except FileNotFoundError:
                 continue
-            if b"fake_engine" in command:
+            if self.engine.encode() in command:
                 return int(child)
         return None
 
@@ -139,13 +149,14 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def mortal_server(
-    base: Path, data_dir: Path, *, database: str | None = None
+    base: Path, data_dir: Path, *, database: str | None = None, engine: str = FAKE_ENGINE
 ) -> Iterator[MortalServer]:
     """A place for servers; none runs yet."""
     data_dir.mkdir(exist_ok=True)
+    database = database or database_of_server(data_dir)
     port, log = free_port(), data_dir / "server.log"
     command = [sys.executable, "-P", "-m", "support.mortal_server"]
-    arguments = [str(base), str(data_dir), str(port), *([database] if database else [])]
+    arguments = [engine, str(base), str(data_dir), str(port), *([database] if database else [])]
     with log.open("ab") as output:
         nursery = subprocess.Popen(
             [*command, *arguments],
@@ -157,7 +168,7 @@ def mortal_server(
             env=child_environment(),
         )
     settings = Settings(data_dir=data_dir, database=database)
-    server = MortalServer(nursery, f"http://127.0.0.1:{port}", settings, log)
+    server = MortalServer(nursery, f"http://127.0.0.1:{port}", settings, log, engine)
     try:
         yield server
     finally:
@@ -166,7 +177,7 @@ def mortal_server(
         nursery.communicate(timeout=60)
 
 
-def main(base: str, data_dir: str, port: str, database: str | None = None) -> None:
+def main(engine: str, base: str, data_dir: str, port: str, database: str | None = None) -> None:
     """Fork a server for each line that is read."""
     child = 0
     for _ in sys.stdin:
@@ -174,19 +185,21 @@ def main(base: str, data_dir: str, port: str, database: str | None = None) -> No
             os.waitpid(child, 0)
         child = os.fork()
         if not child:
-            _serve(Path(base), Settings(data_dir=Path(data_dir), database=database), int(port))
+            settings = Settings(data_dir=Path(data_dir), database=database)
+            _serve(engine, EngineConfig(base, **SMALL), settings, int(port))
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
 
 
-def _serve(base: Path, settings: Settings, port: int) -> None:
+def _serve(engine: str, config: EngineConfig, settings: Settings, port: int) -> None:
     restarts = RestartPolicy(first_delay_seconds=0.02, max_delay_seconds=0.05, max_deaths=1000)
-    client = partial(EngineClient, command=FAKE_ENGINE, restarts=restarts)
+    command = (sys.executable, "-P", "-m", engine)
+    client = partial(EngineClient, command=command, restarts=restarts)
     os.dup2(2, 1)  # what is said to the test is the parent's to say
     with patch.object(runtime, "EngineClient", client):
         run_server(
             settings,
-            EngineConfig(str(base)),
+            config,
             listener=bind("127.0.0.1", port),
             announce=lambda _: None,
             on_drain=lambda _: None,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+
+from sqlalchemy import create_engine
+
+from loraplex.api.settings import Settings
+from loraplex.platform.models import Base
 
 MARK = "EXTREMELY-PRIVATE"
 """In the prompts, the answers' forms and the credentials of tests that look for them afterwards."""
@@ -22,9 +26,20 @@ def leaks(written: bytes, secrets: Iterable[str] = ()) -> list[str]:
     return found
 
 
-def database_bytes(data_dir: Path) -> bytes:
-    """All of the embedded database's files, pages that are free again included."""
-    return b"".join(path.read_bytes() for path in sorted(data_dir.glob("loraplex.db*")))
+def database_bytes(settings: Settings) -> bytes:
+    """The embedded database's files, pages that are free again included, or PostgreSQL's rows."""
+    if settings.is_database_embedded:
+        files = sorted(settings.data_dir.glob("loraplex.db*"))
+        return b"".join(path.read_bytes() for path in files)
+    engine = create_engine(settings.database_url)
+    with engine.connect() as connection:
+        rows = [
+            text
+            for table in Base.metadata.sorted_tables
+            for (text,) in connection.exec_driver_sql(f'SELECT t::text FROM "{table.name}" t')
+        ]
+    engine.dispose()
+    return "\n".join(rows).encode()
 
 
 def secret_of(key: str) -> str:

@@ -27,6 +27,7 @@ from loraplex.platform.models import UsageRecord
 from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
+from support.databases import database_of_server
 from support.secrets_scan import leaks
 from support.waiting import wait_for
 
@@ -137,8 +138,13 @@ class ServerUnderTest:
 def serving(
     base: Path, data_dir: Path, *options: str, **environment: str
 ) -> Iterator[ServerUnderTest]:
-    """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`."""
+    """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`.
+
+    Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
+    """
     data_dir.mkdir(exist_ok=True)
+    environment = {**database_environment(data_dir), **environment}
+    settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
     port, log = free_port(), data_dir / "server.log"
     command = [*LORAPLEX, "serve", "--model", str(base)]
     where = ["--data-dir", str(data_dir), "--port", str(port)]
@@ -151,7 +157,7 @@ def serving(
             start_new_session=True,
             env=child_environment(**environment),
         )
-    server = ServerUnderTest(f"http://127.0.0.1:{port}", process, Settings(data_dir=data_dir), log)
+    server = ServerUnderTest(f"http://127.0.0.1:{port}", process, settings, log)
     try:
         wait_for(server.is_ready, seconds=120)
         yield server
@@ -161,6 +167,17 @@ def serving(
         process.terminate()
         process.wait(60)
         assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
+
+
+def database_environment(data_dir: Path) -> dict[str, str]:
+    """What says to a process on this data folder where its database is."""
+    database = database_of_server(data_dir)
+    return {} if database is None else {"LORAPLEX_DATABASE": database}
+
+
+def server_settings(data_dir: Path) -> Settings:
+    """The settings of a server with this data folder."""
+    return Settings(data_dir=data_dir, database=database_of_server(data_dir))
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -1,0 +1,157 @@
+"""What ends while a transaction runs is written together, and each learns of its own row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services.ledger_writer import MAX_ROWS, Charge, LedgerWriter, Owner
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable
+from loraplex.platform.models import UsageDay, UsageRecord
+from loraplex.platform.sessions import TenantSession
+from support.catalog import make_tenant
+from support.databases import copy_of_migrated_sqlite
+from support.server import server_settings
+
+
+class Counting(ControlPlane):
+    """Counts the transactions, and lets a test break them."""
+
+    num_writes = 0
+    is_away = False
+
+    async def write(self, tenant_id: str, change: Callable[[TenantSession], Any]) -> Any:
+        self.num_writes += 1
+        if self.is_away:
+            raise DatabaseUnavailable
+        return await super().write(tenant_id, change)
+
+
+@pytest.fixture
+def control_plane(tmp_path: Path) -> Iterator[Counting]:
+    settings = server_settings(tmp_path)
+    if settings.is_database_embedded:
+        copy_of_migrated_sqlite(tmp_path)
+    opened = Counting(Database(settings.database_url), b"secret" * 8)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tenant_ids(control_plane: Counting) -> list[str]:
+    return [make_tenant(control_plane._database, slug).id for slug in ("acme", "bolt")]
+
+
+def owner(tenant_id: str, request_id: str, **changes: Any) -> Owner:
+    fields = {"key_id": None, "adapter_name": None, "adapter_version": None, "adapter_digest": None}
+    return Owner(request_id=request_id, tenant_id=tenant_id, **{**fields, **changes})
+
+
+def charge(completion_tokens: int = 3, *, cached_tokens: int = 1) -> Charge:
+    return Charge(2, cached_tokens, completion_tokens, None, None, "stop", utc_now())
+
+
+def sums(control_plane: Counting, tenant_id: str) -> tuple[int, int, int]:
+    """Rows of the ledger, and requests and generated tokens of its days."""
+    with control_plane._database.transaction(tenant_id, read_only=True) as session:
+        num_rows = session.scalar(select(func.count(UsageRecord.request_id)))
+        query = select(func.sum(UsageDay.num_requests), func.sum(UsageDay.completion_tokens))
+        num_requests, num_tokens = session.execute(query).one()
+    return num_rows or 0, num_requests or 0, num_tokens or 0
+
+
+def test_what_ends_together_shares_transactions_and_loses_nothing(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    num_requests = 2 * MAX_ROWS
+
+    async def scenario() -> list[bool]:
+        writer = LedgerWriter(control_plane)
+        ends = [
+            writer.write(owner(tenant_id, f"{tenant_id}-{number}"), charge(number))
+            for tenant_id in tenant_ids
+            for number in range(num_requests)
+        ]
+        return await asyncio.gather(*ends)
+
+    assert all(asyncio.run(scenario()))
+    expected = (num_requests, num_requests, sum(range(num_requests)))
+    assert [sums(control_plane, tenant_id) for tenant_id in tenant_ids] == [expected] * 2
+    assert control_plane.num_writes <= 2 * 3, "one alone, and the others in full transactions"
+
+
+def test_each_is_told_whether_its_own_row_is_new(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+
+    async def scenario() -> list[bool]:
+        writer = LedgerWriter(control_plane)
+        assert await writer.write(owner(acme, "a"), charge())
+        names = ("a", "b", "b", "c")
+        free = Charge(0, 0, 0, None, None, "aborted", utc_now())
+        ends = [writer.write(owner(acme, name), charge()) for name in names]
+        return await asyncio.gather(*ends, writer.write(owner(acme, "d"), free))
+
+    assert asyncio.run(scenario()) == [False, True, False, True, False]
+    assert sums(control_plane, acme) == (3, 3, 9)
+
+
+def test_a_row_that_cannot_be_written_keeps_no_other_from_being_so(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+
+    async def scenario() -> list[Any]:
+        writer = LedgerWriter(control_plane)
+        charges = [charge(), charge(), charge(cached_tokens=9), charge()]
+        ends = [writer.write(owner(acme, f"{i}"), each) for i, each in enumerate(charges)]
+        return await asyncio.gather(*ends, return_exceptions=True)
+
+    first, second, third, fourth = asyncio.run(scenario())
+    assert (first, second, fourth) == (True, True, True)
+    assert isinstance(third, Exception)
+    assert sums(control_plane, acme) == (3, 3, 9)
+
+
+def test_all_who_wait_hear_that_the_database_is_away_and_may_try_again(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane)
+        control_plane.is_away = True
+        ends = [writer.write(owner(acme, f"{i}"), charge()) for i in range(3)]
+        told = await asyncio.gather(*ends, return_exceptions=True)
+        assert all(isinstance(each, DatabaseUnavailable) for each in told)
+        control_plane.is_away = False
+        assert await writer.write(owner(acme, "0"), charge())
+
+    asyncio.run(scenario())
+    assert sums(control_plane, acme) == (1, 1, 3)
+
+
+def test_who_waits_when_it_is_closed_is_cancelled(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane)
+        ends = [
+            asyncio.create_task(writer.write(owner(tenant_ids[0], f"{i}"), charge()))
+            for i in range(3)
+        ]
+        await asyncio.sleep(0)
+        writer.close()
+        told = await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), 30)
+        assert all(isinstance(each, asyncio.CancelledError) for each in told)
+
+    asyncio.run(scenario())

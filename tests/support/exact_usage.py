@@ -1,0 +1,192 @@
+"""Callers of servers that are killed, and the ledger beside what the engine itself has counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC
+from typing import Any
+
+import httpx
+from sqlalchemy import func, select
+
+from loraplex.platform.models import Reservation, UsageDay, UsageRecord
+from support.mortal_server import Counted, MortalServer
+from support.server import Caller
+from support.waiting import wait_for
+
+NUM_WORKERS = 8
+FIRST_PAUSE_SECONDS = 0.02
+"""After a refusal, before the next request; then ever longer."""
+MAX_PAUSE_SECONDS = 0.5
+PROMPT = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass
+class Callers:
+    """Callers who ask without a pause, and write down what they were told."""
+
+    server: MortalServer
+    caller: Caller
+    models: Sequence[str]
+    seed: int = 20
+    least_tokens_of: Callable[[str], int] = len
+    """How many tokens a piece of text has at least; of the fake engine's each letter is one."""
+    usages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of whole answers."""
+    num_seen: dict[str, int] = field(default_factory=dict)
+    """Tokens that were received of each answer, whole or not."""
+    codes: Counter[str] = field(default_factory=Counter)
+    is_over: bool = False
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """They ask until the block is left; what runs then is waited for."""
+        asking = [asyncio.create_task(self.ask_on(number)) for number in range(NUM_WORKERS)]
+        try:
+            yield
+        finally:
+            self.is_over = True
+            await asyncio.gather(*asking)
+
+    async def until_told(self, num_more: int) -> None:
+        """Wait for so many more whole answers."""
+        target = len(self.usages) + num_more
+        while len(self.usages) < target:
+            await asyncio.sleep(0.005)
+
+    async def ask_on(self, number: int) -> None:
+        draw = random.Random(f"{self.seed}/{number}")
+        headers = {"authorization": f"Bearer {self.caller.key}"}
+        async with httpx.AsyncClient(
+            base_url=self.server.url, headers=headers, timeout=30.0
+        ) as client:
+            pause = FIRST_PAUSE_SECONDS
+            while not self.is_over:
+                with suppress(httpx.TransportError):
+                    if await self._ask(client, draw):
+                        pause = FIRST_PAUSE_SECONDS
+                        continue
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _ask(self, client: httpx.AsyncClient, draw: random.Random) -> bool:
+        """Ask once; whether the request was taken."""
+        body = {
+            "model": draw.choice(self.models),
+            "prompt": PROMPT[: draw.randrange(1, len(PROMPT))],
+            "max_tokens": draw.choice([5, 100, 300]),
+            "n": draw.choice([1, 1, 1, 3]),
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        patience = draw.choice([None, None, None, draw.randrange(1, 20)])
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if not answer.is_success:
+                await answer.aread()
+                self.codes[answer.json()["error"]["code"]] += 1
+                return False
+            request_id = answer.headers["x-request-id"]
+            self.num_seen[request_id] = 0
+            events = 0
+            async for line in answer.aiter_lines():
+                self._take(request_id, line)
+                events += bool(line)
+                if patience is not None and events > patience:
+                    break  # the caller goes away
+        return True
+
+    def _take(self, request_id: str, line: str) -> None:
+        if not line.startswith("data: {"):
+            return
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            self.codes[event["error"]["code"]] += 1
+            return
+        if event.get("usage"):
+            self.usages[request_id] = event["usage"]
+        texts = [choice["text"] for choice in event["choices"]]
+        self.num_seen[request_id] += sum(map(self.least_tokens_of, texts))
+
+
+def ledger_of(server: MortalServer) -> dict[str, UsageRecord]:
+    database = server.as_server().database
+    with database.platform_transaction(read_only=True) as session:
+        rows = session.scalars(select(UsageRecord)).all()
+    database.close()
+    return {row.request_id: row for row in rows}
+
+
+def check_exact(server: MortalServer, callers: Callers) -> dict[str, UsageRecord]:
+    """The ledger is what the engines have counted, and what callers were told; its rows."""
+    rows = ledger_of(server)
+    charged = {
+        name: Counted(row.prompt_tokens, row.cached_tokens, row.completion_tokens)
+        for name, row in rows.items()
+    }
+    assert charged == server.counted
+    for name, usage in callers.usages.items():
+        told = (usage["prompt_tokens"], usage["completion_tokens"])
+        assert told == (charged[name].prompt, charged[name].generated), name
+        assert rows[name].finish_reason == "length"
+    for name, num_seen in callers.num_seen.items():
+        assert num_seen <= charged.get(name, Counted(0, 0, 0)).generated, f"{name}: seen unpaid"
+    check_days(server, rows)
+    return rows
+
+
+def check_days(server: MortalServer, rows: dict[str, UsageRecord]) -> None:
+    """The sums by day are sums of the rows, and no reservation is left."""
+    sums: Counter[str] = Counter()
+    for row in rows.values():
+        day = row.created_at.astimezone(UTC).date()
+        sums[f"{day} requests"] += 1
+        sums[f"{day} prompt"] += row.prompt_tokens
+        sums[f"{day} completion"] += row.completion_tokens
+    database = server.as_server().database
+    with database.platform_transaction(read_only=True) as session:
+        days = session.scalars(select(UsageDay)).all()
+        assert session.scalar(select(func.count()).select_from(Reservation)) == 0
+    database.close()
+    found: Counter[str] = Counter()
+    for entry in days:
+        found[f"{entry.day} requests"] += entry.num_requests
+        found[f"{entry.day} prompt"] += entry.prompt_tokens
+        found[f"{entry.day} completion"] += entry.completion_tokens
+    assert found == sums
+
+
+async def kill_at_random(server: MortalServer, callers: Callers, draw: random.Random) -> str:
+    """Kill the server or its engine; a server is started again, an engine by its server."""
+    await callers.until_told(3)
+    await asyncio.sleep(draw.uniform(0, 0.1))
+    if draw.random() < 0.4:
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        return "server"
+    engine = await asyncio.to_thread(wait_for, server.engine_pid)
+    assert engine is not None
+    with suppress(ProcessLookupError):
+        os.kill(engine, signal.SIGKILL)
+    return "engine"
+
+
+def kill_under_load(callers: Callers, num_kills: int) -> Counter[str]:
+    """Kill so many times, while callers ask; how often which. The server serves in the end."""
+    draw = random.Random(callers.seed)
+
+    async def scenario() -> Counter[str]:
+        async with callers.asking():
+            killed = [await kill_at_random(callers.server, callers, draw) for _ in range(num_kills)]
+            await callers.until_told(3)
+        return Counter(killed)
+
+    return asyncio.run(scenario())
