@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars
-.PHONY: help install demo demo-weights test test-s3 lint format docs simulate soak bench adapter-evidence kernels-report \
+.PHONY: help install demo demo-weights test test-s3 lint format docs screenshots simulate soak bench adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -82,6 +82,9 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
+
+screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
+	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
