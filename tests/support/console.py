@@ -12,6 +12,22 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request
 from support.chromium import WIDE
 from support.seeded import Seeded
 
+PAGES = {
+    "overview": "/",
+    "adapters": "/adapters",
+    "adapter": "/adapters/acme/assistant",
+    "memory": "/memory",
+    "requests": "/requests",
+    "tenants": "/tenants",
+    "tenant": "/tenants/acme",
+    "users": "/users",
+    "keys": "/keys",
+    "usage": "/usage",
+    "playground": "/playground",
+    "audit": "/audit",
+    "settings": "/settings",
+}
+"""Every page of somebody who is signed in, where the seeded server has something to show."""
 PASSWORD = "correct horse battery staple"
 WATCH = """
 window.violations = [];
@@ -40,6 +56,11 @@ class Visitor:
         """Go to a page of the console, and wait until it has shown what it asked for."""
         self.page.goto(f"{self.url}/console{route}")
         self.settle()
+
+    def pick(self, tenant: str | None) -> None:
+        """As an operator, look at one tenant from now on, or at all of them."""
+        change = "setItem('loraplex.tenant', slug)" if tenant else "removeItem('loraplex.tenant')"
+        self.page.evaluate(f"slug => sessionStorage.{change}", tenant)
 
     def settle(self) -> None:
         """Wait until nothing is on its way and no part of the page says that it loads."""
