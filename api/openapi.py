@@ -101,6 +101,7 @@ def openapi_document(app: FastAPI) -> Json:
     )
     examples: set[str] = set()
     responses: dict[str, Json] = {}
+    of_parameters = _parameter_schemas(operations, document)
     for operation in operations:
         operation.describe(shapes, responses)
         examples |= operation.codes
@@ -109,11 +110,22 @@ def openapi_document(app: FastAPI) -> Json:
         "securitySchemes": _SECURITY_SCHEMES,
         "parameters": {"Tenant": _TENANT_PARAMETER},
         "headers": {"RequestId": _REQUEST_ID},
-        "schemas": shapes.components,
+        "schemas": {**of_parameters, **shapes.components},
         "responses": dict(sorted(responses.items())),
         "examples": {code: _error_example(code) for code in sorted(examples)},
     }
     return document
+
+
+def _parameter_schemas(operations: Sequence[_Operation], document: Json) -> Json:
+    """The schemas that parameters refer to, such as those of enumerations."""
+    schemas: Json = document.get("components", {}).get("schemas", {})
+    parameters = json.dumps([operation.described.get("parameters") for operation in operations])
+    return {
+        name: schema
+        for name, schema in schemas.items()
+        if f'"#/components/schemas/{name}"' in parameters
+    }
 
 
 @lru_cache(maxsize=1)
