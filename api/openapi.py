@@ -58,6 +58,15 @@ _SECURITY_SCHEMES: Json = {
         "description": "An operator's key. With `X-Loraplex-Tenant` it acts on that tenant, as far "
         "as its role goes; without, it may call what is listed for its role.",
     },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "__Host-loraplex",
+        "description": "Whoever is signed in at the console: a tenant's user as far as its role "
+        "goes, or an operator as with its key. Methods other than GET also need the session's "
+        "`csrf_token` as `X-CSRF-Token`. On the server's own machine, without TLS, the cookie is "
+        "called `loraplex_session`.",
+    },
     "metricsToken": {
         "type": "http",
         "scheme": "bearer",
@@ -226,12 +235,14 @@ class _Operation:
             return [{}, {scheme: []}]
         scopes = [added.scope for added in self.terms if added.scope is not None]
         if scopes:
-            return [{"tenantKey": scopes}, {"operatorKey": scopes}]
+            return [{"tenantKey": scopes}, {"operatorKey": scopes}, {"session": scopes}]
+        if any(added.session for added in self.terms):
+            return [{"session": []}]
         roles = [role for added in self.terms for role in added.roles]
         if roles:
-            return [{"operatorKey": roles}]
+            return [{"operatorKey": roles}, {"session": roles}]
         is_closed = "missing_api_key" in self.codes
-        return [{"tenantKey": []}, {"operatorKey": []}] if is_closed else []
+        return [{"tenantKey": []}, {"operatorKey": []}, {"session": []}] if is_closed else []
 
     def _parameters(self) -> list[Json]:
         parameters = list(self.described.get("parameters", ()))
