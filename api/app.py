@@ -19,14 +19,18 @@ from .routes import (
     files,
     keys,
     me,
+    memory,
     models,
     operations,
     operators,
+    overview,
     quotas,
     requests,
     residency,
     responses,
+    server_settings,
     servers,
+    sessions,
     tenants,
     tokens,
     uploads,
@@ -39,20 +43,22 @@ _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
-    *(requests, device),
-    *(tenants, operators, servers),
+    *(requests, device, memory, overview),
+    *(tenants, operators, servers, server_settings),
+    sessions,
 )
 
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route needs a key: the dependency stands on the root router, and only `operations` is
-    outside of it.
+    Every route needs a key or a session: the dependency stands on the root router, and only
+    `operations` and signing in are outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
     app.include_router(operations.router)
+    app.include_router(sessions.open_router)
     app.include_router(_closed_routes())
     install_error_handlers(app)
     app.add_middleware(IdempotentRequests)

@@ -30,6 +30,7 @@ from ..engine.config import EngineConfig
 from ..engine.messages import EngineInfo
 from ..engine.token_journal import NUM_SLOTS, TokenJournal
 from ..engine.tokenizer import Tokenizer
+from ..platform.accounts import failures
 from ..platform.adapters import repository
 from ..platform.adapters.models import AdapterVersion
 from ..platform.adapters.registry import AdapterRef
@@ -65,6 +66,7 @@ from .services.reconciliation import Reconciliation
 from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
+from .services.sign_in import SignIn
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
@@ -88,6 +90,7 @@ class Runtime:
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
+    sign_in: SignIn
     fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
@@ -218,6 +221,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         jobs = Jobs(leases, _upkeep(settings, control_plane, garbage))
         stack.push_async_callback(jobs.close)
 
+        sign_in = SignIn(control_plane, settings.load_secrets()[0])
+        stack.push_async_callback(sign_in.aclose)
         request_log = RequestLog(control_plane, metrics)
         stack.push_async_callback(request_log.close)
         started_at = int(time.time())
@@ -246,6 +251,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             reconciliation=reconciliation,
             idempotent_answers=idempotent_answers,
             request_log=request_log,
+            sign_in=sign_in,
             fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
@@ -292,6 +298,10 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     async def purge_answers() -> None:
         await control_plane.write_all_tenants(idempotency.purge)
 
+    async def purge_sign_ins() -> None:
+        await control_plane.write_all_tenants(control_plane.accounts.purge)
+        await control_plane.write_all_tenants(lambda session: failures.purge(session, utc_now()))
+
     async def purge_leases() -> None:
         await control_plane.write_all_tenants(job_leases.purge)
 
@@ -299,6 +309,7 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
+        Job(name="sign-ins", every=timedelta(hours=1), run=purge_sign_ins),
         Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]
 

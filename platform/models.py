@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accounts.models import Account, AccountSession, SignInFailures
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
@@ -18,6 +19,8 @@ from .usage.models import UsageDay, UsageRecord
 from .users.models import User
 
 __all__ = [
+    "Account",
+    "AccountSession",
     "Adapter",
     "AdapterAlias",
     "AdapterVersion",
@@ -40,6 +43,7 @@ __all__ = [
     "RequestLogEntry",
     "Reservation",
     "Server",
+    "SignInFailures",
     "Tenant",
     "Upload",
     "UsageDay",

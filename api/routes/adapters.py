@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from ...adapters.layout import layout_to_json
 from ...platform.adapters import service
-from ...platform.keys.principal import Principal
+from ...platform.adapters.listing import AdapterOrder, AdapterQuery
+from ...platform.adapters.states import VersionState
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal
+from ..auth import CONFIRMED, require_operator
 from ..contract import Raw, answers
+from ..errors import ApiError
 from ..json_response import json_response
 from ..pages import Page
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import (
+    AdapterSummaryView,
     AdapterView,
     BaseView,
     DeletionsView,
@@ -38,12 +43,27 @@ DELETION_ERRORS = (
     "store_denied",
 )
 
-router = APIRouter(prefix="/v1")
+router = APIRouter()
 
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
 DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 
 
-@router.get("/base")
+async def read_wanted(
+    search: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="A part of the name.")
+    ] = None,
+    sort: Annotated[AdapterOrder, Query()] = AdapterOrder.NAME,
+    state: Annotated[VersionState | None, Query(description="Of the latest version.")] = None,
+) -> AdapterQuery:
+    """Which adapters the query asks for, in which order."""
+    return AdapterQuery(search=search, order=sort, state=state)
+
+
+Wanted = Annotated[AdapterQuery, Depends(read_wanted)]
+
+
+@router.get("/v1/base")
 @answers(BaseView)
 async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     """What an adapter must fit."""
@@ -55,7 +75,7 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     return json_response(view)
 
 
-@router.get("/base/layout")
+@router.get("/v1/base/layout")
 @answers(Raw("application/json"))
 async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Response:
     """The base's layers by name and shape: what `loraplex adapters validate` binds to."""
@@ -63,33 +83,36 @@ async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Respons
     return Response(layout, media_type="application/json")
 
 
-@router.get("/adapters")
-@answers(PageView[AdapterView])
+@router.get("/v1/adapters")
+@answers(PageView[AdapterSummaryView])
 async def list_adapters(
-    runtime: CurrentRuntime,
-    principal: Reader,
-    page: Page,
+    runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
-    """The adapters by name, in pages. The cursor is a name."""
-    adapters = await runtime.control_plane.read(
-        principal.tenant_id,
-        lambda session: service.list_adapters(
-            session, after=page.after, limit=page.num_rows, names=principal.adapters
-        ),
-    )
-    views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
-    answer = page.answer(adapters, view=views.adapter, cursor=lambda adapter: adapter.name)
-    return json_response(answer)
+    """The adapters, by name if not said otherwise, in pages."""
+    raise ApiError("internal_error")
 
 
-@router.get("/adapters/{name}")
+@router.get("/admin/adapters")
+@answers(PageView[AdapterSummaryView])
+async def list_adapters_of_all_tenants(
+    runtime: CurrentRuntime,
+    operator: Operator,
+    page: Page,
+    wanted: Wanted,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """Everybody's adapters, or those of one tenant."""
+    raise ApiError("internal_error")
+
+
+@router.get("/v1/adapters/{name}")
 @answers(AdapterView, errors=("adapter_not_found",))
 async def get_adapter(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """One adapter with its versions and aliases."""
     return json_response(await _adapter(runtime, principal, name))
 
 
-@router.get("/adapters/{name}/versions")
+@router.get("/v1/adapters/{name}/versions")
 @answers(ListView[VersionView], errors=("adapter_not_found",))
 async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """The adapter's versions, the first first."""
@@ -97,7 +120,7 @@ async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -
     return json_response(ListView(list(adapter.versions)))
 
 
-@router.get("/adapters/{name}/versions/{number}")
+@router.get("/v1/adapters/{name}/versions/{number}")
 @answers(VersionView, errors=NO_VERSION)
 async def get_version(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
@@ -108,7 +131,7 @@ async def get_version(
     return json_response(views.version(*found))
 
 
-@router.get("/adapters/{name}/versions/{number}/history")
+@router.get("/v1/adapters/{name}/versions/{number}/history")
 @answers(ListView[TransitionView], errors=NO_VERSION)
 async def get_version_history(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
@@ -120,7 +143,7 @@ async def get_version_history(
     return json_response(ListView([transition_view(entry) for entry in transitions]))
 
 
-@router.get("/adapters/{name}/deletions")
+@router.get("/v1/adapters/{name}/deletions")
 @answers(ListView[DeletionView], errors=("adapter_not_found",))
 async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """The receipts of what was deleted, also of an adapter of which nothing is left."""
@@ -130,7 +153,7 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
     return json_response(ListView([deletion_view(receipt) for receipt in receipts]))
 
 
-@router.delete("/adapters/{name}")
+@router.delete("/v1/adapters/{name}", dependencies=[CONFIRMED])
 @answers(DeletionsView, errors=("adapter_not_found", *DELETION_ERRORS))
 async def delete_adapter(
     runtime: CurrentRuntime,
@@ -151,7 +174,7 @@ async def delete_adapter(
     return json_response(await _receipts(runtime, principal, name, numbers))
 
 
-@router.delete("/adapters/{name}/versions/{number}")
+@router.delete("/v1/adapters/{name}/versions/{number}", dependencies=[CONFIRMED])
 @answers(DeletionsView, errors=("version_aliased", *NO_VERSION, *DELETION_ERRORS))
 async def delete_version(
     runtime: CurrentRuntime,

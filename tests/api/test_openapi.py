@@ -50,6 +50,23 @@ def test_the_document_is_valid() -> None:
     schemathesis.openapi.from_dict(DOCUMENT).validate()
 
 
+def test_every_reference_leads_somewhere() -> None:
+    def references(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            part = list(part.values())
+        if isinstance(part, list):
+            for inner in part:
+                yield from references(inner)
+
+    for reference in set(references(DOCUMENT)):
+        target: Any = DOCUMENT
+        for name in reference.removeprefix("#/").split("/"):
+            assert name in target, reference
+            target = target[name]
+
+
 def test_every_operation_says_what_it_does_takes_and_answers() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(names) == len(set(names)) >= 30
