@@ -8,7 +8,7 @@ import { Search } from "../components/form.tsx";
 import { Page, Panel, Segments } from "../components/layout.tsx";
 import { EmptyState, ErrorNotice } from "../components/states.tsx";
 import { Digest, Time } from "../components/values.tsx";
-import { count, plural } from "../lib/format.ts";
+import { count, plural, shortDigest } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
@@ -56,12 +56,12 @@ export default function AuditPage(): ReactNode {
       actions={isOperator && <Verify key={chain} tenant={tenant} />}>
       <Panel title={`Changes of ${chain}`} flush
         actions={
-          <>
-            <Search label="Action, such as key or key.revoke" value={action} onChange={setAction} />
+          <div className="row filters">
+            <Search label="Action" value={action} onChange={setAction} />
             <Search label="Actor" value={actor} onChange={setActor} />
             <Search label="Resource" value={resource} onChange={setResource} />
             <Segments label="Order" options={ORDERS} value={order === "oldest" ? "oldest" : ""} onChange={setOrder} />
-          </>
+          </div>
         }>
         <DataTable caption="Audit log" columns={COLUMNS} source={entries} rowId={(entry) => String(entry.number)}
           empty={<EmptyState title="No such change" command={`loraplex audit list${tenant ? ` --tenant ${tenant}` : ""}`}>
@@ -75,13 +75,18 @@ export default function AuditPage(): ReactNode {
 function Details({ of }: { of: Entry }): ReactNode {
   const details = Object.entries(of.details);
   return (
-    <>
+    <div className="details">
       {details.map(([name, value]) => (
-        <span key={name} className="sub">{name}: {typeof value === "string" ? value : JSON.stringify(value)}</span>
+        <span key={name} className="sub">{name}: {inWords(value)}</span>
       ))}
       {of.request_id && <span className="sub mono">{of.request_id}</span>}
-    </>
+    </div>
   );
+}
+
+function inWords(value: unknown): string {
+  if (typeof value !== "string") return JSON.stringify(value);
+  return value.startsWith("sha256:") ? shortDigest(value) : value;
 }
 
 /** Verifies a whole chain, piece by piece, and says how far it is. */

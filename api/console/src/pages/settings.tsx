@@ -50,10 +50,10 @@ export default function SettingsPage(): ReactNode {
     <Page title="Settings"
       lead="The configuration in force on the server that answers. A flag goes before the environment, the environment before a file."
       actions={
-        <>
+        <div className="row filters">
           <Search label="Search settings" value={search} onChange={setSearch} />
           <Filter label="Source" value={source} onChange={setSource} options={SOURCES} />
-        </>
+        </div>
       }>
       <Panel title="Effective configuration" flush note="Secrets are only said to be set.">
         <DataTable caption="Settings" columns={COLUMNS} rowId={(setting) => setting.name}

@@ -65,11 +65,11 @@ export default function UsagePage(): ReactNode {
   return (
     <Page title="Usage" lead="The ledger's sums. Days are those of UTC."
       actions={
-        <>
+        <div className="row filters">
           <Search label="Adapter" value={typed} onChange={setTyped} />
           <Filter label="Range" value={range} onChange={setRange} options={RANGES} />
           <CsvLink asked={asked} />
-        </>
+        </div>
       }>
       <Days asked={asked} />
       <Sums asked={asked} />
@@ -105,8 +105,7 @@ function Days({ asked }: { asked: Asked }): ReactNode {
           <Panel title="By day"
             actions={<Segments label="Figure" options={METRICS} value={chosen[0]} onChange={setMetric} />}>
             <Chart label={`${chosen[1]} by day`} times={days.map((day) => `${day}T00:00:00Z`)}
-              kind={chosen[0] === "tokens" ? "stack" : "bars"} height={210} series={daily(chosen[0], days, data)}
-              format={formatOf(chosen[0])} />
+              kind="bars" height={210} series={daily(chosen[0], days, data)} format={formatOf(chosen[0])} />
           </Panel>
         </>
       )}
