@@ -15,18 +15,21 @@ export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => v
     queryKey: ["limits", slug],
     queryFn: ({ signal }) => api("get", "/admin/tenants/{slug}/quota", { path: { slug }, signal }),
   });
-  const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
+  const submit = async (event: FormEvent<HTMLFormElement>): Promise<boolean> => {
+    // What is not there yet would be saved as no limits at all.
+    if (query.data === undefined) return true;
     const body = limitsOf(new FormData(event.currentTarget));
     await api("put", "/admin/tenants/{slug}/quota", { path: { slug }, body });
     await client.invalidateQueries({ queryKey: ["limits", slug] });
     await client.invalidateQueries({ queryKey: ["limits-in-use", slug] });
+    return false;
   };
   return (
     <FormDialog title={`Limits of ${slug}`} action="Save the limits" wide onSubmit={submit} onClose={onClose}>
       <p className="soft">They hold from the next request on. An empty field is no limit.</p>
       <Loaded query={query}>
         {(limits) => (
-          <div className="columns">
+          <div className="columns narrow">
             {LIMITS.map(({ name, label }) => (
               <TextField key={name} name={name} label={label} type="number" min={0} step={1}
                 placeholder="no limit" defaultValue={limits[name] ?? ""} />

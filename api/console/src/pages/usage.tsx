@@ -9,7 +9,7 @@ import { Filter, Search } from "../components/form.tsx";
 import { Figures, Page, Panel, Segments } from "../components/layout.tsx";
 import { LimitsInUse } from "../components/limits-in-use.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
-import { daysBetween, shifted, today } from "../lib/days.ts";
+import { daysBetween, shifted, today } from "../lib/calendar.ts";
 import { bytes, count, percent } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { daysBetween, shifted, today } from "./days.ts";
+import { daysBetween, shifted, today } from "./calendar.ts";
 
 test("a day is one of UTC, wherever the reader is", () => {
   assert.equal(today(Date.parse("2026-11-22T23:59:59Z")), "2026-11-22");
