@@ -12,7 +12,8 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars
-.PHONY: help install demo demo-weights test test-s3 lint format docs console console-check simulate soak bench adapter-evidence kernels-report \
+.PHONY: help install demo demo-weights test test-s3 lint format docs console console-check screenshots simulate soak bench \
+	adapter-evidence kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -85,6 +86,9 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
+
+screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
+	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images
 
 # Node comes from pip, into an environment of its own: only who changes the console needs it.
 $(NODE_VENV)/.installed:

@@ -17,6 +17,14 @@ const Adapter = lazy(() => import("./pages/adapter.tsx"));
 const Memory = lazy(() => import("./pages/memory.tsx"));
 const Requests = lazy(() => import("./pages/requests.tsx"));
 const Request = lazy(() => import("./pages/request.tsx"));
+const Playground = lazy(() => import("./pages/playground.tsx"));
+const Tenants = lazy(() => import("./pages/tenants.tsx"));
+const Tenant = lazy(() => import("./pages/tenant.tsx"));
+const Users = lazy(() => import("./pages/users.tsx"));
+const Keys = lazy(() => import("./pages/keys.tsx"));
+const Usage = lazy(() => import("./pages/usage.tsx"));
+const Audit = lazy(() => import("./pages/audit.tsx"));
+const Settings = lazy(() => import("./pages/settings.tsx"));
 
 export function App(): ReactNode {
   return (
@@ -30,6 +38,14 @@ export function App(): ReactNode {
         <Route path="/memory" element={<Memory />} />
         <Route path="/requests" element={<Requests />} />
         <Route path="/requests/:id" element={<Request />} />
+        <Route path="/playground" element={<Playground />} />
+        <Route path="/tenants" element={<Tenants />} />
+        <Route path="/tenants/:slug" element={<Tenant />} />
+        <Route path="/users" element={<Users />} />
+        <Route path="/keys" element={<Keys />} />
+        <Route path="/usage" element={<Usage />} />
+        <Route path="/audit" element={<Audit />} />
+        <Route path="/settings" element={<Settings />} />
         <Route path="/account" element={<Account />} />
         <Route path="*" element={<Nowhere />} />
       </Route>

@@ -13,6 +13,7 @@ import "./styles/layout.css";
 import "./styles/controls.css";
 import "./styles/panels.css";
 import "./styles/charts.css";
+import "./styles/pages.css";
 
 const MAX_RETRIES = 2;
 

@@ -71,7 +71,11 @@ function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot
     padding: [8, 8, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { show: !fills(kind) } },
-    scales: { y: { range: (_, low, high) => rangeOf(low, high, current.current.atLeast) } },
+    ...(kind === "bars" && { tzDate: (seconds: number) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") }),
+    scales: {
+      x: kind === "bars" ? { range: (self, first, last) => withRoomForBars(self, first, last) } : {},
+      y: { range: (_, low, high) => rangeOf(low, high, current.current.atLeast) },
+    },
     axes: axesOf(element, current, color),
     series: [{}, ...(fills(kind) ? drawn.reverse() : drawn)],
     hooks: { setCursor: [(self) => current.current.onPoint(self.cursor.idx ?? null)] },
@@ -102,7 +106,13 @@ function axesOf(
     grid: { stroke: color("var(--line)"), width: 1 },
   };
   return [
-    { ...common, size: 26, space: 70, grid: { show: false } },
+    {
+      ...common,
+      size: 26,
+      space: 70,
+      grid: { show: false },
+      values: (_, ticks, __, ___, step) => ticks.map((tick) => tickOf(tick, step, current.current.kind)),
+    },
     {
       ...common,
       space: 30,
@@ -110,6 +120,21 @@ function axesOf(
       values: (_, ticks) => ticks.map((tick) => current.current.format(tick)),
     },
   ] as uPlot.Axis[];
+}
+
+/** A bar stands around its time, and so do the first and the last one. */
+function withRoomForBars(self: uPlot, first: number, last: number): [number, number] {
+  const half = (last - first) / Math.max(1, self.data[0].length - 1) / 2;
+  return [first - half, last + half];
+}
+
+/** Bars are sums of days in UTC; everything else is told by the reader's clock. */
+function tickOf(seconds: number, step: number, kind: PlotProps["kind"]): string {
+  const timeZone = kind === "bars" ? "UTC" : undefined;
+  const isDay = step >= 86_400;
+  return new Date(seconds * 1000).toLocaleString("en-GB", {
+    timeZone, ...(isDay ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" }),
+  });
 }
 
 /** From zero, so that heights can be compared, to a little above the highest. */
