@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 
 from .auth import authenticate
+from .console_files import ConsoleFiles
 from .errors import install_error_handlers
 from .idempotency import IdempotentRequests
 from .request_context import RequestContext
@@ -60,6 +61,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(sessions.open_router)
     app.include_router(_closed_routes())
+    app.router.routes.extend(ConsoleFiles().routes)
     install_error_handlers(app)
     app.add_middleware(IdempotentRequests)
     app.add_middleware(RequestContext)

@@ -22,6 +22,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
 FORWARDED_PROTO = "x-forwarded-proto"
 STRICT_TRANSPORT = "max-age=31536000"
+"""`Strict-Transport-Security`: for a year nobody is to come here without TLS."""
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -42,13 +43,23 @@ class Transport(Enum):
 
 def transport_of(request: Request, trusted_proxies: Sequence[Network]) -> Transport:
     """Over what the request came. The caller's own word for it does not count."""
-    if _scheme(request, trusted_proxies) == "https":
+    if is_over_tls(request, trusted_proxies):
         return Transport.TLS
     address = peer_address(request, trusted_proxies)
     is_here = request.client is None or (address is not None and address.is_loopback)
     # By its name too: a page of somebody else's whose name leads here is not of this machine.
     is_called_so = host_name(request.headers) in _LOCAL_HOSTS
     return Transport.LOCAL if is_here and is_called_so else Transport.PLAIN
+
+
+def is_over_tls(request: Request, trusted_proxies: Sequence[Network]) -> bool:
+    """The caller came by HTTPS; of a proxy's caller the proxy says so."""
+    said = request.headers.getlist(FORWARDED_PROTO)
+    peer = parse_address(request.client.host) if said and request.client else None
+    if is_within(peer, trusted_proxies):
+        return said[-1].rpartition(",")[2].strip().lower() == "https"
+    scheme: str = request.scope["scheme"]
+    return scheme == "https"
 
 
 def session_token(request: Request, transport: Transport) -> str | None:
@@ -109,11 +120,3 @@ def base_url(request: Request, transport: Transport) -> str:
     """Where the browser, or whoever else asks, found this server."""
     scheme = "https" if transport is Transport.TLS else "http"
     return f"{scheme}://{urlsplit('//' + request.headers.get('host', '')).netloc}"
-
-
-def _scheme(request: Request, trusted_proxies: Sequence[Network]) -> str:
-    peer = None if request.client is None else parse_address(request.client.host)
-    said = request.headers.getlist(FORWARDED_PROTO)
-    if said and is_within(peer, trusted_proxies):
-        return said[-1].rpartition(",")[2].strip().lower()
-    return request.url.scheme

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .browser import STRICT_TRANSPORT, is_over_tls
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
 from .hosts import is_allowed, parse_hosts
@@ -31,10 +32,12 @@ log = structlog.get_logger(__name__)
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
+_NOTHING_RUNS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+"""Of every answer that does not say itself what it may load: those of the console's pages do."""
 _API_PREFIXES = ("/v1/", "/admin/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
+_STRICT_TRANSPORT = (b"strict-transport-security", STRICT_TRANSPORT.encode())
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
@@ -75,6 +78,7 @@ class _ObservedRequest:
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.hosts = parse_hosts(runtime.settings.allowed_hosts)
+        self.trusted_proxies = runtime.settings.trusted_proxies
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -122,8 +126,10 @@ class _ObservedRequest:
             headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
             if standing := self.measures.standing:
                 headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
-            if not any(name == b"cache-control" for name, _ in headers):
-                headers.append(_NO_STORE)
+            said = {name for name, _ in headers}
+            headers += [each for each in (_NO_STORE, _NOTHING_RUNS) if each[0] not in said]
+            if is_over_tls(Request(self.scope), self.trusted_proxies):
+                headers.append(_STRICT_TRANSPORT)
             message = {**message, "headers": headers}
         await self.downstream_send(message)
 

@@ -11,6 +11,7 @@ from .idempotency.models import IdempotentAnswer
 from .jobs.models import JobLease
 from .keys.models import ApiKey
 from .operators.models import Operator, OperatorKey
+from .overview.models import AdapterUse, ServerMemory, ServerSample, TenantSample
 from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
 from .requests.models import RequestLogEntry
 from .servers.models import Server
@@ -23,6 +24,7 @@ __all__ = [
     "AccountSession",
     "Adapter",
     "AdapterAlias",
+    "AdapterUse",
     "AdapterVersion",
     "AdapterWish",
     "AliasChange",
@@ -43,8 +45,11 @@ __all__ = [
     "RequestLogEntry",
     "Reservation",
     "Server",
+    "ServerMemory",
+    "ServerSample",
     "SignInFailures",
     "Tenant",
+    "TenantSample",
     "Upload",
     "UsageDay",
     "UsageRecord",

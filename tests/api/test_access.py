@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from loraplex.api.openapi import api_routes
 from loraplex.platform.base import utc_now
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
-from support.access import ROUTES, Access, Kind
+from support.access import MISSING, ROUTES, Access, Kind, concrete
 from support.envelopes import check_envelope
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
@@ -27,19 +26,6 @@ REFUSALS = {
     *("missing_api_key", "invalid_api_key", "tenant_suspended", "tenant_required"),
     *("insufficient_scope", "tenant_not_found"),
 }
-MISSING = {
-    "name": "no-such-name",
-    "number": "1",
-    "alias": "none",
-    "file": "adapter_config.json",
-    "upload_id": "0" * 36,
-    "model": "no-such-model",
-    "key_id": "0" * 12,
-    "user_id": "0" * 36,
-    "request_id": "req-" + "0" * 24,
-    "slug": "no-such-tenant",
-}
-"""Something that nobody has, for each parameter of a path."""
 
 
 class Sender(NamedTuple):
@@ -59,6 +45,8 @@ def only_in_tenants(scopes: frozenset[Scope]) -> Callable[[Access], str | None]:
     """A caller within a tenant who has these scopes."""
 
     def expected(access: Access) -> str | None:
+        if access.kind is Kind.SESSION:
+            return "session_required"
         if access.kind in {Kind.OPERATOR, Kind.ADMINISTRATOR}:
             return "insufficient_scope"
         is_allowed = access.scope is None or access.scope in scopes
@@ -71,6 +59,8 @@ def only_outside(role: OperatorRole) -> Callable[[Access], str | None]:
     """An operator of this role who acts on no tenant."""
 
     def expected(access: Access) -> str | None:
+        if access.kind is Kind.SESSION:
+            return "session_required"
         if access.kind is Kind.TENANT:
             return "tenant_required"
         is_barred = access.kind is Kind.ADMINISTRATOR and role is not OperatorRole.ADMIN
@@ -163,20 +153,20 @@ def test_what_the_document_says_of_access_is_the_table() -> None:
                 case Kind.OPEN:
                     assert not security or {} in security
                 case Kind.ANY:
-                    assert security == [{"tenantKey": []}, {"operatorKey": []}]
+                    assert security == [{"tenantKey": []}, {"operatorKey": []}, {"session": []}]
                 case Kind.TENANT:
                     assert security == [
                         {"tenantKey": [access.scope]},
                         {"operatorKey": [access.scope]},
+                        {"session": [access.scope]},
                     ]
                 case Kind.OPERATOR:
-                    assert security == [{"operatorKey": ["admin", "viewer"]}]
+                    roles = ["admin", "viewer"]
+                    assert security == [{"operatorKey": roles}, {"session": roles}]
                 case Kind.ADMINISTRATOR:
-                    assert security == [{"operatorKey": ["admin"]}]
-
-
-def concrete(path: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
+                    assert security == [{"operatorKey": ["admin"]}, {"session": ["admin"]}]
+                case Kind.SESSION:
+                    assert security == [{"session": []}]
 
 
 FOREIGN_BODIES = [

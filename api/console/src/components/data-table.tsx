@@ -11,8 +11,8 @@ declare module "@tanstack/react-table" {
   interface ColumnMeta<TData extends RowData, TValue> {
     /** Numbers stand at the right. */
     end?: boolean;
-    /** What the server calls this order; a column without one can't be sorted. */
-    sort?: string;
+    /** What the server calls the orders by this column; without any it can't be sorted by. */
+    sort?: { ascending?: string; descending?: string };
   }
 }
 
@@ -36,7 +36,7 @@ interface DataTableProps<T> {
   source: Rows<T>;
   rowId: (row: T) => string;
   empty: ReactNode;
-  /** A server's order, with a minus before it for the reverse. */
+  /** The server's name of the order in force. */
   sort?: string;
   onSort?: (sort: string) => void;
 }
@@ -103,23 +103,27 @@ function HeaderCell<T>({ header, sort, onSort }: {
   const meta = header.column.columnDef.meta;
   const text = flexRender(header.column.columnDef.header, header.getContext());
   const className = meta?.end ? "end" : undefined;
-  const order = meta?.sort;
-  if (!order || !onSort) return <th scope="col" className={className}>{text}</th>;
-  const descends = sort === `-${order}`;
-  const direction = sort === order ? "ascending" : descends ? "descending" : "none";
+  const orders = meta?.sort;
+  const first = orders?.ascending ?? orders?.descending;
+  if (orders === undefined || first === undefined || !onSort) {
+    return <th scope="col" className={className}>{text}</th>;
+  }
+  const direction = directionOf(orders, sort);
   const arrow = { ascending: "↑", descending: "↓", none: "" }[direction];
+  const next = direction === "ascending" ? (orders.descending ?? first) : first;
   return (
     <th scope="col" className={className} aria-sort={direction}>
-      <button type="button" onClick={() => onSort(nextSort(sort, order))}>
+      <button type="button" onClick={() => onSort(next)}>
         {text}<span aria-hidden="true">{arrow}</span>
       </button>
     </th>
   );
 }
 
-/** Names begin ascending; figures begin with the largest. */
-function nextSort(sort: string | undefined, order: string): string {
-  if (sort === order) return `-${order}`;
-  if (sort === `-${order}`) return order;
-  return order === "name" ? order : `-${order}`;
+function directionOf(
+  orders: { ascending?: string; descending?: string },
+  sort: string | undefined,
+): "ascending" | "descending" | "none" {
+  if (sort !== undefined && sort === orders.ascending) return "ascending";
+  return sort !== undefined && sort === orders.descending ? "descending" : "none";
 }

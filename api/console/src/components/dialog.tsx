@@ -45,12 +45,15 @@ interface ConfirmProps {
   typed?: string;
   danger?: boolean;
   onConfirm: () => Promise<unknown>;
+  /** It was given up. */
   onClose: () => void;
+  /** It is done; without it, the dialog closes. */
+  onDone?: () => void;
 }
 
 /** Asks before something is done, and stays open with the error if it fails. */
 export function ConfirmDialog(props: ConfirmProps): ReactNode {
-  const { title, children, action, typed, danger, onConfirm, onClose } = props;
+  const { title, children, action, typed, danger, onConfirm, onClose, onDone = onClose } = props;
   const [text, setText] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(null);
@@ -60,7 +63,7 @@ export function ConfirmDialog(props: ConfirmProps): ReactNode {
     setError(null);
     try {
       await onConfirm();
-      onClose();
+      onDone();
     } catch (thrown) {
       setError(thrown);
       setBusy(false);

@@ -36,16 +36,20 @@ export function Badge({ tone = "", children }: { tone?: BadgeTone; children: Rea
 }
 
 const STATE_TONES: Record<string, BadgeTone> = {
-  ready: "good", attesting: "accent", validating: "accent", loading: "accent", resident: "good",
-  rejected: "bad", failed: "bad", deleting: "warn", deleted: "", suspended: "warn", disabled: "warn",
-  device: "good", host: "accent", disk: "", store: "", decoding: "good", prefilling: "accent",
-  waiting: "warn",
+  ready: "good", validated: "accent", attesting: "accent", rejected: "bad", deleting: "warn",
+  device: "good", host: "accent", decoding: "good", prefilling: "accent", waiting: "warn",
+  resident: "good", failed: "bad", fetching: "accent", reading: "accent", copying: "accent",
+  waiting_for_room: "warn", suspended: "warn", disabled: "warn", revoked: "warn", expired: "warn",
 };
+
+export function toneOf(state: string): BadgeTone {
+  return STATE_TONES[state] ?? "";
+}
 
 /** A state in its own word; the colour only repeats it. */
 export function State({ state }: { state: string | null | undefined }): ReactNode {
   if (!state) return <span className="faint">–</span>;
-  return <Badge tone={STATE_TONES[state] ?? ""}>{state.replaceAll("_", " ")}</Badge>;
+  return <Badge tone={toneOf(state)}>{state.replaceAll("_", " ")}</Badge>;
 }
 
 interface MeterProps {
