@@ -19,6 +19,8 @@ export interface ChartProps {
   format: (value: number | null) => string;
   kind?: "lines" | "area" | "stack" | "bars";
   height?: number;
+  /** Figures are bytes: the axis steps by powers of two. */
+  binary?: boolean;
   /** The axis goes at least this far. */
   atLeast?: number;
 }

@@ -116,6 +116,7 @@ function axesOf(
     {
       ...common,
       space: 30,
+      ...(current.current.binary && { incrs: BINARY_STEPS }),
       size: (self, values) => widest(self, values, common.font),
       values: (_, ticks) => ticks.map((tick) => current.current.format(tick)),
     },
@@ -136,6 +137,8 @@ function tickOf(seconds: number, step: number, kind: PlotProps["kind"]): string 
     timeZone, ...(isDay ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" }),
   });
 }
+
+const BINARY_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 /** From zero, so that heights can be compared, to a little above the highest. */
 function rangeOf(low: number | null, high: number | null, atLeast = 0): [number, number] {

@@ -55,14 +55,22 @@ function twoUnits(value: number, base: number, large: string, small: string): st
   return rest === 0 ? whole : `${whole} ${rest} ${small}`;
 }
 
-/** How long ago, or in how long: "just now", "4 min ago", "in 2 h 5 min". */
+/** How long ago, or in how long: "just now", "4 min ago", "in 2 h". */
 export function relative(iso: string | null | undefined, now: number = Date.now()): string {
   if (!iso) return NONE;
   const distance = now - Date.parse(iso);
   if (Number.isNaN(distance)) return NONE;
   if (Math.abs(distance) < 10_000) return "just now";
-  const length = duration(Math.floor(Math.abs(distance) / 1000) * 1000).replace(/\.\d+/, "");
+  const length = coarse(Math.floor(Math.abs(distance) / 1000));
   return distance > 0 ? `${length} ago` : `in ${length}`;
+}
+
+const UNITS = [["d", 86_400], ["h", 3600], ["min", 60]] as const;
+
+/** Whole seconds in the largest unit that is there. */
+function coarse(seconds: number): string {
+  const unit = UNITS.find(([, length]) => seconds >= length);
+  return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : `${seconds} s`;
 }
 
 /** Date and time to the second in the reader's time zone. */

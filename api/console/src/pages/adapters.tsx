@@ -94,7 +94,7 @@ const COLUMNS: Columns<AdapterSummary> = [
     cell: ({ row: { original } }) => (
       <>
         <State state={original.state} />
-        <span className="sub">
+        <span className="sub nowrap">
           version {original.latest_version}
           {original.num_versions > 1 && ` of ${original.num_versions}`}
         </span>
@@ -131,8 +131,5 @@ const COLUMNS: Columns<AdapterSummary> = [
   }),
   column.accessor("last_used", {
     header: "Last used", meta: { sort: { descending: "last_used" } }, cell: ({ getValue }) => <Time at={getValue()} />,
-  }),
-  column.accessor("created_at", {
-    header: "Created", meta: { sort: { descending: "created" } }, cell: ({ getValue }) => <Time at={getValue()} />,
   }),
 ];

@@ -116,7 +116,7 @@ function Charts({ overview: { times, series, step_seconds } }: { overview: Answe
         kind: "area", atLeast: 1,
       })}
       {draw("Adapters on the device", bytes, [{ label: "Bytes", values: series.adapter_device_bytes }], {
-        kind: "area",
+        kind: "area", binary: true,
       })}
       {draw("Cold loads per second", rate, [
         { label: "Requests that waited for weights", values: series.cold_loads_per_second, color: 4 },

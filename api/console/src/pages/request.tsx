@@ -61,10 +61,10 @@ function Way({ explanation: { request, summary, phases } }: { explanation: Expla
           {waterfall(phases, request.total_ms).map((bar) => (
             <div key={bar.phase} style={{ display: "contents" }}>
               <div>{PHASES[bar.phase] ?? bar.phase}<div className="soft">{bar.summary}</div></div>
+              <b>{duration(bar.ms)}</b>
               <div className="lane" aria-hidden="true">
                 <span className={bar.phase} style={{ left: `${bar.from * 100}%`, width: `${(bar.to - bar.from) * 100}%` }} />
               </div>
-              <b>{duration(bar.ms)}</b>
             </div>
           ))}
         </div>

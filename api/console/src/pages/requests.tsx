@@ -101,7 +101,7 @@ function liveColumns(ofAll: boolean, onAbort: ((request: LiveRequest) => void) |
       header: "Request",
       cell: ({ row: { original } }) => (
         <Link to={requestAddress(original.request_id)} className="mono">
-          {original.request_id}{original.index > 0 && ` #${original.index}`}
+          <span title={original.request_id}>{shortId(original.request_id)}</span>{original.index > 0 && ` #${original.index}`}
         </Link>
       ),
     }),
@@ -118,8 +118,15 @@ function liveColumns(ofAll: boolean, onAbort: ((request: LiveRequest) => void) |
       header: "Prompt", meta: { end: true },
       cell: ({ row: { original } }) => promptProgress(original),
     }),
-    live.accessor("generated_tokens", { header: "Generated", meta: { end: true }, cell: ({ getValue }) => count(getValue()) }),
-    live.accessor("preemptions", { header: "Preempted", meta: { end: true }, cell: ({ getValue }) => getValue() || "–" }),
+    live.accessor("generated_tokens", {
+      header: "Generated", meta: { end: true },
+      cell: ({ row: { original } }) => (
+        <>
+          {count(original.generated_tokens)}
+          {original.preemptions > 0 && <span className="sub">preempted {original.preemptions} ×</span>}
+        </>
+      ),
+    }),
     live.accessor("priority", { header: "Priority", meta: { end: true } }),
     ...(onAbort ? [live.display({
       id: "abort", header: () => <span className="visually-hidden">Abort</span>, meta: { end: true },
@@ -128,6 +135,12 @@ function liveColumns(ofAll: boolean, onAbort: ((request: LiveRequest) => void) |
       ),
     })] : []),
   ];
+}
+
+const ID_CHARACTERS = 14;
+
+function shortId(id: string): string {
+  return id.length > ID_CHARACTERS ? `${id.slice(0, ID_CHARACTERS)}…` : id;
 }
 
 function promptProgress({ prompt_tokens, computed_tokens, state }: LiveRequest): string {

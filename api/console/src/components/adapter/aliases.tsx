@@ -149,7 +149,7 @@ function Split({ adapter, alias, busy, onSet }: {
             ? `Which version answers depends on the request's X-Request-Id alone.`
             : "Move it to send a part of the requests to another version."}>
             {(control) => (
-              <input {...control} type="range" min={0} max={100} step={1} value={percent}
+              <input {...control} type="range" min={0} max={99} step={1} value={percent}
                 aria-valuetext={`${percent} %`} onChange={(event) => setPercent(event.target.valueAsNumber)} />
             )}
           </Field>

@@ -1,6 +1,6 @@
 import type { ReactNode } from "react";
 import type { AdapterVersion } from "../../api/types.ts";
-import { plural } from "../../lib/format.ts";
+import { count, number, plural } from "../../lib/format.ts";
 import { Facts, Panel } from "../layout.tsx";
 import { Badge } from "../values.tsx";
 
@@ -50,7 +50,7 @@ export function Attestation({ version }: { version: AdapterVersion }): ReactNode
   return (
     <Panel title="Attestation" note="what it changes, measured at push">
       <Facts facts={[
-        ["Largest change of a logit", `${digits(measured.max_logit_delta)}, ${times.toPrecision(2)} × the noise`],
+        ["Largest change of a logit", `${digits(measured.max_logit_delta)}, ${times < 100 ? number(times, 1) : count(Math.round(times))} × the noise`],
         ["Noise of the base itself", digits(measured.noise_floor)],
         ["Largest KL to the base", `${digits(measured.max_kl_divergence)} nats`],
         ["Next token changed in", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],

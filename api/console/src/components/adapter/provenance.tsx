@@ -25,20 +25,22 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
   const ranks = [...new Set([report.min_rank, report.max_rank])].filter((rank) => rank !== undefined);
   return (
     <Panel title="Provenance">
-      <Facts facts={[
-        ["Digest", <Digest key="digest" digest={version.digest} />],
-        ["Block's SHA-256", report.file_sha256 ? <Digest key="file" digest={report.file_sha256} /> : "–"],
-        ["Base", <Digest key="base" digest={version.base_id} />],
-        ["Trained on", report.trained_on ?? "not said"],
-        ["Pushed", <Time key="pushed" at={version.created_at} exact />],
-        ["Stored", `${bytes(version.size_bytes)}, ${report.dtype ?? "unknown type"}`],
-        ["Parameters", `${count(report.num_parameters)} in ${count(report.num_modules)} modules`],
-        ["Rank", ranks.join(" to ") || "–"],
-        ["Targets", report.targets?.join(", ") || "–"],
-        ["Beyond A and B", version.features.join(", ") || "nothing"],
-        ["Norm of the change", report.delta_norm?.toPrecision(4) ?? "–"],
-      ]} />
-      <Warnings warnings={report.warnings ?? []} />
+      <div className="stack">
+        <Facts facts={[
+          ["Digest", <Digest key="digest" digest={version.digest} />],
+          ["Block's SHA-256", report.file_sha256 ? <Digest key="file" digest={report.file_sha256} /> : "–"],
+          ["Base", <Digest key="base" digest={version.base_id} />],
+          ["Trained on", report.trained_on ?? "not said"],
+          ["Pushed", <Time key="pushed" at={version.created_at} exact />],
+          ["Stored", `${bytes(version.size_bytes)}, ${report.dtype ?? "unknown type"}`],
+          ["Parameters", `${count(report.num_parameters)} in ${count(report.num_modules)} modules`],
+          ["Rank", ranks.join(" to ") || "–"],
+          ["Targets", report.targets?.join(", ") || "–"],
+          ["Beyond A and B", version.features.join(", ") || "nothing"],
+          ["Norm of the change", report.delta_norm?.toPrecision(4) ?? "–"],
+        ]} />
+        <Warnings warnings={report.warnings ?? []} />
+      </div>
     </Panel>
   );
 }

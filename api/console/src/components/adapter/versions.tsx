@@ -83,18 +83,21 @@ function columnsFor(shown: AdapterVersion, choose: (version: string) => void): C
 
 function Version({ tenant, version }: { tenant: string; version: AdapterVersion }): ReactNode {
   const readiness = useReadiness(tenant, version);
-  const title = `Version ${version.version}`;
   return (
     <>
       <Actions tenant={tenant} version={version}
         hasPin={readiness.data?.wishes.some((wish) => wish.kind === "pin") ?? false} />
       <div className="columns">
-        <ReadinessPanel query={readiness} title={`Is ${title.toLowerCase()} ready?`} />
-        <Residency readiness={readiness.data} />
-        <Attestation version={version} />
-        <Provenance version={version} />
-        <VersionHistory tenant={tenant} version={version} />
-        <SpeculationPanel readiness={readiness.data} />
+        <div className="stack">
+          <ReadinessPanel query={readiness} title={`Is version ${version.version} ready?`} />
+          <Attestation version={version} />
+          <VersionHistory tenant={tenant} version={version} />
+        </div>
+        <div className="stack">
+          <Provenance version={version} />
+          <Residency readiness={readiness.data} />
+          <SpeculationPanel readiness={readiness.data} />
+        </div>
       </div>
     </>
   );
