@@ -24,7 +24,8 @@ from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
-from .services.request_log import RequestLog
+from .services.overview import Overview
+from .services.request_log import GENERATING_ROUTES, RequestLog
 from .tracing import EndedRequest, Tracing
 
 log = structlog.get_logger(__name__)
@@ -75,6 +76,7 @@ class _ObservedRequest:
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
         self.request_log: RequestLog = runtime.request_log
+        self.overview: Overview = runtime.overview
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.hosts = parse_hosts(runtime.settings.allowed_hosts)
@@ -142,6 +144,10 @@ class _ObservedRequest:
             method=method, route=route, status=self.status, code=code, seconds=seconds
         )
         if tenant_id := self.state.get("tenant_id"):
+            if route in GENERATING_ROUTES:
+                self.overview.observe_request(
+                    tenant_id, code=code, seconds=seconds, measures=self.measures
+                )
             self.request_log.add(
                 request_id=self.state["request_id"],
                 tenant_id=tenant_id,

@@ -40,6 +40,7 @@ from ..platform.errors import DatabaseUnavailable, InvalidValue, PlatformError
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
+from ..platform.overview import service as samples
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
@@ -57,7 +58,9 @@ from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
 from .services.leases import Leases
+from .services.memories import Memories
 from .services.metering import Metering
+from .services.overview import Overview
 from .services.presence import Presence
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
@@ -80,6 +83,7 @@ class Runtime:
     """The services that routes use."""
 
     settings: Settings
+    engine_config: EngineConfig
     engine: EngineClient
     readiness: Readiness
     control_plane: ControlPlane
@@ -91,6 +95,8 @@ class Runtime:
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
     sign_in: SignIn
+    memories: Memories
+    overview: Overview
     fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
@@ -157,6 +163,15 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         server_id = load_or_create_server_id(settings.data_dir)
         leases = Leases(control_plane, server_id)
         admission = Admission(control_plane, server_id)
+        memories = Memories(
+            engine=engine,
+            disk_stats=lambda: fetcher.stats().disk,
+            cache_directory=settings.data_dir / "cache",
+            control_plane=control_plane,
+            server_id=server_id,
+        )
+        overview = Overview(control_plane, memories, server_id)
+        stack.push_async_callback(overview.close)
         stack.push_async_callback(admission.close)
         inference = Inference(
             engine=engine,
@@ -166,6 +181,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             seen_adapters=seen_adapters,
             admission=admission,
             metrics=metrics,
+            tenant_figures=overview.of_tenant,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
             tool_format=settings.tool_format,
@@ -231,6 +247,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
+        overview.start()
         attestations.start()
         for service in (pushes, attestations, deletions):
             await service.recover()
@@ -241,6 +258,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         expiring_keys.start()
         yield Runtime(
             settings=settings,
+            engine_config=engine_config,
             engine=engine,
             readiness=Readiness(engine),
             control_plane=control_plane,
@@ -252,6 +270,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             idempotent_answers=idempotent_answers,
             request_log=request_log,
             sign_in=sign_in,
+            memories=memories,
+            overview=overview,
             fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
@@ -298,6 +318,9 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     async def purge_answers() -> None:
         await control_plane.write_all_tenants(idempotency.purge)
 
+    async def purge_samples() -> None:
+        await control_plane.write_all_tenants(lambda session: samples.purge(session, time.time()))
+
     async def purge_sign_ins() -> None:
         await control_plane.write_all_tenants(control_plane.accounts.purge)
         await control_plane.write_all_tenants(lambda session: failures.purge(session, utc_now()))
@@ -309,6 +332,7 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
+        Job(name="samples", every=timedelta(hours=1), run=purge_samples),
         Job(name="sign-ins", every=timedelta(hours=1), run=purge_sign_ins),
         Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]

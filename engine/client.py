@@ -278,8 +278,10 @@ class EngineClient:
             self._on_evicted(key, EvictionReceipt())
         for explanation in self._explanations.values():
             explanation.cancel()
-        for question in (*self._lists.values(), *self._maps.values()):
-            question.cancel()
+        for listing in self._lists.values():
+            listing.cancel()
+        for mapping in self._maps.values():
+            mapping.cancel()
         self._explanations.clear()
         self._lists.clear()
         self._maps.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -9,14 +10,18 @@ from starlette.responses import Response
 
 from ...adapters.layout import layout_to_json
 from ...platform.adapters import service
-from ...platform.adapters.listing import AdapterOrder, AdapterQuery
+from ...platform.adapters.listing import (
+    AdapterOrder,
+    AdapterQuery,
+    AdapterSummary,
+    list_summaries,
+)
 from ...platform.adapters.states import VersionState
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal
 from ..auth import CONFIRMED, require_operator
 from ..contract import Raw, answers
-from ..errors import ApiError
 from ..json_response import json_response
-from ..pages import Page
+from ..pages import Page, PageRequest
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import (
     AdapterSummaryView,
@@ -29,7 +34,14 @@ from ..schemas.adapters import (
     TransitionView,
     VersionView,
 )
-from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
+from .adapter_views import (
+    AdapterViews,
+    base_view,
+    deletion_view,
+    summary_view,
+    tiers_of,
+    transition_view,
+)
 from .parameters import NO_VERSION, Number, Reader, RequestOrigin, Writer, find_version
 
 DEFAULT_DRAIN_SECONDS = 30.0
@@ -89,7 +101,12 @@ async def list_adapters(
     runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
     """The adapters, by name if not said otherwise, in pages."""
-    raise ApiError("internal_error")
+    query = wanted._replace(names=principal.adapters)
+    rows = await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: list_summaries(session, query, after=page.after, limit=page.num_rows),
+    )
+    return json_response(_page_of_summaries(runtime, page, rows))
 
 
 @router.get("/admin/adapters")
@@ -102,7 +119,11 @@ async def list_adapters_of_all_tenants(
     tenant: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """Everybody's adapters, or those of one tenant."""
-    raise ApiError("internal_error")
+    query = wanted._replace(tenant_slug=tenant)
+    rows = await runtime.control_plane.read_all_tenants(
+        lambda session: list_summaries(session, query, after=page.after, limit=page.num_rows)
+    )
+    return json_response(_page_of_summaries(runtime, page, rows))
 
 
 @router.get("/v1/adapters/{name}")
@@ -192,6 +213,15 @@ async def delete_version(
         principal.tenant_id, name, number, origin, drain_seconds=drain_seconds
     )
     return json_response(await _receipts(runtime, principal, name, {number}))
+
+
+def _page_of_summaries(
+    runtime: Runtime, page: PageRequest, rows: Sequence[AdapterSummary]
+) -> PageView[AdapterSummaryView]:
+    tiers = tiers_of(runtime.engine.stats)
+    return page.answer(
+        rows, view=lambda row: summary_view(row, tiers), cursor=lambda row: row.cursor
+    )
 
 
 async def _adapter(runtime: Runtime, principal: Principal, name: str) -> AdapterView:

@@ -7,12 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from ...platform.adapters import repository
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ...platform.tenants import repository as tenants
 from ..auth import require, require_operator
 from ..contract import answers
-from ..errors import ApiError
+from ..json_response import json_response
 from ..runtime import CurrentRuntime
 from ..schemas.memory import MemoryView
+from .memory_views import OwnMemoryViews, PlatformMemoryViews
 
 router = APIRouter()
 
@@ -24,11 +27,19 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @answers(MemoryView)
 async def get_memory(runtime: CurrentRuntime, principal: Reader) -> Response:
     """Where the tenant's own adapters lie, on each live server; nothing tells of others."""
-    raise ApiError("internal_error")
+    seen = await runtime.memories.all()
+    contents = await runtime.control_plane.read(principal.tenant_id, repository.list_live_contents)
+    visible = [content for content in contents if principal.may_use(content.adapter_name)]
+    views = OwnMemoryViews(visible, principal)
+    return json_response(MemoryView([views.server(each) for each in seen]))
 
 
 @router.get("/admin/memory")
 @answers(MemoryView)
 async def get_platform_memory(runtime: CurrentRuntime, operator: Operator) -> Response:
     """The memory of each live server: this one's as it is now, the others' as they last said."""
-    raise ApiError("internal_error")
+    seen = await runtime.memories.all()
+    contents = await runtime.control_plane.read_all_tenants(repository.list_live_contents)
+    slugs = await runtime.control_plane.read_all_tenants(tenants.slugs_by_id)
+    views = PlatformMemoryViews(contents, slugs)
+    return json_response(MemoryView([views.server(each) for each in seen]))

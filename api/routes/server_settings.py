@@ -13,10 +13,11 @@ from starlette.responses import Response
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ..auth import require_operator
 from ..contract import answers
-from ..errors import ApiError
+from ..json_response import json_response
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView
 from ..schemas.server_settings import SettingView
+from ..server_settings import list_settings_in_force
 
 router = APIRouter(prefix="/admin")
 
@@ -27,4 +28,5 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @answers(ListView[SettingView])
 async def list_settings(runtime: CurrentRuntime, operator: Operator) -> Response:
     """Every setting as it is in force, and where it comes from."""
-    raise ApiError("internal_error")
+    found = list_settings_in_force(runtime.settings, runtime.engine_config)
+    return json_response(ListView([SettingView(*setting) for setting in found]))

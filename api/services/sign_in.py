@@ -186,8 +186,9 @@ class SignIn:
 
 def own_tenant_id(caller: AnyPrincipal) -> str | None:
     """In whose log stands what the caller does with its own account; None: in the platform's."""
-    is_users = isinstance(caller, Principal) and caller.operator_role is None
-    return caller.tenant_id if is_users else None
+    if isinstance(caller, Principal) and caller.operator_role is None:
+        return caller.tenant_id
+    return None
 
 
 def _account_id(caller: AnyPrincipal) -> str:

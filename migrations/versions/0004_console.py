@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -105,7 +107,7 @@ def _create_accounts() -> None:
     )
 
 
-def _figures() -> list[sa.Column]:
+def _figures() -> list[sa.Column[Any]]:
     return [
         *(
             sa.Column(name, sa.BigInteger(), nullable=False)

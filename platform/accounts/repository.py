@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, delete, select
 
@@ -52,9 +52,9 @@ def find_invited(session: PlatformSession, invitation_hash: str) -> Holder | Non
 
 def find_session(session: PlatformSession, session_id: str) -> tuple[AccountSession, Holder] | None:
     """The session of this hash, and who is signed in by it."""
-    query = _holders(AccountSession).join(AccountSession, AccountSession.account_id == Account.id)
-    row = session.execute(query.where(AccountSession.id == session_id)).one_or_none()
-    return None if row is None else (row[0], Holder(*row[1:]))
+    row = session.get(AccountSession, session_id)
+    holder = None if row is None else find_by_id(session, row.account_id)
+    return None if row is None or holder is None else (row, holder)
 
 
 def lock_account(session: UnitOfWork, condition: ColumnElement[bool]) -> Account | None:
@@ -85,16 +85,15 @@ def purge_sessions(session: PlatformSession, now: datetime, seen_before: datetim
     return len(forgotten.all())
 
 
-def _holders(*before: type[AccountSession]) -> Select[*tuple[object, ...]]:
+def _holders() -> Select[*tuple[Any, ...]]:
     return (
-        select(*before, Account, Operator, User, Tenant)
-        .select_from(Account)
+        select(Account, Operator, User, Tenant)
         .outerjoin(Operator, Operator.id == Account.id)
         .outerjoin(User, (User.id == Account.id) & (User.tenant_id == Account.tenant_id))
         .outerjoin(Tenant, Tenant.id == Account.tenant_id)
     )
 
 
-def _holder(session: PlatformSession, query: Select[*tuple[object, ...]]) -> Holder | None:
+def _holder(session: PlatformSession, query: Select[*tuple[Any, ...]]) -> Holder | None:
     row = session.execute(query).one_or_none()
-    return None if row is None else Holder(*row)  # type: ignore[arg-type]
+    return None if row is None else Holder(*row)

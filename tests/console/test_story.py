@@ -45,7 +45,7 @@ def key(visitor: Visitor, page: Page, seeded: Seeded) -> str:
 
 
 def _operator(seeded: Seeded) -> str:
-    name = "newcomer"
+    name = f"newcomer-{len(seeded.admin.get('/admin/operators').json()['data'])}"
     seeded.change("POST", "/admin/operators", {"name": name, "role": "admin"})
     return name
 
@@ -62,9 +62,19 @@ def issue_key(page: Page, name: str) -> str:
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Issue the key").click()
+    confirm(page)
     secret = page.locator("[data-secret]").inner_text()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     return secret
+
+
+def confirm(page: Page) -> None:
+    """Give the password once more where it is asked for."""
+    asked = page.get_by_role("heading", name="Confirm that it is you")
+    asked.or_(page.locator("[data-secret]")).first.wait_for()
+    if asked.is_visible():
+        page.get_by_label("Password", exact=True).fill(PASSWORD)
+        page.get_by_role("button", name="Confirm").click()
 
 
 def upload(visitor: Visitor, style: Style, *, aliases: str = "") -> None:

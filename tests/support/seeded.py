@@ -45,7 +45,7 @@ class Seeded:
 
     server: ServerUnderTest
     operator_key: str
-    callers: Mapping[str, Caller]
+    callers: dict[str, Caller]
     """By slug."""
 
     @cached_property
@@ -71,14 +71,15 @@ def seeded_server(data_dir: Path) -> Iterator[Seeded]:
     with serving(WEIGHTS / "base", data_dir, *options) as server:
         seeded = Seeded(server, server.make_operator("root"), {})
         try:
-            yield _fill(seeded)
+            _fill(seeded)
+            yield seeded
         finally:
             seeded.admin.close()
 
 
-def _fill(bare: Seeded) -> Seeded:
-    callers = {slug: _make_tenant(bare, slug) for slug in TENANTS}
-    seeded = Seeded(bare.server, bare.operator_key, callers)
+def _fill(seeded: Seeded) -> None:
+    callers = seeded.callers
+    callers.update({slug: _make_tenant(seeded, slug) for slug in TENANTS})
     limits = {"requests_per_minute": 600, "tokens_per_period": 50_000_000, "adapters": 20}
     seeded.change("PUT", "/admin/tenants/acme/quota", limits)
     for slug, weights, name in PUSHES:
@@ -86,7 +87,6 @@ def _fill(bare: Seeded) -> Seeded:
     _split_alias(callers["acme"])
     _ask(callers)
     _write_past(seeded)
-    return seeded
 
 
 def _make_tenant(seeded: Seeded, slug: str) -> Caller:

@@ -9,7 +9,7 @@ import { Filter, Search } from "../components/form.tsx";
 import { Figures, Page, Panel, Segments } from "../components/layout.tsx";
 import { LimitsInUse } from "../components/limits-in-use.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
-import { daysBetween, shifted, today } from "../lib/calendar.ts";
+import { days } from "../lib/days.ts";
 import { bytes, count, percent } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";
@@ -25,7 +25,6 @@ const CSV_GROUPS: readonly Group[] = ["day", "adapter", "version"];
 /** What both routes of sums take; an operator who looks at all tenants asks the platform's. */
 interface UsageQuery {
   since: string;
-  until: string;
   adapter: string | null;
   group_by: Group[];
   after?: string | null;
@@ -36,8 +35,8 @@ interface UsageQuery {
 interface Asked {
   tenant: string | null;
   isOperator: boolean;
-  since: string;
-  until: string;
+  /** The days that are looked at, today last. */
+  calendar: string[];
   adapter: string | null;
 }
 
@@ -46,8 +45,8 @@ function pathOf(asked: Asked): PathOf<"get"> {
 }
 
 function queryOf(asked: Asked, more: Pick<UsageQuery, "group_by" | "after" | "limit" | "format">): object {
-  const { since, until, adapter, tenant, isOperator } = asked;
-  return { since, until, adapter, ...(isOperator && { tenant }), ...more };
+  const { calendar, adapter, tenant, isOperator } = asked;
+  return { since: calendar[0], adapter, ...(isOperator && { tenant }), ...more };
 }
 
 function sumsOf(asked: Asked, more: Pick<UsageQuery, "group_by" | "after" | "limit">, signal: AbortSignal) {
@@ -60,8 +59,7 @@ export default function UsagePage(): ReactNode {
   const [range, setRange] = useParam("days", "14");
   const [typed, setTyped] = useParam("adapter");
   const adapter = useRested(typed) || null;
-  const until = shifted(today(), 1);
-  const asked: Asked = { tenant, isOperator, since: shifted(until, -daysOf(range)), until, adapter };
+  const asked: Asked = { tenant, isOperator, calendar: days(daysOf(range)), adapter };
   return (
     <Page title="Usage" lead="The ledger's sums. Days are those of UTC."
       actions={
@@ -86,7 +84,7 @@ function daysOf(range: string): number {
 function CsvLink({ asked }: { asked: Asked }): ReactNode {
   const groups: Group[] = asked.isOperator ? ["tenant", ...CSV_GROUPS] : [...CSV_GROUPS];
   const url = urlOf(pathOf(asked), {}, queryOf(asked, { group_by: groups, format: "csv" }));
-  return <a className="button" href={url} download={`usage-${asked.since}-${asked.until}.csv`}>CSV</a>;
+  return <a className="button" href={url} download={`usage-since-${asked.calendar[0]}.csv`}>CSV</a>;
 }
 
 function Days({ asked }: { asked: Asked }): ReactNode {
@@ -96,7 +94,6 @@ function Days({ asked }: { asked: Asked }): ReactNode {
     queryKey: ["usage", "days", asked],
     queryFn: ({ signal }) => sumsOf(asked, { group_by: ["day"], limit: 500 }, signal),
   });
-  const days = daysBetween(asked.since, asked.until);
   return (
     <Loaded query={query}>
       {({ data }) => (
@@ -104,8 +101,8 @@ function Days({ asked }: { asked: Asked }): ReactNode {
           <Totals sums={data} />
           <Panel title="By day"
             actions={<Segments label="Figure" options={METRICS} value={chosen[0]} onChange={setMetric} />}>
-            <Chart label={`${chosen[1]} by day`} times={days.map((day) => `${day}T00:00:00Z`)}
-              kind="bars" height={210} series={daily(chosen[0], days, data)} format={formatOf(chosen[0])} />
+            <Chart label={`${chosen[1]} by day`} times={asked.calendar.map((day) => `${day}T00:00:00Z`)}
+              kind="bars" height={210} series={daily(chosen[0], asked.calendar, data)} format={formatOf(chosen[0])} />
           </Panel>
         </>
       )}

@@ -1,1 +1,0 @@
-import{c as e}from"./index-CQck7bYE.js";import{t}from"./jsx-runtime-Wy9s6hX0.js";var n=t();function r(){return(0,n.jsx)(e,{title:`Overview`,children:null})}export{r as default};
