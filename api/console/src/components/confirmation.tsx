@@ -52,7 +52,7 @@ function PasswordDialog({ onDone, onClose }: { onDone: () => void; onClose: () =
     <Dialog title="Confirm that it is you" onClose={onClose} footer={footer}>
       <p className="soft">This change needs your password once more. It is good for ten minutes.</p>
       <form id="confirmation" className="form" onSubmit={(event) => void submit(event)}>
-        <TextField label="Password" type="password" autoComplete="current-password" required autoFocus
+        <TextField label="Password" type="password" autoComplete="current-password" required
           value={password} onChange={(event) => setPassword(event.target.value)} />
       </form>
       {error !== null && <ErrorNotice error={error} />}

@@ -1,7 +1,9 @@
-import { useEffect, useId, useRef, useState, type ReactNode } from "react";
+import { useId, useLayoutEffect, useRef, useState, type ReactNode } from "react";
 import { ErrorNotice } from "./states.tsx";
 import { Button } from "./button.tsx";
 import { Icon } from "./icons.tsx";
+
+const FIELDS = ".dialog-body :is(input, select, textarea):enabled";
 
 interface DialogProps {
   title: string;
@@ -16,9 +18,11 @@ interface DialogProps {
 export function Dialog({ title, onClose, children, footer, wide }: DialogProps): ReactNode {
   const ref = useRef<HTMLDialogElement>(null);
   const heading = useId();
-  useEffect(() => {
+  // Before it is taken away: a dialog that closes gives the focus back to what had it.
+  useLayoutEffect(() => {
     const dialog = ref.current;
     dialog?.showModal();
+    dialog?.querySelector<HTMLElement>(FIELDS)?.focus();
     return () => dialog?.close();
   }, []);
   return (

@@ -14,7 +14,7 @@ import { Page, Tabs } from "../components/layout.tsx";
 import { Loaded } from "../components/states.tsx";
 import { Badge } from "../components/values.tsx";
 import { addressOf } from "../lib/addresses.ts";
-import { useScope } from "../session.tsx";
+import { useScope, useSessionContext } from "../session.tsx";
 
 const REFRESH_MS = 5_000;
 const PARTS = [["", "Versions"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
@@ -30,10 +30,20 @@ export default function Adapter(): ReactNode {
     queryFn: ({ signal }) => api("get", "/v1/adapters/{name}", { path: { name }, tenant, signal }),
     refetchInterval: REFRESH_MS,
   });
-  const actions = may("adapters:write") && (
+  const { pickTenant } = useSessionContext();
+  const tryIt = (): void => {
+    pickTenant(tenant);
+    void navigate(`/playground?model=${encodeURIComponent(name)}`);
+  };
+  const actions = (
     <>
-      <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
-      <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>
+      {may("infer") && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
+      {may("adapters:write") && (
+        <>
+          <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
+          <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>
+        </>
+      )}
     </>
   );
   return (

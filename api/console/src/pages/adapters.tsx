@@ -75,6 +75,12 @@ function Nothing({ isNarrowed }: { isNarrowed: boolean }): ReactNode {
   );
 }
 
+/** Small effects keep their size in sight: 0.188, 3.1e-5. */
+function effect(value: number | null): string {
+  if (value === null) return "–";
+  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3);
+}
+
 const column = createColumnHelper<AdapterSummary>();
 
 const COLUMNS: Columns<AdapterSummary> = [
@@ -121,10 +127,10 @@ const COLUMNS: Columns<AdapterSummary> = [
   column.accessor("effect", {
     header: () => <span title="The largest change of a logit against the base, as measured at push">Effect</span>,
     meta: { end: true },
-    cell: ({ getValue }) => getValue()?.toPrecision(3) ?? "–",
+    cell: ({ getValue }) => effect(getValue()),
   }),
   column.accessor("requests", {
-    header: "Requests, 30 d", meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
+    header: () => <span title="Of the last 30 days">Requests</span>, meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
   }),
   column.accessor("p95_ms", {
     header: "p95", meta: { end: true, sort: { descending: "p95" } }, cell: ({ getValue }) => duration(getValue()),

@@ -209,7 +209,7 @@ function Cache({ title, cache, colors, empty }: {
       <div className="stack">
         {capacity !== null && <Meter label={`${title} in use`} value={cache.used_bytes} max={capacity} />}
         {entries.length === 0 ? <p className="soft">{empty}</p> : (
-          <div className="table-wrap" tabIndex={0} role="region" aria-label={title}>
+          <div className="table-wrap" tabIndex={0} role="region" aria-label={`Adapters: ${title}`}>
             <table className="table">
               <thead><tr><th scope="col">Adapter</th><th scope="col" className="end">Size</th><th scope="col">Held</th></tr></thead>
               <tbody>

@@ -68,8 +68,8 @@ function Now({ overview: { now, series } }: { overview: Answer }): ReactNode {
       { label: "Output", value: `${number(latest(series.output_tokens_per_second), 1)} tok/s` },
       { label: "Requests", value: `${number(latest(series.requests_per_second))} /s` },
       { label: "Errors", value: `${number(latest(series.errors_per_second))} /s` },
-      { label: "First token, p95", value: duration(latest(series.ttft_p95_ms)) },
-      { label: "Between tokens, p95", value: duration(latest(series.itl_p95_ms)) },
+      { label: "First token p95", value: duration(latest(series.ttft_p95_ms)) },
+      { label: "Inter-token p95", value: duration(latest(series.itl_p95_ms)) },
       { label: "Running", value: count(now.running), note: `${count(now.waiting)} waiting` },
       { label: "KV in use", value: percent(now.kv_used_fraction) },
       {
@@ -143,7 +143,7 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
           format={rate} height={200} />
       </Panel>
       <Panel title="Fair share" flush
-        note="what each tenant got of the service, and what its weight entitles it to while it asks">
+        note="of the service; the mark is what the weight entitles to">
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Fair share by tenant">
           <table className="table">
             <thead>

@@ -31,7 +31,8 @@ export default function PlaygroundPage(): ReactNode {
 
 function Playground({ tenant, isPaired }: { tenant: string; isPaired: boolean }): ReactNode {
   const base = useSession().server.base_model;
-  const [models, setModels] = useState<[string, string]>(["", base]);
+  const [asked] = useParam("model");
+  const [models, setModels] = useState<[string, string]>([asked, base]);
   const left = useConversation();
   const right = useConversation();
   const shown = isPaired ? [left, right] : [left];

@@ -114,7 +114,7 @@ export function Deletions({ tenant, adapter }: { tenant: string; adapter: string
           </EmptyState>
         ) : (
           <div className="panel-body stack">
-            <p className="soft">{plural(data.length, "version")} deleted.</p>
+            <h2>{plural(data.length, "version")} deleted</h2>
             {data.map((one) => <Receipt key={one.version} adapter={adapter} deletion={one} />)}
           </div>
         )}
