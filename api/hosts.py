@@ -16,11 +16,13 @@ def is_allowed(headers: Headers, hosts: Sequence[str]) -> bool:
     """Whether a request with these headers asks for one of the hosts; its port does not matter."""
     if not hosts:
         return True
-    name = _without_port(headers.get("host", "").lower())
+    name = host_name(headers)
     return any(_matches(name, host) for host in hosts)
 
 
-def _without_port(host: str) -> str:
+def host_name(headers: Headers) -> str:
+    """The host that the request asks for, in lower case and without its port."""
+    host = headers.get("host", "").lower()
     if host.startswith("["):  # an IPv6 address
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]

@@ -49,6 +49,8 @@ _GENERATION = (
     "/v1/tokenize",
     "/v1/detokenize",
 )
+_LEFT_OUT = (*_GENERATION, "/v1/session")
+"""Signing in and out too: cookies are never kept."""
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
@@ -132,7 +134,7 @@ class _Recorder:
 
 def is_repeatable(method: str, path: str) -> bool:
     """Whether requests like this take an `Idempotency-Key`."""
-    return method in _METHODS and path.startswith(_PREFIXES) and not path.startswith(_GENERATION)
+    return method in _METHODS and path.startswith(_PREFIXES) and not path.startswith(_LEFT_OUT)
 
 
 def _is_concerned(scope: Scope) -> bool:

@@ -58,6 +58,15 @@ _SECURITY_SCHEMES: Json = {
         "description": "An operator's key. With `X-Loraplex-Tenant` it acts on that tenant, as far "
         "as its role goes; without, it may call what is listed for its role.",
     },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "__Host-loraplex",
+        "description": "Whoever is signed in at the console: a tenant's user as far as its role "
+        "goes, or an operator as with its key. Methods other than GET also need the session's "
+        "`csrf_token` as `X-CSRF-Token`. On the server's own machine, without TLS, the cookie is "
+        "called `loraplex_session`.",
+    },
     "metricsToken": {
         "type": "http",
         "scheme": "bearer",
@@ -101,6 +110,7 @@ def openapi_document(app: FastAPI) -> Json:
     )
     examples: set[str] = set()
     responses: dict[str, Json] = {}
+    of_parameters = _parameter_schemas(operations, document)
     for operation in operations:
         operation.describe(shapes, responses)
         examples |= operation.codes
@@ -109,11 +119,22 @@ def openapi_document(app: FastAPI) -> Json:
         "securitySchemes": _SECURITY_SCHEMES,
         "parameters": {"Tenant": _TENANT_PARAMETER},
         "headers": {"RequestId": _REQUEST_ID},
-        "schemas": shapes.components,
+        "schemas": {**of_parameters, **shapes.components},
         "responses": dict(sorted(responses.items())),
         "examples": {code: _error_example(code) for code in sorted(examples)},
     }
     return document
+
+
+def _parameter_schemas(operations: Sequence[_Operation], document: Json) -> Json:
+    """The schemas that parameters refer to, such as those of enumerations."""
+    schemas: Json = document.get("components", {}).get("schemas", {})
+    parameters = json.dumps([operation.described.get("parameters") for operation in operations])
+    return {
+        name: schema
+        for name, schema in schemas.items()
+        if f'"#/components/schemas/{name}"' in parameters
+    }
 
 
 @lru_cache(maxsize=1)
@@ -214,12 +235,14 @@ class _Operation:
             return [{}, {scheme: []}]
         scopes = [added.scope for added in self.terms if added.scope is not None]
         if scopes:
-            return [{"tenantKey": scopes}, {"operatorKey": scopes}]
+            return [{"tenantKey": scopes}, {"operatorKey": scopes}, {"session": scopes}]
+        if any(added.session for added in self.terms):
+            return [{"session": []}]
         roles = [role for added in self.terms for role in added.roles]
         if roles:
-            return [{"operatorKey": roles}]
+            return [{"operatorKey": roles}, {"session": roles}]
         is_closed = "missing_api_key" in self.codes
-        return [{"tenantKey": []}, {"operatorKey": []}] if is_closed else []
+        return [{"tenantKey": []}, {"operatorKey": []}, {"session": []}] if is_closed else []
 
     def _parameters(self) -> list[Json]:
         parameters = list(self.described.get("parameters", ()))

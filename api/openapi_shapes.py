@@ -107,7 +107,7 @@ def _complete(schema: Json, struct: msgspec.inspect.StructType) -> None:
     """Say what msgspec does not: what is always there, what times look like, what fields mean."""
     schema.pop("title", None)
     origin = getattr(struct.cls, "__origin__", struct.cls)
-    meanings = _field_meanings(origin)
+    meanings = field_meanings(origin)
     for field in struct.fields:
         described = schema["properties"][field.encode_name]
         described.pop("default", None)
@@ -132,8 +132,8 @@ def _is_time(kind: msgspec.inspect.Type) -> bool:
 
 
 @cache
-def _field_meanings(struct: type) -> dict[str, str]:
-    """The strings that stand under the fields in the source."""
+def field_meanings(struct: type) -> dict[str, str]:
+    """The strings that stand under the fields in the source, by field."""
     meanings: dict[str, str] = {}
     for cls in reversed(struct.__mro__):
         if cls.__module__.partition(".")[0] != "loraplex":

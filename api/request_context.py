@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .browser import STRICT_TRANSPORT, is_over_tls
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
 from .hosts import is_allowed, parse_hosts
@@ -23,7 +24,8 @@ from .limit_headers import limit_headers
 from .metrics import Metrics
 from .readiness import Readiness
 from .request_measures import RequestMeasures
-from .services.request_log import RequestLog
+from .services.overview import Overview
+from .services.request_log import GENERATING_ROUTES, RequestLog
 from .tracing import EndedRequest, Tracing
 
 log = structlog.get_logger(__name__)
@@ -31,10 +33,12 @@ log = structlog.get_logger(__name__)
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
+_NOTHING_RUNS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+"""Of every answer that does not say itself what it may load: those of the console's pages do."""
 _API_PREFIXES = ("/v1/", "/admin/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
+_STRICT_TRANSPORT = (b"strict-transport-security", STRICT_TRANSPORT.encode())
 MAX_CALLERS_ID_LENGTH = 128
 _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
@@ -72,9 +76,11 @@ class _ObservedRequest:
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
         self.request_log: RequestLog = runtime.request_log
+        self.overview: Overview = runtime.overview
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.hosts = parse_hosts(runtime.settings.allowed_hosts)
+        self.trusted_proxies = runtime.settings.trusted_proxies
         self.downstream_send = send
         self.started_at = time.monotonic()
         self.status = 0
@@ -122,8 +128,10 @@ class _ObservedRequest:
             headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
             if standing := self.measures.standing:
                 headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
-            if not any(name == b"cache-control" for name, _ in headers):
-                headers.append(_NO_STORE)
+            said = {name for name, _ in headers}
+            headers += [each for each in (_NO_STORE, _NOTHING_RUNS) if each[0] not in said]
+            if is_over_tls(Request(self.scope), self.trusted_proxies):
+                headers.append(_STRICT_TRANSPORT)
             message = {**message, "headers": headers}
         await self.downstream_send(message)
 
@@ -136,6 +144,10 @@ class _ObservedRequest:
             method=method, route=route, status=self.status, code=code, seconds=seconds
         )
         if tenant_id := self.state.get("tenant_id"):
+            if route in GENERATING_ROUTES:
+                self.overview.observe_request(
+                    tenant_id, code=code, seconds=seconds, measures=self.measures
+                )
             self.request_log.add(
                 request_id=self.state["request_id"],
                 tenant_id=tenant_id,

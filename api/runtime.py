@@ -30,6 +30,7 @@ from ..engine.config import EngineConfig
 from ..engine.messages import EngineInfo
 from ..engine.token_journal import NUM_SLOTS, TokenJournal
 from ..engine.tokenizer import Tokenizer
+from ..platform.accounts import failures
 from ..platform.adapters import repository
 from ..platform.adapters.models import AdapterVersion
 from ..platform.adapters.registry import AdapterRef
@@ -39,6 +40,7 @@ from ..platform.errors import DatabaseUnavailable, InvalidValue, PlatformError
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
+from ..platform.overview import service as samples
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
@@ -56,7 +58,9 @@ from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
 from .services.leases import Leases
+from .services.memories import Memories
 from .services.metering import Metering
+from .services.overview import Overview
 from .services.presence import Presence
 from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
@@ -65,6 +69,7 @@ from .services.reconciliation import Reconciliation
 from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
+from .services.sign_in import SignIn
 from .services.staging import Staging
 from .settings import Settings
 from .tracing import Tracing, open_tracing
@@ -78,6 +83,7 @@ class Runtime:
     """The services that routes use."""
 
     settings: Settings
+    engine_config: EngineConfig
     engine: EngineClient
     readiness: Readiness
     control_plane: ControlPlane
@@ -88,6 +94,9 @@ class Runtime:
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
+    sign_in: SignIn
+    memories: Memories
+    overview: Overview
     fetcher_stats: Callable[[], FetcherStats]
     metrics: Metrics
     started_at: int
@@ -154,6 +163,15 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         server_id = load_or_create_server_id(settings.data_dir)
         leases = Leases(control_plane, server_id)
         admission = Admission(control_plane, server_id)
+        memories = Memories(
+            engine=engine,
+            disk_stats=lambda: fetcher.stats().disk,
+            cache_directory=settings.data_dir / "cache",
+            control_plane=control_plane,
+            server_id=server_id,
+        )
+        overview = Overview(control_plane, memories, server_id)
+        stack.push_async_callback(overview.close)
         stack.push_async_callback(admission.close)
         inference = Inference(
             engine=engine,
@@ -163,6 +181,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             seen_adapters=seen_adapters,
             admission=admission,
             metrics=metrics,
+            tenant_figures=overview.of_tenant,
             served_model_name=name,
             adapter_wait_seconds=settings.adapter_wait_seconds,
             tool_format=settings.tool_format,
@@ -218,6 +237,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         jobs = Jobs(leases, _upkeep(settings, control_plane, garbage))
         stack.push_async_callback(jobs.close)
 
+        sign_in = SignIn(control_plane, settings.load_secrets()[0])
+        stack.push_async_callback(sign_in.aclose)
         request_log = RequestLog(control_plane, metrics)
         stack.push_async_callback(request_log.close)
         started_at = int(time.time())
@@ -226,6 +247,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
+        overview.start()
         attestations.start()
         for service in (pushes, attestations, deletions):
             await service.recover()
@@ -236,6 +258,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         expiring_keys.start()
         yield Runtime(
             settings=settings,
+            engine_config=engine_config,
             engine=engine,
             readiness=Readiness(engine),
             control_plane=control_plane,
@@ -246,6 +269,9 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             reconciliation=reconciliation,
             idempotent_answers=idempotent_answers,
             request_log=request_log,
+            sign_in=sign_in,
+            memories=memories,
+            overview=overview,
             fetcher_stats=fetcher.stats,
             metrics=metrics,
             started_at=started_at,
@@ -292,6 +318,13 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     async def purge_answers() -> None:
         await control_plane.write_all_tenants(idempotency.purge)
 
+    async def purge_samples() -> None:
+        await control_plane.write_all_tenants(lambda session: samples.purge(session, time.time()))
+
+    async def purge_sign_ins() -> None:
+        await control_plane.write_all_tenants(control_plane.accounts.purge)
+        await control_plane.write_all_tenants(lambda session: failures.purge(session, utc_now()))
+
     async def purge_leases() -> None:
         await control_plane.write_all_tenants(job_leases.purge)
 
@@ -299,6 +332,8 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
+        Job(name="samples", every=timedelta(hours=1), run=purge_samples),
+        Job(name="sign-ins", every=timedelta(hours=1), run=purge_sign_ins),
         Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]
 

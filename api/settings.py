@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
@@ -83,6 +83,13 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
 
+    _flags: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """The settings that a command's own options gave."""
+        return self._flags
+
     @field_validator("trusted_proxies", mode="before")
     @classmethod
     def _split_networks(cls, value: object) -> object:
@@ -145,7 +152,10 @@ def load_settings(**flags: Any) -> Settings:
     Raises InvalidValue for the first setting that cannot be taken; its value is not repeated.
     """
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        given = {name: value for name, value in flags.items() if value is not None}
+        settings = Settings(**given)
+        settings._flags = frozenset(given)
+        return settings
     except ValidationError as exc:
         error = exc.errors(include_url=False, include_input=False)[0]
         name = str(error["loc"][0])

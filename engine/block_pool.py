@@ -6,7 +6,7 @@ Torch-free. Block 0 is the *null block*: never handed out, always zero, used to 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
 NULL_BLOCK = 0
 
@@ -42,6 +42,10 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def count_free(self, block_ids: Set[int]) -> int:
+        """How many of these nobody holds."""
+        return len(self._free.keys() & block_ids)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]

@@ -53,6 +53,8 @@ from .messages import (
     FromEngine,
     GenerationRequest,
     ListRequests,
+    MapMemory,
+    MemoryMap,
     Prefetch,
     RequestFinished,
     RequestList,
@@ -139,7 +141,8 @@ class EngineClient:
         self._evictions: dict[AdapterKey, asyncio.Future[EvictionReceipt]] = {}
         self._explanations: dict[AdapterKey, asyncio.Future[AdapterExplanation]] = {}
         self._lists: dict[int, asyncio.Future[RequestList]] = {}
-        self._list_numbers = count()
+        self._maps: dict[int, asyncio.Future[MemoryMap]] = {}
+        self._question_numbers = count()
         self._fetches: set[asyncio.Task[None]] = set()
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
@@ -249,7 +252,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(seconds / SILENT_LOOKS)
             has_work = self.is_ready and bool(
-                self._streams or self._evictions or self._explanations or self._lists
+                self._streams or self._evictions or self._explanations or self._lists or self._maps
             )
             if watch.look(process.heartbeat.count, has_work=has_work):
                 break
@@ -277,8 +280,11 @@ class EngineClient:
             explanation.cancel()
         for listing in self._lists.values():
             listing.cancel()
+        for mapping in self._maps.values():
+            mapping.cancel()
         self._explanations.clear()
         self._lists.clear()
+        self._maps.clear()
         for request_id in list(self._in_engine):
             self._note_gone(request_id)
         for stream in list(self._streams.values()):
@@ -444,10 +450,26 @@ class EngineClient:
         """
         if not self.is_ready:
             raise EngineUnavailable
-        number = next(self._list_numbers)
+        number = next(self._question_numbers)
         answer: asyncio.Future[RequestList] = asyncio.get_running_loop().create_future()
         self._lists[number] = answer
         self._send(ListRequests(number, tenant_id, limit))
+        await asyncio.wait([answer])
+        if answer.cancelled():
+            raise EngineUnavailable
+        return answer.result()
+
+    async def map_memory(self) -> MemoryMap:
+        """Where adapters lie in the engine, and what KV blocks are used for.
+
+        Raises EngineUnavailable while there is no engine to ask.
+        """
+        if not self.is_ready:
+            raise EngineUnavailable
+        number = next(self._question_numbers)
+        answer: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
+        self._maps[number] = answer
+        self._send(MapMemory(number))
         await asyncio.wait([answer])
         if answer.cancelled():
             raise EngineUnavailable
@@ -468,6 +490,11 @@ class EngineClient:
         answer = self._lists.pop(listed.number, None)
         if answer is not None:
             answer.set_result(listed)
+
+    def _on_mapped(self, mapped: MemoryMap) -> None:
+        answer = self._maps.pop(mapped.number, None)
+        if answer is not None:
+            answer.set_result(mapped)
 
     def _send_pinned(self) -> None:
         self._send(SetPinned([key for key in self._pinned if not self._quarantine.holds(key)]))
@@ -530,6 +557,8 @@ class EngineClient:
                 self._on_explained(message)
             case RequestList():
                 self._on_listed(message)
+            case MemoryMap():
+                self._on_mapped(message)
             case EngineStats():
                 self.stats = message
                 self._note_residents(message)

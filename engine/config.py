@@ -53,6 +53,7 @@ class EngineConfig:
     model: str
     """A directory in the Hugging Face layout, or a hub id."""
     quantization: Quantization = Quantization.NONE
+    """How the base's linear layers are held."""
     dtype: str = "auto"
     """`auto`, `float32`, `bfloat16` or `float16`; auto is the checkpoint's own where the device
     computes it fast, else float32."""
@@ -65,6 +66,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 1024
     """The token budget of one step."""
     kv_block_size: int = 16
+    """Tokens of a KV block."""
     enforce_eager: bool = False
     """On CUDA, launch every kernel of every step: no step is captured as a graph."""
     memory_bytes: int | None = None
@@ -88,7 +90,9 @@ class EngineConfig:
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
+    """Whether requests go on from prompts' beginnings that were computed before."""
     kv_dtype: KvDtype = KvDtype.AUTO
+    """How keys and values are held."""
     swap_bytes: int = 0
     """Host memory for the KV of preempted sequences; 0: they are computed again."""
     attention_window: int | None = None
@@ -107,9 +111,11 @@ class EngineConfig:
     max_draft_tokens: int = 8
     """The most tokens guessed for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED
+    """By which rule guessed tokens are accepted."""
     max_queued: int = 4096
     """Requests that wait, over all tenants."""
     max_queued_per_tenant: int = 1024
+    """Of these, those of one tenant."""
     tenant_cap: float = 0.6
     """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
     wait for them."""

@@ -35,6 +35,7 @@ from .info import describe_engine
 from .kv_blocks import KvBlocks
 from .kv_cache import KvCache, kv_bytes_per_block
 from .memory import MemoryPlan
+from .memory_reports import map_memory
 from .messages import (
     Abort,
     AdapterEvicted,
@@ -50,6 +51,7 @@ from .messages import (
     FromEngine,
     GenerationRequest,
     ListRequests,
+    MapMemory,
     Prefetch,
     RequestFinished,
     RequestStarted,
@@ -181,8 +183,10 @@ class EngineCore:
         )
         plan.lines.extend(self._runner.capture())
         self.info = describe_engine(config, base, plan, serves_grammars=self._grammars.is_served)
+        limits = _limits(config, base, plan)
+        self._kv_block_bytes = limits.kv_block_bytes
         self._scheduler = Scheduler(
-            _limits(config, base, plan),
+            limits,
             kv=self._kv,
             residency=self._residency,
             costs=costs,
@@ -257,6 +261,16 @@ class EngineCore:
                     message, self._scheduler, self._clock(), compiling=self._grammars.waiting()
                 )
                 self._outbox.append(listed)
+            case MapMemory(number):
+                mapped = map_memory(
+                    number,
+                    self._residency,
+                    self._scheduler,
+                    self._kv,
+                    kv_block_bytes=self._kv_block_bytes,
+                    compiling=self._grammars.waiting(),
+                )
+                self._outbox.append(mapped)
             case _:
                 assert_never(message)
 

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..adapters.identity import AdapterKey
 from .block_pool import NULL_BLOCK, BlockPool
@@ -65,6 +66,16 @@ class _Group:
 
     def is_shared(self, block_id: int) -> bool:
         return self.pool.ref_count(block_id) > 1
+
+
+class PoolUse(NamedTuple):
+    """What the blocks of one group are used for."""
+
+    num_usable: int
+    num_free: int
+    """That no sequence holds."""
+    num_cached: int
+    """Of these, who hold a prefix that may be found."""
 
 
 class KvBlocks:
@@ -323,6 +334,23 @@ class KvBlocks:
 
     def num_usable(self, group: int) -> int:
         return self._groups[group].pool.num_usable
+
+    @property
+    def fullest_group(self) -> int:
+        """The group with the largest part of its blocks held."""
+        return max(
+            range(len(self._groups)),
+            key=lambda group: 1 - self.num_free(group) / self.num_usable(group),
+        )
+
+    def pool_use(self, group: int) -> PoolUse:
+        pool = self._groups[group].pool
+        num_cached = self._groups[group].cached.num_unheld
+        return PoolUse(pool.num_usable, pool.num_free, num_cached)
+
+    def num_held(self, seq: SequenceBlocks, group: int) -> int:
+        """The group's blocks that the sequence holds now."""
+        return 0 if seq.is_swapped else self._groups[group].num_held(seq)
 
     @property
     def num_cached_blocks(self) -> int:

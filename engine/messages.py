@@ -1,9 +1,9 @@
 """What crosses the border between the engine and the rest: plain, typed, schema-checked data.
 
 Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter, SetPinned,
-Prefetch, ExplainAdapter.
+Prefetch, ExplainAdapter, ListRequests, MapMemory.
 From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, AdapterExplanation,
-EngineStats, EngineFailed.
+RequestList, MemoryMap, EngineStats, EngineFailed.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
 as msgpack. Every submitted request ends in exactly one RequestFinished.
@@ -189,6 +189,14 @@ class ListRequests:
     tenant_id: str | None = None
     """Those of one tenant alone; None: everybody's."""
     limit: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MapMemory:
+    """Tell where adapters lie, and what KV blocks are used for; MemoryMap answers."""
+
+    number: int
+    """Comes back with the answer."""
 
 
 # --- from the engine ----------------------------------------------------------------------------
@@ -439,6 +447,75 @@ class RequestList:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtentUse:
+    """One adapter's place in the arena."""
+
+    key: AdapterKey
+    offset_bytes: int
+    num_bytes: int
+    state: str
+    """`leased`, `idle` or `loading`."""
+    is_pinned: bool
+    num_leases: int
+    idle_seconds: float
+    """Since it was last used; 0 while it is leased or on its way."""
+    eviction_order: int | None
+    """0 for who would make room first; None for who stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """One adapter's block in host memory."""
+
+    key: AdapterKey
+    num_bytes: int
+    is_pinned: bool
+    is_in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """The pool of KV blocks; of several the one that is fullest."""
+
+    num_blocks: int
+    bytes_per_block: int
+    num_empty: int
+    num_cached: int
+    """That hold a prefix which no request uses now."""
+    num_used: int
+    """That requests hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineUse:
+    """What one tenant's requests for one adapter hold."""
+
+    tenant_id: str
+    adapter: AdapterKey | None
+    num_running: int
+    num_waiting: int
+    num_kv_blocks: int
+    """A block that several requests share counts for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """The answer to MapMemory."""
+
+    number: int
+    extents: list[ExtentUse]
+    """By offset."""
+    host: list[HostUse]
+    """Least recently used first."""
+    kv: KvUse
+    lines: list[LineUse]
+    free_bytes: int
+    """Of the arena."""
+    largest_free_bytes: int
+    host_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterResidency:
     """Where one adapter is."""
 
@@ -584,6 +661,7 @@ ToEngine = (
     | Prefetch
     | ExplainAdapter
     | ListRequests
+    | MapMemory
 )
 FromEngine = (
     EngineReady
@@ -592,6 +670,7 @@ FromEngine = (
     | AdapterEvicted
     | AdapterExplanation
     | RequestList
+    | MemoryMap
     | EngineStats
     | EngineFailed
 )

@@ -110,6 +110,11 @@ class CachedBlocks:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._prefixes
 
+    @property
+    def num_unheld(self) -> int:
+        """Blocks that may be found and that no sequence holds."""
+        return self._pool.count_free(self._prefixes.keys())
+
     def prefix_of(self, block_id: int) -> Prefix | None:
         return self._prefixes.get(block_id)
 

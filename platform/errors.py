@@ -182,6 +182,34 @@ class ApiKeyRevoked(InvalidApiKey):
     """The API key was revoked."""
 
 
+class SignInFailed(PlatformError):
+    """Name and password do not belong together."""
+
+    code = "sign_in_failed"
+
+
+class SignInLocked(PlatformError):
+    """There were too many failures by this name or from this address: try again later."""
+
+    code = "sign_in_locked"
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__()
+        self.retry_after_seconds = retry_after_seconds
+
+
+class SessionEnded(PlatformError):
+    """The session has ended: sign in again."""
+
+    code = "session_ended"
+
+
+class InvitationEnded(PlatformError):
+    """The invitation was used already, has expired, or never was: ask for another one."""
+
+    code = "invitation_ended"
+
+
 class RequestNotFound(PlatformError):
     """No such request."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accounts.models import Account, AccountSession, SignInFailures
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
@@ -10,6 +11,7 @@ from .idempotency.models import IdempotentAnswer
 from .jobs.models import JobLease
 from .keys.models import ApiKey
 from .operators.models import Operator, OperatorKey
+from .overview.models import AdapterUse, ServerMemory, ServerSample, TenantSample
 from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
 from .requests.models import RequestLogEntry
 from .servers.models import Server
@@ -18,8 +20,11 @@ from .usage.models import UsageDay, UsageRecord
 from .users.models import User
 
 __all__ = [
+    "Account",
+    "AccountSession",
     "Adapter",
     "AdapterAlias",
+    "AdapterUse",
     "AdapterVersion",
     "AdapterWish",
     "AliasChange",
@@ -40,7 +45,11 @@ __all__ = [
     "RequestLogEntry",
     "Reservation",
     "Server",
+    "ServerMemory",
+    "ServerSample",
+    "SignInFailures",
     "Tenant",
+    "TenantSample",
     "Upload",
     "UsageDay",
     "UsageRecord",

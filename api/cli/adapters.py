@@ -19,6 +19,8 @@ from .validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+LISTED = ["name", "latest", "versions", "aliases", "tier", "requests", "last_used"]
+
 
 @app.command("push")
 def push(
@@ -59,7 +61,7 @@ def list_(as_json: AsJson = False) -> None:
     if as_json:
         print_json(adapters)
     else:
-        print_rows([_adapter_row(adapter) for adapter in adapters], ["name", "versions", "aliases"])
+        print_rows([_adapter_row(adapter) for adapter in adapters], LISTED)
 
 
 @app.command("show")
@@ -185,8 +187,9 @@ def _how_to_call(url: str, version: dict[str, Any]) -> str:
 
 def _adapter_row(adapter: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": adapter["name"],
-        "versions": [f"{entry['version']}:{entry['state']}" for entry in adapter["versions"]],
+        **adapter,
+        "latest": f"{adapter['latest_version']}:{adapter['state']}",
+        "versions": adapter["num_versions"],
         "aliases": [f"{alias}={number}" for alias, number in adapter["aliases"].items()],
     }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...adapters.identity import AdapterKey
 from ...adapters.residency import Tier
 from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats, SpeculationStats
 from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
+from ...platform.adapters.listing import AdapterSummary
 from ...platform.adapters.models import (
     Adapter,
     AdapterAlias,
@@ -16,6 +17,7 @@ from ...platform.adapters.models import (
     Upload,
 )
 from ..schemas.adapters import (
+    AdapterSummaryView,
     AdapterView,
     BaseView,
     CanaryView,
@@ -42,7 +44,7 @@ class AdapterViews:
 
     def __init__(self, tenant_slug: str, stats: EngineStats | None) -> None:
         self._tenant_slug = tenant_slug
-        self._tiers = {entry.key: entry.tier for entry in stats.adapters} if stats else {}
+        self._tiers = tiers_of(stats)
 
     def adapter(self, adapter: Adapter) -> AdapterView:
         return AdapterView(
@@ -77,6 +79,33 @@ class AdapterViews:
             history=f"{path}/history",
             readiness=f"{path}/readiness",
         )
+
+
+def tiers_of(stats: EngineStats | None) -> Mapping[AdapterKey, Tier]:
+    """Where each adapter is that the engine knows of, as its snapshot says."""
+    return {entry.key: entry.tier for entry in stats.adapters} if stats else {}
+
+
+def summary_view(row: AdapterSummary, tiers: Mapping[AdapterKey, Tier]) -> AdapterSummaryView:
+    report, attestation = row.latest.intake_report, row.latest.attestation_report or {}
+    here = {tiers.get(content, Tier.STORE) for content in row.contents}
+    return AdapterSummaryView(
+        id=f"{row.tenant_slug}/{row.adapter.name}",
+        tenant=row.tenant_slug,
+        name=row.adapter.name,
+        num_versions=row.num_versions,
+        latest_version=row.latest.number,
+        state=row.latest.state,
+        aliases=row.aliases,
+        rank=report.get("max_rank") or None,
+        bytes=int(row.num_bytes),
+        effect=attestation.get("max_logit_delta"),
+        tier=next(tier for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.STORE) if tier in here),
+        last_used=row.last_used_at,
+        requests=int(row.num_requests),
+        p95_ms=row.p95_ms,
+        created_at=row.adapter.created_at,
+    )
 
 
 def upload_view(upload: Upload, known: VersionView | None = None) -> UploadView:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from ...adapters.layout import layout_to_json
 from ...platform.adapters import service
-from ...platform.keys.principal import Principal
+from ...platform.adapters.listing import (
+    AdapterOrder,
+    AdapterQuery,
+    AdapterSummary,
+    list_summaries,
+)
+from ...platform.adapters.states import VersionState
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal
+from ..auth import CONFIRMED, require_operator
 from ..contract import Raw, answers
 from ..json_response import json_response
-from ..pages import Page
+from ..pages import Page, PageRequest
 from ..runtime import CurrentRuntime, Runtime
 from ..schemas.adapters import (
+    AdapterSummaryView,
     AdapterView,
     BaseView,
     DeletionsView,
@@ -24,7 +34,14 @@ from ..schemas.adapters import (
     TransitionView,
     VersionView,
 )
-from .adapter_views import AdapterViews, base_view, deletion_view, transition_view
+from .adapter_views import (
+    AdapterViews,
+    base_view,
+    deletion_view,
+    summary_view,
+    tiers_of,
+    transition_view,
+)
 from .parameters import NO_VERSION, Number, Reader, RequestOrigin, Writer, find_version
 
 DEFAULT_DRAIN_SECONDS = 30.0
@@ -38,12 +55,27 @@ DELETION_ERRORS = (
     "store_denied",
 )
 
-router = APIRouter(prefix="/v1")
+router = APIRouter()
 
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
 DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 
 
-@router.get("/base")
+async def read_wanted(
+    search: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="A part of the name.")
+    ] = None,
+    sort: Annotated[AdapterOrder, Query()] = AdapterOrder.NAME,
+    state: Annotated[VersionState | None, Query(description="Of the latest version.")] = None,
+) -> AdapterQuery:
+    """Which adapters the query asks for, in which order."""
+    return AdapterQuery(search=search, order=sort, state=state)
+
+
+Wanted = Annotated[AdapterQuery, Depends(read_wanted)]
+
+
+@router.get("/v1/base")
 @answers(BaseView)
 async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     """What an adapter must fit."""
@@ -55,7 +87,7 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     return json_response(view)
 
 
-@router.get("/base/layout")
+@router.get("/v1/base/layout")
 @answers(Raw("application/json"))
 async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Response:
     """The base's layers by name and shape: what `loraplex adapters validate` binds to."""
@@ -63,33 +95,45 @@ async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Respons
     return Response(layout, media_type="application/json")
 
 
-@router.get("/adapters")
-@answers(PageView[AdapterView])
+@router.get("/v1/adapters")
+@answers(PageView[AdapterSummaryView])
 async def list_adapters(
-    runtime: CurrentRuntime,
-    principal: Reader,
-    page: Page,
+    runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
-    """The adapters by name, in pages. The cursor is a name."""
-    adapters = await runtime.control_plane.read(
+    """The adapters, by name if not said otherwise, in pages."""
+    query = wanted._replace(names=principal.adapters)
+    rows = await runtime.control_plane.read(
         principal.tenant_id,
-        lambda session: service.list_adapters(
-            session, after=page.after, limit=page.num_rows, names=principal.adapters
-        ),
+        lambda session: list_summaries(session, query, after=page.after, limit=page.num_rows),
     )
-    views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
-    answer = page.answer(adapters, view=views.adapter, cursor=lambda adapter: adapter.name)
-    return json_response(answer)
+    return json_response(_page_of_summaries(runtime, page, rows))
 
 
-@router.get("/adapters/{name}")
+@router.get("/admin/adapters")
+@answers(PageView[AdapterSummaryView])
+async def list_adapters_of_all_tenants(
+    runtime: CurrentRuntime,
+    operator: Operator,
+    page: Page,
+    wanted: Wanted,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """Everybody's adapters, or those of one tenant."""
+    query = wanted._replace(tenant_slug=tenant)
+    rows = await runtime.control_plane.read_all_tenants(
+        lambda session: list_summaries(session, query, after=page.after, limit=page.num_rows)
+    )
+    return json_response(_page_of_summaries(runtime, page, rows))
+
+
+@router.get("/v1/adapters/{name}")
 @answers(AdapterView, errors=("adapter_not_found",))
 async def get_adapter(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """One adapter with its versions and aliases."""
     return json_response(await _adapter(runtime, principal, name))
 
 
-@router.get("/adapters/{name}/versions")
+@router.get("/v1/adapters/{name}/versions")
 @answers(ListView[VersionView], errors=("adapter_not_found",))
 async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """The adapter's versions, the first first."""
@@ -97,7 +141,7 @@ async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -
     return json_response(ListView(list(adapter.versions)))
 
 
-@router.get("/adapters/{name}/versions/{number}")
+@router.get("/v1/adapters/{name}/versions/{number}")
 @answers(VersionView, errors=NO_VERSION)
 async def get_version(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
@@ -108,7 +152,7 @@ async def get_version(
     return json_response(views.version(*found))
 
 
-@router.get("/adapters/{name}/versions/{number}/history")
+@router.get("/v1/adapters/{name}/versions/{number}/history")
 @answers(ListView[TransitionView], errors=NO_VERSION)
 async def get_version_history(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
@@ -120,7 +164,7 @@ async def get_version_history(
     return json_response(ListView([transition_view(entry) for entry in transitions]))
 
 
-@router.get("/adapters/{name}/deletions")
+@router.get("/v1/adapters/{name}/deletions")
 @answers(ListView[DeletionView], errors=("adapter_not_found",))
 async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
     """The receipts of what was deleted, also of an adapter of which nothing is left."""
@@ -130,7 +174,7 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
     return json_response(ListView([deletion_view(receipt) for receipt in receipts]))
 
 
-@router.delete("/adapters/{name}")
+@router.delete("/v1/adapters/{name}", dependencies=[CONFIRMED])
 @answers(DeletionsView, errors=("adapter_not_found", *DELETION_ERRORS))
 async def delete_adapter(
     runtime: CurrentRuntime,
@@ -151,7 +195,7 @@ async def delete_adapter(
     return json_response(await _receipts(runtime, principal, name, numbers))
 
 
-@router.delete("/adapters/{name}/versions/{number}")
+@router.delete("/v1/adapters/{name}/versions/{number}", dependencies=[CONFIRMED])
 @answers(DeletionsView, errors=("version_aliased", *NO_VERSION, *DELETION_ERRORS))
 async def delete_version(
     runtime: CurrentRuntime,
@@ -169,6 +213,15 @@ async def delete_version(
         principal.tenant_id, name, number, origin, drain_seconds=drain_seconds
     )
     return json_response(await _receipts(runtime, principal, name, {number}))
+
+
+def _page_of_summaries(
+    runtime: Runtime, page: PageRequest, rows: Sequence[AdapterSummary]
+) -> PageView[AdapterSummaryView]:
+    tiers = tiers_of(runtime.engine.stats)
+    return page.answer(
+        rows, view=lambda row: summary_view(row, tiers), cursor=lambda row: row.cursor
+    )
 
 
 async def _adapter(runtime: Runtime, principal: Principal, name: str) -> AdapterView:

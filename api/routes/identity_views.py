@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...platform.accounts.service import IssuedInvitation
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import AnyPrincipal, OperatorPrincipal
 from ...platform.keys.service import IssuedKey
@@ -23,6 +24,7 @@ from ..schemas.identity import (
     TenantView,
     UserView,
 )
+from ..schemas.sessions import InvitationView
 
 
 def tenant_view(tenant: Tenant) -> TenantView:
@@ -92,6 +94,12 @@ def key_view(key: ApiKey) -> KeyView:
 def issued_key_view(issued: IssuedKey) -> IssuedKeyView:
     shown = msgspec.structs.asdict(key_view(issued.key))
     return IssuedKeyView(**shown, key=issued.text)
+
+
+def invitation_view(issued: IssuedInvitation, base_url: str) -> InvitationView:
+    # Behind the '#' no server and no proxy ever sees or logs it.
+    url = f"{base_url}/console/join#{issued.token}"
+    return InvitationView(token=issued.token, expires_at=issued.expires_at, url=url)
 
 
 def me_view(caller: AnyPrincipal) -> MeView:

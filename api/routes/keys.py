@@ -14,7 +14,7 @@ from ...platform.base import JsonObject, utc_now
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import origin_of, require
+from ..auth import CONFIRMED, origin_of, require
 from ..bodies import json_body
 from ..contract import answers
 from ..etags import TAGGED, IfMatch, tagged_response
@@ -58,7 +58,7 @@ async def list_keys(
     return json_response(page.answer(rows, view=key_view, cursor=lambda key: key.id))
 
 
-@router.post("")
+@router.post("", dependencies=[CONFIRMED])
 @answers(IssuedKeyView, 201, errors=("user_not_found", "grant_too_wide", "quota_exceeded"))
 async def create_key(
     request: Request,
@@ -104,7 +104,7 @@ async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> R
     return tagged_response(key_view(key))
 
 
-@router.post("/{key_id}/rotate")
+@router.post("/{key_id}/rotate", dependencies=[CONFIRMED])
 @answers(
     IssuedKeyView,
     201,

@@ -9,13 +9,15 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...platform.accounts.service import AccountService, IssuedInvitation
 from ...platform.audit.event import Changed, Event
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.operators.models import Operator
 from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
-from ..auth import origin_of, require_operator
+from ..auth import CONFIRMED, origin_of, require_operator
 from ..bodies import json_body
+from ..browser import base_url, transport_of
 from ..contract import answers
 from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
@@ -30,7 +32,13 @@ from ..schemas.identity import (
     OperatorKeyView,
     OperatorView,
 )
-from .identity_views import issued_operator_key_view, operator_key_view, operator_view
+from ..schemas.sessions import InvitationView
+from .identity_views import (
+    invitation_view,
+    issued_operator_key_view,
+    operator_key_view,
+    operator_view,
+)
 
 router = APIRouter(prefix="/admin/operators")
 
@@ -99,15 +107,15 @@ async def change_operator(
 ) -> Response:
     """Change an operator: give another role, disable, or enable again.
 
-    A disabled operator's keys are revoked for good. Nobody changes themselves, and the last active
-    administrator stays.
+    A disabled operator's keys are revoked for good, and its password and sessions end. Nobody
+    changes themselves, and the last active administrator stays.
     """
-    service = runtime.control_plane.operators
+    service, accounts = runtime.control_plane.operators, runtime.control_plane.accounts
 
     def change(session: PlatformSession) -> Changed[OperatorView]:
         before = operator_view(service.get_to_change(session, name))
         if_match.check(before)
-        _apply(service, session, name, body, operator)
+        _apply(service, accounts, session, name, body, operator)
         return _changed(before, service.get(session, name))
 
     view = await runtime.control_plane.change_platform(origin_of(request, operator), change)
@@ -125,7 +133,27 @@ async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: st
     return json_response(ListView([operator_key_view(key) for key in keys]))
 
 
-@router.post("/{name}/keys")
+@router.post("/{name}/invitation", dependencies=[CONFIRMED])
+@answers(InvitationView, 201, errors=("operator_not_found", "state_conflict"))
+async def invite_operator(
+    request: Request, runtime: CurrentRuntime, operator: Writer, name: str
+) -> Response:
+    """Let the operator set a password for the console, once and within a day.
+
+    An earlier invitation ends. The password that there is stays until this one is taken.
+    """
+    plane = runtime.control_plane
+
+    def invite(session: PlatformSession) -> Changed[IssuedInvitation]:
+        issued = plane.accounts.invite_operator(session, plane.operators.get(session, name))
+        return Changed(issued, Event("operator.invite", name))
+
+    issued = await plane.change_platform(origin_of(request, operator), invite)
+    transport = transport_of(request, runtime.settings.trusted_proxies)
+    return json_response(invitation_view(issued, base_url(request, transport)), status_code=201)
+
+
+@router.post("/{name}/keys", dependencies=[CONFIRMED])
 @answers(IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
 async def create_operator_key(
     request: Request,
@@ -175,6 +203,7 @@ async def revoke_operator_key(
 
 def _apply(
     service: OperatorService,
+    accounts: AccountService,
     session: PlatformSession,
     name: str,
     body: OperatorChange,
@@ -184,7 +213,7 @@ def _apply(
     if "role" in sent:
         service.change_role(session, name, body.role, by=by.actor)
     if "disabled" in sent and body.disabled:
-        service.disable(session, name, by=by.actor)
+        accounts.close(session, service.disable(session, name, by=by.actor).id)
     elif "disabled" in sent:
         service.enable(session, name)
 

@@ -13,7 +13,7 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.sessions import PlatformSession
 from ...platform.tenants import service
 from ...platform.tenants.models import Tenant
-from ..auth import origin_of, require_operator
+from ..auth import Confirmation, origin_of, read_confirmation, require_operator
 from ..bodies import json_body
 from ..contract import answers
 from ..etags import TAGGED, IfMatch, tagged_response
@@ -89,13 +89,16 @@ async def change_tenant(
     operator: Writer,
     slug: str,
     if_match: IfMatch,
+    confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[TenantChange, Depends(json_body(TenantChange))],
 ) -> Response:
     """Rename, weigh, suspend or resume a tenant.
 
     A suspended tenant's keys are refused on every server within five seconds; what runs ends by
-    itself, and its adapters stay.
+    itself, and its adapters stay. To suspend, a session needs the password anew.
     """
+    if "suspended" in body.model_fields_set:
+        confirmation.check()
 
     def change(session: PlatformSession) -> Changed[TenantView]:
         tenant = service.get_tenant_to_change(session, slug)

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
@@ -39,19 +39,25 @@ _SEPARATOR = "/"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which days are meant, and by what they are kept apart."""
+    """Which days are meant, by what they are kept apart, and how they are written."""
 
     query: UsageQuery
     page: PageRequest
+    is_csv: bool
 
 
 def select_usage(
+    request: Request,
     page: Page,
     since: Annotated[date | None, Query(description="The first day, in UTC.")] = None,
     until: Annotated[date | None, Query(description="The first day that is not meant.")] = None,
     group_by: Annotated[list[Group] | None, Query(max_length=len(Group))] = None,
     adapter: Annotated[
         str | None, Query(max_length=64, description="Of this adapter; empty: the base model.")
+    ] = None,
+    format_name: Annotated[
+        Literal["json", "csv"] | None,
+        Query(alias="format", description="Without it `Accept` says which. CSV has no pages."),
     ] = None,
 ) -> Selection:
     """What the query asks for. Raises InvalidValue."""
@@ -60,7 +66,10 @@ def select_usage(
         asked.add(Group.ADAPTER)
     groups = tuple(group for group in Group if group in asked)
     after = None if page.after is None else _parse_cursor(page.after, groups)
-    return Selection(UsageQuery(groups, since, until, adapter, after=after), page)
+    is_csv = format_name == "csv" or (
+        format_name is None and CSV in request.headers.get("accept", "")
+    )
+    return Selection(UsageQuery(groups, since, until, adapter, after=after), page, is_csv)
 
 
 Selected = Annotated[Selection, Depends(select_usage)]
@@ -68,9 +77,7 @@ Selected = Annotated[Selection, Depends(select_usage)]
 
 @router.get("/v1/usage")
 @answers(PageView[UsageView], also=(CSV,))
-async def get_usage(
-    request: Request, runtime: CurrentRuntime, principal: Reader, selection: Selected
-) -> Response:
+async def get_usage(runtime: CurrentRuntime, principal: Reader, selection: Selected) -> Response:
     """The tenant's sums."""
     if Group.TENANT in selection.query.groups:
         raise InvalidValue("A tenant sees its own usage only.", param="group_by")
@@ -80,13 +87,12 @@ async def get_usage(
             principal.tenant_id, lambda session: ledger.sum_usage(session, query)
         )
 
-    return await _answer(request, selection, read)
+    return await _answer(selection, read)
 
 
 @router.get("/admin/usage")
 @answers(PageView[UsageView], also=(CSV,))
 async def get_usage_of_all_tenants(
-    request: Request,
     runtime: CurrentRuntime,
     operator: Operator,
     selection: Selected,
@@ -101,7 +107,7 @@ async def get_usage_of_all_tenants(
             )
         )
 
-    return await _answer(request, selection, read)
+    return await _answer(selection, read)
 
 
 @router.get("/v1/usage/requests/{request_id}")
@@ -114,9 +120,9 @@ async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_i
     return json_response(_record_view(row))
 
 
-async def _answer(request: Request, selection: Selection, read: ReadSums) -> Response:
+async def _answer(selection: Selection, read: ReadSums) -> Response:
     query, page = selection.query, selection.page
-    if CSV in request.headers.get("accept", ""):
+    if selection.is_csv:
         lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read)
         return StreamingResponse(lines, media_type=CSV)
     rows = await read(query._replace(limit=page.num_rows))

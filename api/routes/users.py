@@ -8,13 +8,15 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...platform.accounts.service import AccountService, IssuedInvitation
 from ...platform.audit.event import Changed, Event
 from ...platform.keys.principal import Principal, Scope, TenantRole
 from ...platform.keys.service import ApiKeyService
 from ...platform.sessions import TenantSession
 from ...platform.users import service
-from ..auth import origin_of, require
+from ..auth import CONFIRMED, origin_of, require
 from ..bodies import json_body
+from ..browser import base_url, transport_of
 from ..contract import answers
 from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
@@ -22,7 +24,8 @@ from ..pages import Page
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import PageView
 from ..schemas.identity import UserBody, UserChange, UserView
-from .identity_views import user_view
+from ..schemas.sessions import InvitationView
+from .identity_views import invitation_view, user_view
 
 router = APIRouter(prefix="/v1/users")
 
@@ -107,15 +110,15 @@ async def change_user(
 ) -> Response:
     """Change a user: give another role, disable, or enable again.
 
-    A disabled user's keys are revoked for good. Nobody changes themselves, and the last active
-    owner stays.
+    A disabled user's keys are revoked for good, and its password and sessions end. Nobody changes
+    themselves, and the last active owner stays.
     """
-    keys = runtime.control_plane.keys
+    keys, accounts = runtime.control_plane.keys, runtime.control_plane.accounts
 
     def change(session: TenantSession) -> Changed[UserView]:
         before = user_view(service.get_user_to_change(session, user_id))
         if_match.check(before)
-        num_revoked = _apply(keys, session, user_id, body, principal)
+        num_revoked = _apply(keys, accounts, session, user_id, body, principal)
         after = user_view(service.get_user(session, user_id))
         return _changed(before, after, num_revoked)
 
@@ -125,8 +128,35 @@ async def change_user(
     return tagged_response(view)
 
 
+@router.post("/{user_id}/invitation", dependencies=[CONFIRMED])
+@answers(InvitationView, 201, errors=("user_not_found", "grant_too_wide", "state_conflict"))
+async def invite_user(
+    request: Request, runtime: CurrentRuntime, principal: Manager, user_id: str
+) -> Response:
+    """Let the user set a password for the console, once and within a day.
+
+    An earlier invitation ends. The password that there is stays until this one is taken.
+    """
+    accounts = runtime.control_plane.accounts
+
+    def invite(session: TenantSession) -> Changed[IssuedInvitation]:
+        user = service.get_user_to_invite(session, user_id, by=principal)
+        issued = accounts.invite_user(session, user)
+        return Changed(issued, Event("user.invite", user.id))
+
+    origin = origin_of(request, principal)
+    issued = await runtime.control_plane.change(principal.tenant_id, origin, invite)
+    transport = transport_of(request, runtime.settings.trusted_proxies)
+    return json_response(invitation_view(issued, base_url(request, transport)), status_code=201)
+
+
 def _apply(
-    keys: ApiKeyService, session: TenantSession, user_id: str, body: UserChange, by: Principal
+    keys: ApiKeyService,
+    accounts: AccountService,
+    session: TenantSession,
+    user_id: str,
+    body: UserChange,
+    by: Principal,
 ) -> int:
     """How many keys this revoked."""
     sent = body.model_fields_set
@@ -134,6 +164,7 @@ def _apply(
         service.change_role(session, user_id, body.role, by=by)
     if "disabled" in sent and body.disabled:
         service.disable_user(session, user_id, by=by)
+        accounts.close(session, user_id)
         return keys.revoke_keys_of_user(session, user_id)
     if "disabled" in sent:
         service.enable_user(session, user_id, by=by)

@@ -117,6 +117,34 @@ class AdapterView(msgspec.Struct, frozen=True):
     object: Literal["adapter"] = "adapter"
 
 
+class AdapterSummaryView(msgspec.Struct, frozen=True):
+    """An adapter in a list; it alone has its versions and their reports."""
+
+    id: str
+    tenant: str
+    name: str
+    num_versions: int
+    latest_version: int
+    state: str
+    """Of the latest version, as are rank and effect."""
+    aliases: Mapping[str, int]
+    rank: int | None
+    """The largest of its matrices; null for one without A and B."""
+    bytes: int
+    """Stored, of all versions together."""
+    effect: float | None
+    """By how much it changes the base's logits, as attestation measured it."""
+    tier: str
+    """The fastest that has one of its versions now: `device`, `host`, or `store`."""
+    last_used: datetime | None
+    requests: int
+    """Of the last 30 days."""
+    p95_ms: float | None
+    """Of its latest requests, from arrival to the last byte."""
+    created_at: datetime
+    object: Literal["adapter.summary"] = "adapter.summary"
+
+
 class ListView(msgspec.Struct, Generic[View], frozen=True):
     data: list[View]
     object: Literal["list"] = "list"

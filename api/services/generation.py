@@ -18,6 +18,7 @@ from ...engine.client import EngineClient
 from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
 from ...engine.request_stream import RequestEvent
 from ...engine.tokenizer import Tokenizer
+from ...platform.overview.figures import FigureSums
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
@@ -89,9 +90,11 @@ class Generation:
         arrived_at: float,
         measures: RequestMeasures,
         meter: Callable[[Outcome], Awaitable[None]],
+        figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
     ) -> None:
-        """`meter` is told of the end exactly once, and before the last delta is given.
+        """`meter` is told of the end exactly once, and before the last delta is given. `figures`:
+        those of the tenant now.
 
         `arrived_at` and `deadline_at` on the monotonic clock.
         """
@@ -100,6 +103,7 @@ class Generation:
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._figures = figures
         self._arrived_at = arrived_at
         self._measures = measures
         self._meter = meter
@@ -173,7 +177,7 @@ class Generation:
             await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
 
     async def _run(self, spec: SequenceSpec) -> None:
-        times = SequenceTimes(self._metrics, arrived_at=self._arrived_at)
+        times = SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures)
         try:
             async with (
                 self._places,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef
 from ...platform.errors import DatabaseBusy, DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
+from ...platform.overview.figures import FigureSums
 from ...platform.quotas.limits import MAX_COUNT
 from ...platform.quotas.service import Demand
 from ..control_plane import ControlPlane
@@ -122,7 +123,9 @@ class Inference:
         served_model_name: str,
         adapter_wait_seconds: float,
         tool_format: ToolFormatName | None = None,
+        tenant_figures: Callable[[str], FigureSums] = lambda tenant_id: FigureSums(),
     ) -> None:
+        """`tenant_figures`: to which a tenant's tokens are added as they come."""
         self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self.served_model_name = served_model_name
         self.tokenizer = tokenizer
@@ -133,6 +136,7 @@ class Inference:
         self._seen_adapters = seen_adapters
         self._admission = admission
         self._metrics = metrics
+        self._tenant_figures = tenant_figures
         self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
         self._turns = TenantTurns(self._threads)
         self._adapter_wait_seconds = adapter_wait_seconds
@@ -358,6 +362,7 @@ class Inference:
             arrived_at=order.arrived_at,
             measures=order.measures,
             meter=meter,
+            figures=lambda: self._tenant_figures(order.principal.tenant_id),
             deadline_at=(
                 None if order.deadline_ms is None else order.arrived_at + order.deadline_ms / 1000
             ),

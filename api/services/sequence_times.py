@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ...platform.overview.figures import FigureSums
 from ..metrics import Metrics
 
 ABORTED = "aborted"
@@ -16,9 +17,16 @@ class SequenceTimes:
     """The clock of one sequence, running since its request's arrival."""
 
     def __init__(
-        self, metrics: Metrics, *, arrived_at: float, clock: Callable[[], float] = time.monotonic
+        self,
+        metrics: Metrics,
+        *,
+        arrived_at: float,
+        figures: Callable[[], FigureSums] = FigureSums,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`figures`: those of the tenant, to which tokens are added as they come."""
         self._metrics = metrics
+        self._figures = figures
         self._arrived_at = arrived_at
         self._clock = clock
         self._num_tokens = 0
@@ -27,13 +35,16 @@ class SequenceTimes:
         self.first_token_seconds: float | None = None
 
     def tokens_came(self, num_tokens: int) -> None:
-        now = self._clock()
+        now, figures = self._clock(), self._figures()
+        figures.output_tokens += num_tokens
         if self._num_tokens:
             self._metrics.token_gap_seconds.observe(now - self._last_at)
+            figures.tokens_came_again(now - self._last_at)
         else:
             self._first_at = now
             self.first_token_seconds = now - self._arrived_at
             self._metrics.first_token_seconds.observe(self.first_token_seconds)
+            figures.first_token_came(self.first_token_seconds)
         self._last_at = now
         self._num_tokens += num_tokens
 

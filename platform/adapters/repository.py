@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, delete, func, or_, select
 from sqlalchemy.orm import contains_eager, joinedload, selectinload
@@ -421,6 +422,28 @@ def list_stale_uploads_of_all_tenants(
         .order_by(Upload.updated_at)
     )
     return session.scalars(query).all()
+
+
+class LiveContent(NamedTuple):
+    """What a content is called by one of its versions."""
+
+    key: AdapterKey
+    adapter_name: str
+    number: int
+
+
+def list_live_contents(session: TenantSession | PlatformSession) -> list[LiveContent]:
+    """Every live version by its content, by name and number: of the tenant, or of all."""
+    query = (
+        select(AdapterVersion.tenant_id, AdapterVersion.digest, Adapter.name, AdapterVersion.number)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(AdapterVersion.state.in_(LIVE_STATES))
+        .order_by(Adapter.name, AdapterVersion.number)
+    )
+    return [
+        LiveContent(AdapterKey(tenant_id, digest), name, number)
+        for tenant_id, digest, name, number in session.execute(query)
+    ]
 
 
 def names_of(

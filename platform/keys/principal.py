@@ -131,6 +131,22 @@ class Grant:
         return networks is not None and all(is_covered(network, own) for network in networks)
 
 
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """That the caller is a person at the console, and for how long."""
+
+    account_id: str
+    role: str
+    """A TenantRole or an OperatorRole."""
+    expires_at: datetime
+    confirmed_until: datetime | None
+    """Until then the password that was given anew counts."""
+
+    def is_confirmed(self, now: datetime) -> bool:
+        """It may do what needs the password anew."""
+        return self.confirmed_until is not None and now < self.confirmed_until
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """Who calls, in one tenant: a key of it, or an operator who acts on it."""
@@ -140,7 +156,7 @@ class Principal:
     actor: Actor
     scopes: frozenset[Scope]
     key_id: str | None
-    """The tenant's key; None for an operator."""
+    """The tenant's key; None for an operator, and for whoever is signed in."""
     adapters: frozenset[str] | None = None
     """The names of the adapters that the key is restricted to; None: all, and the base model."""
     networks: tuple[Network, ...] | None = None
@@ -151,6 +167,8 @@ class Principal:
     """The tenant's share of the device, in proportion to the others'."""
     operator_role: OperatorRole | None = None
     """Of an operator who acts on the tenant."""
+    signed_in: SignedIn | None = None
+    """None: it calls with a key."""
 
     @property
     def grant(self) -> Grant:
@@ -175,6 +193,8 @@ class OperatorPrincipal:
     role: OperatorRole
     expires_at: datetime | None = None
     """When the key ends; None: never."""
+    signed_in: SignedIn | None = None
+    """None: it calls with a key."""
 
     @property
     def actor(self) -> Actor:
@@ -192,6 +212,7 @@ class OperatorPrincipal:
             expires_at=self.expires_at,
             tenant_weight=tenant_weight,
             operator_role=self.role,
+            signed_in=self.signed_in,
         )
 
 

@@ -41,6 +41,11 @@ def _tenant(slug: str) -> Select[Tenant]:
     return select(Tenant).where(Tenant.slug == slug)
 
 
+def slugs_by_id(session: PlatformSession) -> dict[str, str]:
+    """The slug of every tenant."""
+    return {row.id: row.slug for row in session.execute(select(Tenant.id, Tenant.slug))}
+
+
 def slugs_of(session: PlatformSession, tenant_ids: Collection[str]) -> dict[str, str]:
     """The slug of each of these tenants, by id."""
     query = select(Tenant.id, Tenant.slug).where(Tenant.id.in_(tenant_ids))

@@ -77,6 +77,16 @@ def get_active_user(session: TenantSession, user_id: str) -> User:
     return user
 
 
+def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -> User:
+    """The user, for who may do as much: whoever sets the password acts as the user.
+
+    Raises UserNotFound or GrantTooWide.
+    """
+    user = get_user_to_change(session, user_id)
+    _check_covered(by, user.role)
+    return user
+
+
 def change_role(session: TenantSession, user_id: str, role: TenantRole, *, by: Principal) -> User:
     """Raises UserNotFound, OwnAccount, GrantTooWide or LastAdministrator."""
     user = get_user_to_change(session, user_id)

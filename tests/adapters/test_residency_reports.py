@@ -140,3 +140,53 @@ def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
     world.now += UNCLAIMED_STAY_SECONDS
     world.settle()
     assert world.residency.tier(B) is Tier.DEVICE
+
+
+def test_a_map_shows_who_lies_where_and_who_would_go_first() -> None:
+    world = ResidencyWorld(arena=20)
+    residency = world.residency
+    for key, size in ((A, 4), (B, 4), (C, 2)):
+        world.use(key, size)
+        world.now += UNCLAIMED_STAY_SECONDS
+    residency.set_pinned([B])
+    residency.acquire(C, "r")
+    found = {extent.key: extent for extent in residency.extents()}
+    assert [extent.key for extent in residency.extents()] == [A, B, C], "by offset"
+    assert [(found[key].offset_bytes, found[key].num_bytes) for key in (A, B, C)] == [
+        (0, 8),
+        (8, 8),
+        (16, 4),
+    ]
+    assert [found[key].state for key in (A, B, C)] == ["idle", "idle", "leased"]
+    assert [found[key].is_pinned for key in (A, B, C)] == [False, True, False]
+    assert [found[key].num_leases for key in (A, B, C)] == [0, 0, 1]
+    assert [found[key].eviction_order for key in (A, B, C)] == [0, None, None]
+    assert (found[A].idle_seconds, found[C].idle_seconds) == (3 * UNCLAIMED_STAY_SECONDS, 0.0)
+
+
+def test_who_goes_first_is_who_does() -> None:
+    world = ResidencyWorld(arena=12)
+    for key in (B, A, C):
+        world.use(key, 4)
+        world.now += UNCLAIMED_STAY_SECONDS
+    ordered = [extent for extent in world.residency.extents() if extent.eviction_order is not None]
+    first = min(ordered, key=lambda extent: extent.eviction_order or 0).key
+    world.use(make_key("d", "other"), 4)
+    assert first not in {extent.key for extent in world.residency.extents()}
+
+
+def test_a_map_shows_what_is_on_its_way_and_what_is_in_host_memory() -> None:
+    world = ResidencyWorld(arena=10)
+    world.use(A, 4)
+    world.residency.request(B)
+    world.fetch(B, 2)
+    while not world.residency.extents()[1:]:
+        world.residency.poll()
+        if world.loaders and len(world.residency.extents()) < 2:
+            world.loaders.run()
+    assert {extent.key: extent.state for extent in world.residency.extents()}[B] == "loading"
+    assert [(entry.key, entry.num_bytes) for entry in world.residency.host_entries()] == [
+        (A, 8),
+        (B, 4),
+    ]
+    assert {entry.key: entry.is_in_use for entry in world.residency.host_entries()}[B]

@@ -15,7 +15,7 @@ from loraplex.api.app import create_app
 from loraplex.api.error_codes import ERROR_CODES
 from loraplex.api.openapi import openapi_json
 from loraplex.api.schemas.request_model import RequestModel
-from support.published import DOCUMENT, OPEN_PATHS, PRINTED
+from support.published import DOCUMENT, OPEN, PRINTED
 from support.server import ServerUnderTest
 
 UNSEEN = {
@@ -50,6 +50,23 @@ def test_the_document_is_valid() -> None:
     schemathesis.openapi.from_dict(DOCUMENT).validate()
 
 
+def test_every_reference_leads_somewhere() -> None:
+    def references(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            part = list(part.values())
+        if isinstance(part, list):
+            for inner in part:
+                yield from references(inner)
+
+    for reference in set(references(DOCUMENT)):
+        target: Any = DOCUMENT
+        for name in reference.removeprefix("#/").split("/"):
+            assert name in target, reference
+            target = target[name]
+
+
 def test_every_operation_says_what_it_does_takes_and_answers() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(names) == len(set(names)) >= 30
@@ -62,7 +79,7 @@ def test_every_operation_says_what_it_does_takes_and_answers() -> None:
         assert successes, (method, path)
         for status in successes:
             assert ("content" in operation["responses"][status]) == (status != "204")
-        if path not in OPEN_PATHS:
+        if f"{method.upper()} {path}" not in OPEN:
             assert {"401", "403", "500", "503"} <= set(operation["responses"]), (method, path)
             assert operation["security"], (method, path)
 
@@ -71,7 +88,8 @@ def test_what_is_open_is_said_to_be() -> None:
     def is_open(operation: dict[str, Any]) -> bool:
         return not operation["security"] or {} in operation["security"]
 
-    assert {path for path, _, operation in operations() if is_open(operation)} == OPEN_PATHS
+    found = operations()
+    assert {f"{method.upper()} {path}" for path, method, each in found if is_open(each)} == OPEN
 
 
 def test_every_code_is_an_answer_of_some_route() -> None:

@@ -5,6 +5,7 @@ What the code declares beside its routes is compared with it, never made from it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -25,6 +26,8 @@ class Kind(Enum):
     """Of operators who act on no tenant."""
     ADMINISTRATOR = "administrator"
     """Of those among them who may change something."""
+    SESSION = "session"
+    """Of whoever is signed in, whatever they may do."""
 
 
 class Access(NamedTuple):
@@ -43,12 +46,20 @@ KEYS = Access(Kind.TENANT, Scope.KEYS_MANAGE)
 USERS = Access(Kind.TENANT, Scope.USERS_MANAGE)
 OPERATOR = Access(Kind.OPERATOR)
 ADMINISTRATOR = Access(Kind.ADMINISTRATOR)
+SESSION = Access(Kind.SESSION)
 
 ROUTES: Mapping[str, Access] = {
     "GET /health": OPEN,
     "GET /ready": OPEN,
     "GET /metrics": OPEN,
     "GET /openapi.json": OPEN,
+    "POST /v1/session": OPEN,
+    "POST /v1/session/enrolment": OPEN,
+    "GET /v1/session": SESSION,
+    "POST /v1/session/confirmation": SESSION,
+    "POST /v1/session/password": SESSION,
+    "DELETE /v1/session": SESSION,
+    "DELETE /v1/sessions": SESSION,
     "GET /v1/me": ANY,
     "POST /v1/chat/completions": INFER,
     "POST /v1/completions": INFER,
@@ -91,6 +102,9 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/users": USERS,
     "GET /v1/users/{user_id}": USERS,
     "PATCH /v1/users/{user_id}": USERS,
+    "POST /v1/users/{user_id}/invitation": USERS,
+    "GET /v1/overview": USAGE,
+    "GET /v1/memory": READ,
     "GET /v1/quota": USAGE,
     "GET /v1/usage": USAGE,
     "GET /v1/usage/requests/{request_id}": USAGE,
@@ -99,6 +113,10 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/requests/{request_id}": USAGE,
     "DELETE /v1/requests/{request_id}": INFER,
     "GET /v1/audit": AUDIT,
+    "GET /admin/overview": OPERATOR,
+    "GET /admin/memory": OPERATOR,
+    "GET /admin/settings": OPERATOR,
+    "GET /admin/adapters": OPERATOR,
     "GET /admin/audit": OPERATOR,
     "GET /admin/audit/verification": OPERATOR,
     "GET /admin/usage": OPERATOR,
@@ -117,7 +135,27 @@ ROUTES: Mapping[str, Access] = {
     "POST /admin/operators": ADMINISTRATOR,
     "GET /admin/operators/{name}": OPERATOR,
     "PATCH /admin/operators/{name}": ADMINISTRATOR,
+    "POST /admin/operators/{name}/invitation": ADMINISTRATOR,
     "GET /admin/operators/{name}/keys": OPERATOR,
     "POST /admin/operators/{name}/keys": ADMINISTRATOR,
     "DELETE /admin/operators/{name}/keys/{key_id}": ADMINISTRATOR,
 }
+
+MISSING = {
+    "name": "no-such-name",
+    "number": "1",
+    "alias": "none",
+    "file": "adapter_config.json",
+    "upload_id": "0" * 36,
+    "model": "no-such-model",
+    "key_id": "0" * 12,
+    "user_id": "0" * 36,
+    "request_id": "req-" + "0" * 24,
+    "slug": "no-such-tenant",
+}
+"""Something that nobody has, for each parameter of a path."""
+
+
+def concrete(path: str, values: Mapping[str, str]) -> str:
+    """The path with these values in the place of its parameters."""
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)

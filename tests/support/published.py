@@ -8,5 +8,8 @@ from typing import Any
 
 PRINTED = Path(__file__).parents[2] / "docs" / "openapi.json"
 DOCUMENT: dict[str, Any] = json.loads(PRINTED.read_text())
-OPEN_PATHS = {"/health", "/ready", "/metrics", "/openapi.json"}
+OPEN = {
+    *("GET /health", "GET /ready", "GET /metrics", "GET /openapi.json"),
+    *("POST /v1/session", "POST /v1/session/enrolment"),
+}
 """What is answered without a key."""

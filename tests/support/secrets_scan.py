@@ -12,11 +12,13 @@ from loraplex.platform.models import Base
 
 MARK = "EXTREMELY-PRIVATE"
 """In the prompts, the answers' forms and the credentials of tests that look for them afterwards."""
-_KEY = re.compile(rb"lpx_(?:live|admin)_[0-9A-Za-z]{12}_[0-9A-Za-z]{32,}")
+_KEY = re.compile(
+    rb"lpx_(?:live|admin)_[0-9A-Za-z]{12}_[0-9A-Za-z]{32,}|lpx_(?:session|join)_[0-9A-Za-z_-]{43}"
+)
 
 
 def leaks(written: bytes, secrets: Iterable[str] = ()) -> list[str]:
-    """What is in `written` of marks, whole keys, and these secrets, in plain or as hexadecimal."""
+    """What is in `written` of marks, keys, tokens and these secrets, in plain or hexadecimal."""
     found = [match.decode() for match in set(_KEY.findall(written))]
     lower = written.lower()
     for secret in (MARK, *secrets):

@@ -1,0 +1,22 @@
+/** The API's answers under short names. */
+
+import type { components } from "./schema.ts";
+
+type Schemas = components["schemas"];
+
+export type AdapterSummary = Schemas["AdapterSummaryView"];
+export type Adapter = Schemas["AdapterView"];
+export type AdapterVersion = Schemas["VersionView"];
+export type AliasChange = Schemas["AliasChangeView"];
+export type Deletion = Schemas["DeletionView"];
+export type Readiness = Schemas["ReadinessView"];
+export type Upload = Schemas["UploadView"];
+export type Overview = Schemas["OverviewView"];
+export type PlatformOverview = Schemas["PlatformOverviewView"];
+export type TenantLoad = Schemas["TenantLoadView"];
+export type ServerMemory = Schemas["ServerMemoryView"];
+export type Extent = Schemas["ExtentView"];
+export type CachedAdapter = Schemas["CachedAdapterView"];
+export type RequestRow = Schemas["RequestView"];
+export type LiveRequest = Schemas["LiveRequestView"];
+export type Explanation = Schemas["ExplanationView"];

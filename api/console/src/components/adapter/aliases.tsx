@@ -1,0 +1,218 @@
+/** What an adapter's names mean: moving, splitting and rolling them back. */
+
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState, type FormEvent, type ReactNode } from "react";
+import { api } from "../../api/client.ts";
+import type { Adapter } from "../../api/types.ts";
+import { useScope } from "../../session.tsx";
+import { Button } from "../button.tsx";
+import { ConfirmDialog } from "../dialog.tsx";
+import { Field, SelectField, TextField } from "../form.tsx";
+import { Panel } from "../layout.tsx";
+import { EmptyState, ErrorNotice, Loaded } from "../states.tsx";
+import { useToast } from "../toast.tsx";
+import { Time } from "../values.tsx";
+
+interface Props {
+  tenant: string;
+  adapter: Adapter;
+}
+
+const CALLED = "prod";
+
+export function Aliases({ tenant, adapter }: Props): ReactNode {
+  const { may } = useScope();
+  const aliases = Object.keys(adapter.aliases);
+  return (
+    <>
+      {aliases.length === 0 && (
+        <section className="panel">
+          <EmptyState title="No aliases yet" command={`loraplex adapters alias set ${adapter.name} ${CALLED} 1`}>
+            The bare name means the alias {CALLED} if there is one, else the newest ready version.
+          </EmptyState>
+        </section>
+      )}
+      <div className="columns">
+        {aliases.map((alias) => <Alias key={alias} tenant={tenant} adapter={adapter} alias={alias} />)}
+        {may("adapters:write") && <NewAlias tenant={tenant} adapter={adapter} />}
+      </div>
+    </>
+  );
+}
+
+/** Sends a change of aliases, keeps its error, and has what it changed read again. */
+function useAliasChange(tenant: string, adapter: string) {
+  const client = useQueryClient();
+  const toast = useToast();
+  const [error, setError] = useState<unknown>(null);
+  const [busy, setBusy] = useState(false);
+  const run = async (call: () => Promise<unknown>, done: string): Promise<void> => {
+    setBusy(true);
+    setError(null);
+    try {
+      await call();
+      toast(done);
+      await client.invalidateQueries({ queryKey: ["adapter", tenant, adapter] });
+    } catch (thrown) {
+      setError(thrown);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return { run, error, busy };
+}
+
+function readyVersions(adapter: Adapter): [string, string][] {
+  return adapter.versions
+    .filter((version) => version.state === "ready")
+    .map((version) => [String(version.version), `Version ${version.version}`]);
+}
+
+function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode {
+  const { may } = useScope();
+  const version = adapter.aliases[alias];
+  const canary = adapter.canaries[alias];
+  const [isRemoving, setRemoving] = useState(false);
+  const { run, error, busy } = useAliasChange(tenant, adapter.name);
+  const path = { name: adapter.name, alias };
+  const rollBack = (): Promise<void> => run(
+    () => api("post", "/v1/adapters/{name}/aliases/{alias}/rollback", { path, tenant }),
+    `${alias} means what it meant before.`,
+  );
+  const actions = may("adapters:write") && (
+    <>
+      <Button small busy={busy} onClick={() => void rollBack()}>Roll back</Button>
+      <Button small tone="danger" onClick={() => setRemoving(true)}>Remove</Button>
+    </>
+  );
+  return (
+    <Panel title={`${adapter.name}@${alias}`} actions={actions}
+      note={`version ${version}${canary ? `, ${canary.percent} % to ${canary.version}` : ""}`}>
+      <div className="stack">
+        {may("adapters:write") && (
+          <Split key={`${version} ${canary?.version} ${canary?.percent}`} adapter={adapter} alias={alias} busy={busy}
+            onSet={(body, done) => run(
+              () => api("put", "/v1/adapters/{name}/aliases/{alias}", { path, body, tenant }), done,
+            )} />
+        )}
+        {error !== null && <ErrorNotice error={error} />}
+        <AliasHistory tenant={tenant} adapter={adapter} alias={alias} />
+      </div>
+      {isRemoving && (
+        <ConfirmDialog title={`Remove the alias ${alias}?`} action="Remove" danger onClose={() => setRemoving(false)}
+          onConfirm={() => run(
+            () => api("delete", "/v1/adapters/{name}/aliases/{alias}", { path, tenant }), `${alias} is removed.`,
+          )}>
+          <p>Requests for {adapter.name}@{alias} are refused from now on. The versions stay.</p>
+        </ConfirmDialog>
+      )}
+    </Panel>
+  );
+}
+
+interface AliasBody {
+  version: number;
+  canary?: { version: number; percent: number } | null;
+}
+
+/** The version an alias means, and the part of its requests that goes to another. */
+function Split({ adapter, alias, busy, onSet }: {
+  adapter: Adapter;
+  alias: string;
+  busy: boolean;
+  onSet: (body: AliasBody, done: string) => Promise<void>;
+}): ReactNode {
+  const canary = adapter.canaries[alias];
+  const versions = readyVersions(adapter);
+  const [version, setVersion] = useState(String(adapter.aliases[alias] ?? ""));
+  const others = versions.filter(([one]) => one !== version);
+  const [other, setOther] = useState(String(canary?.version ?? others[0]?.[0] ?? ""));
+  const [percent, setPercent] = useState(canary?.percent ?? 0);
+  const split = percent > 0 && other !== "" && other !== version;
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    const target = Number(version);
+    const body: AliasBody = split
+      ? { version: target, canary: { version: Number(other), percent } }
+      : { version: target };
+    void onSet(body, split
+      ? `${percent} % of ${alias} goes to version ${other}, the rest to ${version}.`
+      : `${alias} means version ${version}.`);
+  };
+  return (
+    <form className="form" onSubmit={submit}>
+      <SelectField label="Means" options={versions} value={version}
+        onChange={(event) => setVersion(event.target.value)} />
+      {others.length > 0 && (
+        <>
+          <Field label={`Canary: ${percent} %`} hint={split
+            ? `Which version answers depends on the request's X-Request-Id alone.`
+            : "Move it to send a part of the requests to another version."}>
+            {(control) => (
+              <input {...control} type="range" min={0} max={99} step={1} value={percent}
+                aria-valuetext={`${percent} %`} onChange={(event) => setPercent(event.target.valueAsNumber)} />
+            )}
+          </Field>
+          {percent > 0 && (
+            <SelectField label="of the requests go to" options={others} value={other}
+              onChange={(event) => setOther(event.target.value)} />
+          )}
+        </>
+      )}
+      <div><Button tone="primary" type="submit" busy={busy}>Apply</Button></div>
+    </form>
+  );
+}
+
+function NewAlias({ tenant, adapter }: Props): ReactNode {
+  const versions = readyVersions(adapter);
+  const [alias, setAlias] = useState(CALLED in adapter.aliases ? "" : CALLED);
+  const [version, setVersion] = useState(versions.at(-1)?.[0] ?? "");
+  const { run, error, busy } = useAliasChange(tenant, adapter.name);
+  if (versions.length === 0) return null;
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    void run(() => api("put", "/v1/adapters/{name}/aliases/{alias}", {
+      path: { name: adapter.name, alias }, body: { version: Number(version) }, tenant,
+    }), `${alias} means version ${version}.`).then(() => setAlias(""));
+  };
+  return (
+    <Panel title="New alias">
+      <form className="form" onSubmit={submit}>
+        <TextField label="Name" required maxLength={64} spellCheck={false} autoComplete="off" value={alias}
+          onChange={(event) => setAlias(event.target.value)} />
+        <SelectField label="Means" options={versions} value={version}
+          onChange={(event) => setVersion(event.target.value)} />
+        {error !== null && <ErrorNotice error={error} />}
+        <div><Button tone="primary" type="submit" busy={busy}>Set the alias</Button></div>
+      </form>
+    </Panel>
+  );
+}
+
+function AliasHistory({ tenant, adapter, alias }: Props & { alias: string }): ReactNode {
+  const query = useQuery({
+    queryKey: ["adapter", tenant, adapter.name, "alias", alias],
+    queryFn: ({ signal }) => api("get", "/v1/adapters/{name}/aliases/{alias}/history", {
+      path: { name: adapter.name, alias }, query: { limit: 20 }, tenant, signal,
+    }),
+  });
+  return (
+    <Loaded query={query}>
+      {({ data }) => (
+        <ol className="timeline">
+          {data.map((change, i) => (
+            <li key={i}>
+              <div>
+                {change.action}: {change.version === null ? "nothing" : `version ${change.version}`}
+                {change.canary && `, ${change.canary.percent} % to ${change.canary.version}`}
+                {change.changed_by && <span className="soft"> by {change.changed_by}</span>}
+              </div>
+              <Time at={change.changed_at} exact />
+            </li>
+          ))}
+        </ol>
+      )}
+    </Loaded>
+  );
+}

@@ -1,0 +1,103 @@
+import type { ReactNode } from "react";
+import type { AdapterVersion } from "../../api/types.ts";
+import { count, number, plural } from "../../lib/format.ts";
+import { Facts, Panel } from "../layout.tsx";
+import { Badge } from "../values.tsx";
+
+interface Drift {
+  kl_mean: number;
+  kl_max: number;
+  top_token_changed: number;
+  num_probes: number;
+  limit: number | null;
+}
+
+interface Probe {
+  num_tokens: number;
+  max_logit_delta: number;
+  noise_floor: number;
+  kl_divergence: number;
+  changes_top_token: boolean;
+}
+
+/** What the probes measured; the API publishes it as it was written down. */
+interface Measured {
+  max_logit_delta: number;
+  noise_floor: number;
+  max_kl_divergence: number;
+  num_top_tokens_changed: number;
+  probes: Probe[];
+  reference: Drift | string;
+}
+
+const digits = (value: number): string => value.toPrecision(3);
+
+/** The measured effect on the base's answers. */
+export function Attestation({ version }: { version: AdapterVersion }): ReactNode {
+  const measured = version.attestation as Measured | null;
+  if (!measured?.probes) {
+    return (
+      <Panel title="Attestation">
+        <p className="soft">
+          {version.state === "attesting" || version.state === "validated"
+            ? "Probe prompts are being answered with and without it. This takes seconds."
+            : "It was not measured."}
+        </p>
+      </Panel>
+    );
+  }
+  const times = measured.max_logit_delta / measured.noise_floor;
+  return (
+    <Panel title="Attestation" note="what it changes, measured at push">
+      <Facts facts={[
+        ["Largest change of a logit", `${digits(measured.max_logit_delta)}, ${times < 100 ? number(times, 1) : count(Math.round(times))} × the noise`],
+        ["Noise of the base itself", digits(measured.noise_floor)],
+        ["Largest KL to the base", `${digits(measured.max_kl_divergence)} nats`],
+        ["Next token changed in", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],
+        ["Against the unquantized base", <Reference key="reference" reference={measured.reference} />],
+      ]} />
+      <Probes probes={measured.probes} />
+    </Panel>
+  );
+}
+
+function Reference({ reference }: { reference: Drift | string }): ReactNode {
+  if (typeof reference === "string") return reference;
+  const limit = reference.limit === null ? "" : `, ${digits(reference.limit)} allowed`;
+  return (
+    <>
+      KL {digits(reference.kl_mean)} on average, {digits(reference.kl_max)} at most{limit};
+      {" "}{reference.top_token_changed} of {plural(reference.num_probes, "next token")} changed
+    </>
+  );
+}
+
+function Probes({ probes }: { probes: Probe[] }): ReactNode {
+  return (
+    <details>
+      <summary>Each probe</summary>
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Each probe">
+        <table className="table">
+          <thead>
+            <tr>
+              <th scope="col" className="end">Tokens</th><th scope="col" className="end">Logit change</th>
+              <th scope="col" className="end">Noise</th><th scope="col" className="end">KL</th>
+              <th scope="col">Next token</th>
+            </tr>
+          </thead>
+          <tbody>
+            {probes.map((probe, i) => (
+              <tr key={i}>
+                <td className="end">{probe.num_tokens}</td>
+                <td className="end">{digits(probe.max_logit_delta)}</td>
+                <td className="end">{digits(probe.noise_floor)}</td>
+                <td className="end">{digits(probe.kl_divergence)}</td>
+                <td>{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}

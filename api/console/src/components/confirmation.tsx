@@ -1,0 +1,61 @@
+/** The dialog that asks for the password again before a grave change. */
+
+import { useEffect, useRef, useState, type FormEvent, type ReactNode } from "react";
+import { hooks } from "../api/client.ts";
+import { confirmPassword } from "../api/session.ts";
+import { Button } from "./button.tsx";
+import { Dialog } from "./dialog.tsx";
+import { TextField } from "./form.tsx";
+import { ErrorNotice } from "./states.tsx";
+
+export function Confirmation(): ReactNode {
+  const [open, setOpen] = useState(false);
+  const answer = useRef<(confirmed: boolean) => void>(() => undefined);
+  useEffect(() => {
+    hooks.confirm = () =>
+      new Promise((resolve) => {
+        answer.current = resolve;
+        setOpen(true);
+      });
+  }, []);
+  if (!open) return null;
+  const close = (confirmed: boolean): void => {
+    setOpen(false);
+    answer.current(confirmed);
+  };
+  return <PasswordDialog onDone={() => close(true)} onClose={() => close(false)} />;
+}
+
+function PasswordDialog({ onDone, onClose }: { onDone: () => void; onClose: () => void }): ReactNode {
+  const [password, setPassword] = useState("");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState<unknown>(null);
+  const submit = async (event: FormEvent): Promise<void> => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      await confirmPassword(password);
+      onDone();
+    } catch (thrown) {
+      setError(thrown);
+      setBusy(false);
+    }
+  };
+  const footer = (
+    <>
+      <Button onClick={onClose}>Cancel</Button>
+      <Button tone="primary" type="submit" form="confirmation" busy={busy}>Confirm</Button>
+    </>
+  );
+  return (
+    <Dialog title="Confirm that it is you" onClose={onClose} footer={footer}>
+      <p className="soft">This change needs your password once more. It is good for ten minutes.</p>
+      <form id="confirmation" className="form" onSubmit={(event) => void submit(event)}>
+        <TextField label="Password" type="password" autoComplete="current-password" required
+          value={password} onChange={(event) => setPassword(event.target.value)} />
+      </form>
+      {error !== null && <ErrorNotice error={error} />}
+    </Dialog>
+  );
+}

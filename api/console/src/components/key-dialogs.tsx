@@ -1,0 +1,111 @@
+/** What is done to a tenant's keys. */
+
+import { useQueryClient } from "@tanstack/react-query";
+import type { FormEvent, ReactNode } from "react";
+import { api, type Answer, type BodyOf } from "../api/client.ts";
+import { SCOPES, SCOPES_AT_FIRST, listOf, type Scope } from "../lib/keys.ts";
+import { ConfirmDialog } from "./dialog.tsx";
+import { FormDialog } from "./form-dialog.tsx";
+import { Field, SelectField, TextField } from "./form.tsx";
+
+export type Key = Answer<"get", "/v1/keys">["data"][number];
+export type IssuedKey = Answer<"post", "/v1/keys">;
+
+const LIFETIMES = [["90", "90 days"], ["30", "30 days"], ["365", "a year"], ["", "no end"]] as const;
+const OVERLAPS = [
+  ["86400", "a day"], ["3600", "an hour"], ["604800", "a week"], ["2592000", "30 days"], ["0", "none: it ends at once"],
+] as const;
+
+interface OfTenant {
+  tenant: string;
+  onClose: () => void;
+}
+
+function useRefresh(tenant: string): () => Promise<void> {
+  const client = useQueryClient();
+  return () => client.invalidateQueries({ queryKey: ["keys", tenant] });
+}
+
+export function IssueKey({ tenant, onIssued, onClose }: OfTenant & { onIssued: (key: IssuedKey) => void }): ReactNode {
+  const refresh = useRefresh(tenant);
+  const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
+    const body = orderOf(new FormData(event.currentTarget));
+    onIssued(await api("post", "/v1/keys", { body, tenant }));
+    await refresh();
+  };
+  return (
+    <FormDialog title="New key" action="Issue the key" onSubmit={submit} onClose={onClose}>
+      <TextField label="Name" name="name" required maxLength={200} autoComplete="off" autoFocus
+        hint="For people: the program or machine that will have it." />
+      <fieldset className="form plain">
+        <legend>It may</legend>
+        {SCOPES.map(([scope, text]) => (
+          <label key={scope} className="check">
+            <input type="checkbox" name="scopes" value={scope} defaultChecked={SCOPES_AT_FIRST.includes(scope)} />
+            <span>{text} <code className="soft">{scope}</code></span>
+          </label>
+        ))}
+      </fieldset>
+      <Lines label="Only these adapters" name="adapters"
+        hint="By name, one a line. Nothing else is there for the key, not even the base. Empty: all." />
+      <Lines label="Only from these networks" name="networks" hint="As 10.0.0.0/8, one a line. Empty: from anywhere." />
+      <SelectField label="It ends after" name="lifetime" options={LIFETIMES} />
+    </FormDialog>
+  );
+}
+
+function Lines({ label, name, hint }: { label: string; name: string; hint: string }): ReactNode {
+  return (
+    <Field label={label} hint={hint}>
+      {(control) => <textarea {...control} name={name} rows={2} spellCheck={false} className="input mono" />}
+    </Field>
+  );
+}
+
+function orderOf(form: FormData): BodyOf<"post", "/v1/keys"> {
+  const lifetime = String(form.get("lifetime"));
+  return {
+    name: String(form.get("name")).trim(),
+    scopes: form.getAll("scopes") as Scope[],
+    adapters: listOf(String(form.get("adapters"))),
+    networks: listOf(String(form.get("networks"))),
+    expires_in_days: lifetime === "" ? null : Number(lifetime),
+    user: null,
+  };
+}
+
+interface OfKey extends OfTenant {
+  of: Key;
+}
+
+export function RotateKey({ tenant, of, onIssued, onClose }: OfKey & { onIssued: (key: IssuedKey) => void }): ReactNode {
+  const refresh = useRefresh(tenant);
+  const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
+    const overlap_seconds = Number(new FormData(event.currentTarget).get("overlap"));
+    onIssued(await api("post", "/v1/keys/{key_id}/rotate", { path: { key_id: of.id }, body: { overlap_seconds }, tenant }));
+    await refresh();
+  };
+  return (
+    <FormDialog title={`Rotate ${of.name}`} action="Issue the successor" onSubmit={submit} onClose={onClose}>
+      <p>You get a successor with the same rights and the same lifetime, counted anew.</p>
+      <SelectField label="The old key goes on for" name="overlap" options={OVERLAPS}
+        hint="Long enough to bring the new one to every program that has the old one." />
+    </FormDialog>
+  );
+}
+
+export function RevokeKey({ tenant, of, onClose }: OfKey): ReactNode {
+  const refresh = useRefresh(tenant);
+  const revoke = async (): Promise<void> => {
+    await api("delete", "/v1/keys/{key_id}", { path: { key_id: of.id }, tenant });
+    await refresh();
+  };
+  return (
+    <ConfirmDialog title={`Revoke ${of.name}?`} action="Revoke the key" danger onConfirm={revoke} onClose={onClose}>
+      <p>
+        Requests with it are refused at once on this server and within five seconds on every other. Those that run finish.
+        There is no way back: whoever still needs access needs another key.
+      </p>
+    </ConfirmDialog>
+  );
+}

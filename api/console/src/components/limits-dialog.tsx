@@ -1,0 +1,43 @@
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import type { FormEvent, ReactNode } from "react";
+import { api } from "../api/client.ts";
+import { LIMITS, limitsOf } from "../lib/limits.ts";
+import { FormDialog } from "./form-dialog.tsx";
+import { SelectField, TextField } from "./form.tsx";
+import { Loaded } from "./states.tsx";
+
+const PERIODS = [["month", "a month, in UTC"], ["day", "a day, in UTC"]] as const;
+
+/** All limits of a tenant, replaced at once. */
+export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => void }): ReactNode {
+  const client = useQueryClient();
+  const query = useQuery({
+    queryKey: ["limits", slug],
+    queryFn: ({ signal }) => api("get", "/admin/tenants/{slug}/quota", { path: { slug }, signal }),
+  });
+  const submit = async (event: FormEvent<HTMLFormElement>): Promise<boolean> => {
+    // What is not there yet would be saved as no limits at all.
+    if (query.data === undefined) return true;
+    const body = limitsOf(new FormData(event.currentTarget));
+    await api("put", "/admin/tenants/{slug}/quota", { path: { slug }, body });
+    await client.invalidateQueries({ queryKey: ["limits", slug] });
+    await client.invalidateQueries({ queryKey: ["limits-in-use", slug] });
+    return false;
+  };
+  return (
+    <FormDialog title={`Limits of ${slug}`} action="Save the limits" wide onSubmit={submit} onClose={onClose}>
+      <p className="soft">They hold from the next request on. An empty field is no limit.</p>
+      <Loaded query={query}>
+        {(limits) => (
+          <div className="columns narrow">
+            {LIMITS.map(({ name, label }) => (
+              <TextField key={name} name={name} label={label} type="number" min={0} step={1}
+                placeholder="no limit" defaultValue={limits[name] ?? ""} />
+            ))}
+            <SelectField label="A period is" name="period" options={PERIODS} defaultValue={limits.period} />
+          </div>
+        )}
+      </Loaded>
+    </FormDialog>
+  );
+}

@@ -1,0 +1,52 @@
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { useId, type ReactNode } from "react";
+import { api, type Answer } from "../api/client.ts";
+import { useRested } from "../lib/hooks.ts";
+import { Field } from "./form.tsx";
+
+type Adapter = Answer<"get", "/v1/adapters">["data"][number];
+
+interface ModelFieldProps {
+  label: string;
+  tenant: string;
+  /** What the base model is called. */
+  base: string;
+  value: string;
+  onChange: (model: string) => void;
+}
+
+const NUM_SUGGESTED = 20;
+const NUM_VERSIONS = 3;
+
+/** A model by name: the base, an adapter, or one of its versions or aliases; any name can be typed. */
+export function ModelField({ label, tenant, base, value, onChange }: ModelFieldProps): ReactNode {
+  const list = useId();
+  const search = useRested(value.split("@")[0] ?? "");
+  const query = useQuery({
+    queryKey: ["models", tenant, search],
+    queryFn: ({ signal }) => api("get", "/v1/adapters", { query: { search: search === base ? "" : search, limit: NUM_SUGGESTED }, tenant, signal }),
+    placeholderData: keepPreviousData,
+    staleTime: 30_000,
+  });
+  const names = [base, ...(query.data?.data ?? []).flatMap(namesOf)];
+  return (
+    <Field label={label} hint="adapter, adapter@version or adapter@alias; empty is the base model.">
+      {(control) => (
+        <>
+          <input {...control} className="input mono" list={list} value={value} placeholder={base} autoComplete="off"
+            spellCheck={false} onChange={(event) => onChange(event.target.value.trim())} />
+          <datalist id={list}>{names.map((name) => <option key={name} value={name} />)}</datalist>
+        </>
+      )}
+    </Field>
+  );
+}
+
+function namesOf(adapter: Adapter): string[] {
+  const versions = Array.from({ length: NUM_VERSIONS }, (_, i) => (adapter.latest_version ?? 0) - i).filter((number) => number > 0);
+  return [
+    adapter.name,
+    ...Object.keys(adapter.aliases).map((alias) => `${adapter.name}@${alias}`),
+    ...versions.map((version) => `${adapter.name}@${version}`),
+  ];
+}

@@ -1,0 +1,170 @@
+/** Draws a chart with uPlot, in the colours of the scheme in force. */
+
+import { useEffect, useRef, type ReactNode } from "react";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { stacked } from "../lib/series.ts";
+import { seriesColor, type ChartProps } from "./chart.tsx";
+
+interface PlotProps extends ChartProps {
+  height: number;
+  /** The place of the time under the pointer; null: none is. */
+  onPoint: (index: number | null) => void;
+}
+
+export default function Plot(props: PlotProps): ReactNode {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const current = useRef(props);
+  current.current = props;
+  const shape = JSON.stringify([props.series.map((one) => [one.label, one.color]), props.kind]);
+
+  useEffect(() => {
+    const element = box.current;
+    if (element === null) return;
+    const draw = (): void => {
+      plot.current?.destroy();
+      plot.current = new uPlot(optionsOf(element, current), dataOf(current.current), element);
+    };
+    const resized = new ResizeObserver(() => {
+      plot.current?.setSize({ width: element.clientWidth, height: current.current.height });
+    });
+    const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+    const switched = new MutationObserver(draw);
+    draw();
+    resized.observe(element);
+    scheme.addEventListener("change", draw);
+    switched.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    return () => {
+      resized.disconnect();
+      switched.disconnect();
+      scheme.removeEventListener("change", draw);
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+
+  useEffect(() => {
+    plot.current?.setData(dataOf(props));
+  }, [props.times, props.series]);
+
+  return <div ref={box} />;
+}
+
+const fills = (kind: PlotProps["kind"]): boolean => kind === "stack" || kind === "bars";
+
+/** Times and figures as uPlot takes them; of what is stacked, the highest lies at the back. */
+function dataOf({ times, series, kind }: PlotProps): uPlot.AlignedData {
+  const seconds = times.map((time) => Date.parse(time) / 1000);
+  const values = series.map((one) => one.values);
+  const drawn = fills(kind) ? stacked(values).reverse() : values;
+  return [seconds, ...drawn] as uPlot.AlignedData;
+}
+
+function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot.Options {
+  const { height, series, kind } = current.current;
+  const color = colorsIn(element);
+  const drawn = series.map((one, i) => seriesOf(kind, color(seriesColor(one.color ?? i + 1))));
+  return {
+    width: element.clientWidth,
+    height,
+    padding: [8, 8, 0, 0],
+    legend: { show: false },
+    cursor: { y: false, drag: { x: false, y: false }, points: { show: !fills(kind) } },
+    ...(kind === "bars" && { tzDate: (seconds: number) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") }),
+    scales: {
+      x: kind === "bars" ? { range: (self, first, last) => withRoomForBars(self, first, last) } : {},
+      y: { range: (_, low, high) => rangeOf(low, high, current.current.atLeast) },
+    },
+    axes: axesOf(element, current, color),
+    series: [{}, ...(fills(kind) ? drawn.reverse() : drawn)],
+    hooks: { setCursor: [(self) => current.current.onPoint(self.cursor.idx ?? null)] },
+  };
+}
+
+function seriesOf(kind: PlotProps["kind"], stroke: string): uPlot.Series {
+  const line = { stroke, width: 1.5, points: { show: false }, spanGaps: false };
+  if (kind === "bars") {
+    const paths = uPlot.paths.bars?.({ size: [0.7, 48] });
+    return { ...line, fill: stroke, width: 0, ...(paths && { paths }) };
+  }
+  if (kind === "stack") return { ...line, fill: stroke, width: 0 };
+  if (kind === "area") return { ...line, fill: translucent(stroke) };
+  return line;
+}
+
+function axesOf(
+  element: HTMLElement,
+  current: { current: PlotProps },
+  color: (name: string) => string,
+): uPlot.Axis[] {
+  const { fontFamily } = getComputedStyle(element);
+  const common = {
+    stroke: color("var(--text-soft)"),
+    font: `11px ${fontFamily}`,
+    ticks: { show: false },
+    grid: { stroke: color("var(--line)"), width: 1 },
+  };
+  return [
+    {
+      ...common,
+      size: 26,
+      space: 70,
+      grid: { show: false },
+      values: (_, ticks, __, ___, step) => ticks.map((tick) => tickOf(tick, step, current.current.kind)),
+    },
+    {
+      ...common,
+      space: 30,
+      ...(current.current.binary && { incrs: BINARY_STEPS }),
+      size: (self, values) => widest(self, values, common.font),
+      values: (_, ticks) => ticks.map((tick) => current.current.format(tick)),
+    },
+  ] as uPlot.Axis[];
+}
+
+/** A bar stands around its time, and so do the first and the last one. */
+function withRoomForBars(self: uPlot, first: number, last: number): [number, number] {
+  const half = (last - first) / Math.max(1, self.data[0].length - 1) / 2;
+  return [first - half, last + half];
+}
+
+/** Bars are sums of days in UTC; everything else is told by the reader's clock. */
+function tickOf(seconds: number, step: number, kind: PlotProps["kind"]): string {
+  const timeZone = kind === "bars" ? "UTC" : undefined;
+  const isDay = step >= 86_400;
+  return new Date(seconds * 1000).toLocaleString("en-GB", {
+    timeZone, ...(isDay ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" }),
+  });
+}
+
+const BINARY_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
+
+/** From zero, so that heights can be compared, to a little above the highest. */
+function rangeOf(low: number | null, high: number | null, atLeast = 0): [number, number] {
+  const top = Math.max(high ?? 0, atLeast);
+  return [Math.min(0, low ?? 0), top > 0 ? top * (top === atLeast ? 1 : 1.08) : 1];
+}
+
+function widest(self: uPlot, values: string[] | null, font: string): number {
+  self.ctx.save();
+  self.ctx.font = font;
+  const widths = (values ?? []).map((value) => self.ctx.measureText(value).width);
+  self.ctx.restore();
+  return Math.ceil(Math.max(24, ...widths)) + 12;
+}
+
+/** Looks up what a colour of the style sheet is now: a canvas knows no variables. */
+function colorsIn(element: HTMLElement): (name: string) => string {
+  return (name) => {
+    const probe = element.appendChild(document.createElement("i"));
+    probe.style.color = name;
+    const { color } = getComputedStyle(probe);
+    probe.remove();
+    return color;
+  };
+}
+
+function translucent(color: string): string {
+  return color.replace(/^rgb\((.*)\)$/, "rgba($1, 0.14)");
+}

@@ -1,0 +1,42 @@
+import type { ReactNode } from "react";
+import { Link } from "react-router";
+import { tokensPerSecond, type Reply } from "../lib/chat.ts";
+import type { Turn } from "../lib/conversation.ts";
+import { count, duration, number } from "../lib/format.ts";
+import { ErrorNotice } from "./states.tsx";
+import { State } from "./values.tsx";
+
+/** What was asked and answered, and how each answer was served. */
+export function Turns({ turns }: { turns: Turn[] }): ReactNode {
+  return (
+    <ol className="stack turns">
+      {turns.map((turn, i) => (
+        <li key={i}>
+          <p className="turn-prompt">{turn.prompt}</p>
+          <div className="turn-reply" aria-busy={turn.state === "running"}>{turn.reply.text}</div>
+          {turn.state === "stopped" && <p className="soft">Stopped. What was generated is charged.</p>}
+          {turn.error !== null && <ErrorNotice error={turn.error} />}
+          {turn.reply.served && <Measures reply={turn.reply} />}
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+function Measures({ reply }: { reply: Reply }): ReactNode {
+  const { served } = reply;
+  const speed = tokensPerSecond(reply);
+  return (
+    <ul className="row turn-measures">
+      {reply.model && <li><code>{reply.model}</code></li>}
+      {served?.tier && <li>weights were on <State state={served.tier} /></li>}
+      {served?.loadMs ? <li>loaded in {duration(served.loadMs)}</li> : null}
+      {served?.waitMs ? <li>waited {duration(served.waitMs)} for them</li> : null}
+      {reply.firstTokenMs !== null && <li>first token after {duration(reply.firstTokenMs)}</li>}
+      {speed !== null && <li>{number(speed, 1)} tokens/s</li>}
+      {reply.outputTokens !== null && <li>{count(reply.promptTokens)} + {count(reply.outputTokens)} tokens</li>}
+      {reply.finishReason && reply.finishReason !== "stop" && <li>ended by {reply.finishReason}</li>}
+      {served?.requestId && <li><Link to={`/requests/${served.requestId}`}>its timeline</Link></li>}
+    </ul>
+  );
+}

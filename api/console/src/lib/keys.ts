@@ -1,0 +1,40 @@
+/** Keys: what state one is in, and which scopes there are, in words. */
+
+import type { components } from "../api/schema.ts";
+
+export type Scope = components["schemas"]["Scope"];
+
+export const SCOPES: readonly (readonly [Scope, string])[] = [
+  ["infer", "Generate, list models"],
+  ["adapters:read", "See adapters, versions and their reports"],
+  ["adapters:write", "Push and delete adapters, move aliases"],
+  ["usage:read", "See usage, limits and requests"],
+  ["audit:read", "See who changed what"],
+  ["keys:manage", "Issue, rotate and revoke keys"],
+  ["users:manage", "Add, change and disable users"],
+];
+
+export const SCOPES_AT_FIRST: readonly Scope[] = ["infer", "adapters:read"];
+
+const SOON_MS = 7 * 86_400_000;
+
+interface Ending {
+  expires_at: string | null;
+  revoked_at: string | null;
+}
+
+export type KeyState = "usable" | "ends soon" | "expired" | "revoked";
+
+/** A key ends soon if it has less than a week; one that was rotated ends with its overlap. */
+export function keyState(key: Ending, now: number): KeyState {
+  if (key.revoked_at !== null && Date.parse(key.revoked_at) <= now) return "revoked";
+  const ends = Math.min(...[key.revoked_at, key.expires_at].map((at) => (at === null ? Infinity : Date.parse(at))));
+  if (ends <= now) return "expired";
+  return ends - now < SOON_MS ? "ends soon" : "usable";
+}
+
+/** The entries of a field, one a line or separated by commas; null if there is none. */
+export function listOf(text: string): string[] | null {
+  const entries = text.split(/[\s,]+/).filter((entry) => entry !== "");
+  return entries.length === 0 ? null : entries;
+}

@@ -1,0 +1,36 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { METRICS, daily, total, type UsageSum } from "./usage.ts";
+
+const sum = (day: string, factor: number): UsageSum => ({
+  day,
+  requests: factor,
+  prompt_tokens: 10 * factor,
+  cached_tokens: 4 * factor,
+  completion_tokens: 3 * factor,
+  cold_loads: 2 * factor,
+  residency_byte_seconds: 100 * factor,
+});
+const SUMS = [sum("2026-11-20", 1), sum("2026-11-22", 5)];
+const DAYS = ["2026-11-20", "2026-11-21", "2026-11-22"];
+
+test("the parts of a day's tokens add up to what was charged", () => {
+  const parts = daily("tokens", DAYS, SUMS);
+  const tokens = DAYS.map((_, day) => parts.reduce((all, part) => all + (part.values[day] ?? 0), 0));
+  assert.deepEqual(tokens, [13, 0, 65]);
+});
+
+test("each metric has a figure for each day, and nothing where nothing was used", () => {
+  for (const [metric] of METRICS) {
+    for (const { values } of daily(metric, DAYS, SUMS)) {
+      assert.equal(values.length, DAYS.length);
+      assert.equal(values[1], 0);
+    }
+  }
+});
+
+test("the total adds every figure", () => {
+  const { day: _, ...expected } = sum("", 6);
+  assert.deepEqual(total(SUMS), expected);
+});

@@ -1,0 +1,91 @@
+import { useQuery } from "@tanstack/react-query";
+import { useState, type ReactNode } from "react";
+import { Link, useNavigate, useParams } from "react-router";
+import { api } from "../api/client.ts";
+import type { Adapter as AdapterDetail } from "../api/types.ts";
+import { Aliases } from "../components/adapter/aliases.tsx";
+import { DeleteDialog, Deletions } from "../components/adapter/deletions.tsx";
+import { UploadDialog } from "../components/adapter/upload.tsx";
+import { AdapterUsage } from "../components/adapter/usage.tsx";
+import { Versions } from "../components/adapter/versions.tsx";
+import { Button } from "../components/button.tsx";
+import { Icon } from "../components/icons.tsx";
+import { Page, Tabs } from "../components/layout.tsx";
+import { Loaded } from "../components/states.tsx";
+import { Badge } from "../components/values.tsx";
+import { addressOf } from "../lib/addresses.ts";
+import { useScope, useSessionContext } from "../session.tsx";
+
+const REFRESH_MS = 5_000;
+const PARTS = [["", "Versions"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
+
+/** One adapter: its versions, aliases, usage and what was deleted of it. */
+export default function Adapter(): ReactNode {
+  const { tenant = "", name = "", part = "" } = useParams();
+  const { may } = useScope();
+  const [open, setOpen] = useState<"upload" | "delete" | null>(null);
+  const navigate = useNavigate();
+  const query = useQuery({
+    queryKey: ["adapter", tenant, name],
+    queryFn: ({ signal }) => api("get", "/v1/adapters/{name}", { path: { name }, tenant, signal }),
+    refetchInterval: REFRESH_MS,
+  });
+  const { pickTenant } = useSessionContext();
+  const tryIt = (): void => {
+    pickTenant(tenant);
+    void navigate(`/playground?model=${encodeURIComponent(name)}`);
+  };
+  const actions = (
+    <>
+      {may("infer") && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
+      {may("adapters:write") && (
+        <>
+          <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
+          <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>
+        </>
+      )}
+    </>
+  );
+  return (
+    <Page title={name} crumbs={<><Link to="/adapters">Adapters</Link> / {tenant}</>}
+      lead={query.data && <Names adapter={query.data} />} actions={actions}>
+      <Tabs label="Parts of the adapter"
+        tabs={PARTS.map(([path, text]) => [addressOf(tenant, name, ...(path ? [path] : [])), text])} />
+      <Loaded query={query}>
+        {(adapter) => <Part part={part} tenant={tenant} adapter={adapter} />}
+      </Loaded>
+      {open === "upload" && <UploadDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)} />}
+      {open === "delete" && (
+        <DeleteDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)}
+          onDeleted={() => void navigate(addressOf(tenant, name, "deletions"))} />
+      )}
+    </Page>
+  );
+}
+
+function Part({ part, tenant, adapter }: {
+  part: string;
+  tenant: string;
+  adapter: AdapterDetail;
+}): ReactNode {
+  if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
+  if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
+  if (part === "deletions") return <Deletions tenant={tenant} adapter={adapter.name} />;
+  return <Versions tenant={tenant} adapter={adapter} />;
+}
+
+/** What each alias means now. */
+function Names({ adapter }: { adapter: AdapterDetail }): ReactNode {
+  return (
+    <span className="row tight">
+      {Object.entries(adapter.aliases).map(([alias, version]) => {
+        const canary = adapter.canaries[alias];
+        return (
+          <Badge key={alias} tone="accent">
+            {alias} → {version}{canary && `, ${canary.percent} % to ${canary.version}`}
+          </Badge>
+        );
+      })}
+    </span>
+  );
+}

@@ -1,0 +1,141 @@
+import { createColumnHelper } from "@tanstack/react-table";
+import { useState, type ReactNode } from "react";
+import { Link } from "react-router";
+import { api, type QueryOf } from "../api/client.ts";
+import type { AdapterSummary } from "../api/types.ts";
+import { UploadDialog } from "../components/adapter/upload.tsx";
+import { Button } from "../components/button.tsx";
+import { DataTable, type Columns } from "../components/data-table.tsx";
+import { Filter, Search } from "../components/form.tsx";
+import { Icon } from "../components/icons.tsx";
+import { Page } from "../components/layout.tsx";
+import { EmptyState } from "../components/states.tsx";
+import { Badge, State, Time } from "../components/values.tsx";
+import { addressOf, tenantAddress } from "../lib/addresses.ts";
+import { bytes, count, duration } from "../lib/format.ts";
+import { useParam, useRested } from "../lib/hooks.ts";
+import { usePages } from "../lib/pages.ts";
+import { useScope } from "../session.tsx";
+
+const PAGE_SIZE = 50;
+const REFRESH_MS = 10_000;
+const STATES = [
+  ["", "Any state"], ["ready", "Ready"], ["attesting", "Attesting"], ["validated", "Validated"],
+  ["rejected", "Rejected"], ["deleting", "Deleting"],
+] as const;
+
+type Wanted = QueryOf<"get", "/v1/adapters">;
+
+export default function Adapters(): ReactNode {
+  const { tenant, may } = useScope();
+  const [search, setSearch] = useParam("search");
+  const [state, setState] = useParam("state");
+  const [sort, setSort] = useParam("sort", "name");
+  const [isUploading, setUploading] = useState(false);
+  const wanted = { search: useRested(search), state, sort, limit: PAGE_SIZE } as Wanted;
+  const source = usePages(
+    ["adapters", tenant, wanted],
+    (after, signal) => {
+      const query = { ...wanted, after } as Wanted;
+      return tenant === null
+        ? api("get", "/admin/adapters", { query, signal })
+        : api("get", "/v1/adapters", { query, tenant, signal });
+    },
+    { refetchInterval: REFRESH_MS },
+  );
+  return (
+    <Page title="Adapters"
+      actions={
+        <>
+          <Search label="Search by name" value={search} onChange={setSearch} />
+          <Filter label="State" value={state} onChange={setState} options={STATES} />
+          {tenant !== null && may("adapters:write") && (
+            <Button tone="primary" onClick={() => setUploading(true)}><Icon name="upload" />Upload</Button>
+          )}
+        </>
+      }>
+      <section className="panel">
+        <DataTable caption="Adapters" columns={tenant === null ? COLUMNS : COLUMNS.slice(1)} source={source}
+          rowId={(row) => row.id} sort={sort} onSort={setSort}
+          empty={<Nothing isNarrowed={Boolean(search || state)} />} />
+      </section>
+      {isUploading && tenant !== null && (
+        <UploadDialog tenant={tenant} onClose={() => setUploading(false)} />
+      )}
+    </Page>
+  );
+}
+
+function Nothing({ isNarrowed }: { isNarrowed: boolean }): ReactNode {
+  if (isNarrowed) return <EmptyState title="No adapter is like that">Search for less, or in any state.</EmptyState>;
+  return (
+    <EmptyState title="No adapters yet" command="loraplex adapters push ./my-adapter my-adapter --alias prod">
+      Push the folder that PEFT's save_pretrained wrote. It is checked, its effect is measured, and then it can be called.
+    </EmptyState>
+  );
+}
+
+/** Small effects keep their size in sight: 0.188, 3.1e-5. */
+function effect(value: number | null): string {
+  if (value === null) return "–";
+  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3);
+}
+
+const column = createColumnHelper<AdapterSummary>();
+
+const COLUMNS: Columns<AdapterSummary> = [
+  column.accessor("tenant", {
+    header: "Tenant",
+    cell: ({ getValue }) => <Link to={tenantAddress(getValue())}>{getValue()}</Link>,
+  }),
+  column.accessor("name", {
+    header: "Name",
+    meta: { sort: { ascending: "name", descending: "-name" } },
+    cell: ({ row: { original } }) => (
+      <Link to={addressOf(original.tenant, original.name)}><b>{original.name}</b></Link>
+    ),
+  }),
+  column.accessor("state", {
+    header: "State",
+    cell: ({ row: { original } }) => (
+      <>
+        <State state={original.state} />
+        <span className="sub nowrap">
+          version {original.latest_version}
+          {original.num_versions > 1 && ` of ${original.num_versions}`}
+        </span>
+      </>
+    ),
+  }),
+  column.accessor("aliases", {
+    header: "Aliases",
+    cell: ({ row: { original } }) => (
+      <span className="row tight">
+        {Object.entries(original.aliases).map(([alias, version]) => (
+          <Badge key={alias} tone="accent">{alias} → {version}</Badge>
+        ))}
+      </span>
+    ),
+  }),
+  column.accessor("tier", { header: "Weights now", cell: ({ getValue }) => <State state={getValue()} /> }),
+  column.accessor("rank", {
+    header: "Rank", meta: { end: true }, cell: ({ getValue }) => getValue() ?? "–",
+  }),
+  column.accessor("bytes", {
+    header: "Size", meta: { end: true, sort: { descending: "bytes" } }, cell: ({ getValue }) => bytes(getValue()),
+  }),
+  column.accessor("effect", {
+    header: () => <span title="The largest change of a logit against the base, as measured at push">Effect</span>,
+    meta: { end: true },
+    cell: ({ getValue }) => effect(getValue()),
+  }),
+  column.accessor("requests", {
+    header: () => <span title="Of the last 30 days">Requests</span>, meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
+  }),
+  column.accessor("p95_ms", {
+    header: "p95", meta: { end: true, sort: { descending: "p95" } }, cell: ({ getValue }) => duration(getValue()),
+  }),
+  column.accessor("last_used", {
+    header: "Last used", meta: { sort: { descending: "last_used" } }, cell: ({ getValue }) => <Time at={getValue()} />,
+  }),
+];

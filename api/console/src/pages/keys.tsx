@@ -1,0 +1,121 @@
+/** A tenant's API keys: issuing, rotating with an overlap, and revoking them. */
+
+import { useState, type ReactNode } from "react";
+import { api } from "../api/client.ts";
+import { Button } from "../components/button.tsx";
+import { DataTable, type Columns } from "../components/data-table.tsx";
+import { Filter } from "../components/form.tsx";
+import { IssueKey, RevokeKey, RotateKey, type IssuedKey, type Key } from "../components/key-dialogs.tsx";
+import { Page, Panel } from "../components/layout.tsx";
+import { NeedsTenant } from "../components/needs-tenant.tsx";
+import { SecretDialog } from "../components/secret.tsx";
+import { EmptyState } from "../components/states.tsx";
+import { Badge, Time } from "../components/values.tsx";
+import { useParam } from "../lib/hooks.ts";
+import { keyState } from "../lib/keys.ts";
+import { usePages } from "../lib/pages.ts";
+import { useScope } from "../session.tsx";
+
+type Asked = { what: "rotate" | "revoke"; of: Key } | { what: "issue" } | null;
+
+const STATES = [["", "All keys"], ["true", "Usable"], ["false", "Ended"]] as const;
+const TONES = { usable: "good", "ends soon": "warn", expired: "", revoked: "" } as const;
+
+export default function KeysPage(): ReactNode {
+  const { tenant, may } = useScope();
+  const [asked, setAsked] = useState<Asked>(null);
+  return (
+    <Page title="Keys" lead="What programs send as their bearer token. The server keeps only a hash of each."
+      actions={tenant && may("keys:manage") && (
+        <Button tone="primary" onClick={() => setAsked({ what: "issue" })}>New key</Button>
+      )}>
+      <NeedsTenant what="Keys">
+        {(slug) => <Keys key={slug} tenant={slug} asked={asked} onAsk={setAsked} />}
+      </NeedsTenant>
+    </Page>
+  );
+}
+
+interface KeysProps {
+  tenant: string;
+  asked: Asked;
+  onAsk: (asked: Asked) => void;
+}
+
+function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
+  const { may } = useScope();
+  const [active, setActive] = useParam("active");
+  const [issued, setIssued] = useState<IssuedKey | null>(null);
+  const close = (): void => onAsk(null);
+  const keys = usePages<Key>(["keys", tenant, active], (after, signal) =>
+    api("get", "/v1/keys", {
+      query: { after: after ?? null, ...(active !== "" && { active: active === "true" }) }, tenant, signal,
+    }),
+  );
+  return (
+    <>
+      <Panel title={`Keys of ${tenant}`} flush
+        actions={<Filter label="State" value={active} onChange={setActive} options={STATES} />}>
+        <DataTable caption="Keys" columns={columnsOf(may("keys:manage"), onAsk)} source={keys} rowId={(key) => key.id}
+          empty={<EmptyState title="No keys" command={`loraplex keys create --tenant ${tenant} --name ci`}>
+            Programs need a key to call the API. Issue one here or on the command line.
+          </EmptyState>} />
+      </Panel>
+      {asked?.what === "issue" && <IssueKey tenant={tenant} onIssued={setIssued} onClose={close} />}
+      {asked?.what === "rotate" && <RotateKey tenant={tenant} of={asked.of} onIssued={setIssued} onClose={close} />}
+      {asked?.what === "revoke" && <RevokeKey tenant={tenant} of={asked.of} onClose={close} />}
+      {asked === null && issued && (
+        <SecretDialog title={`The key ${issued.name}`} secret={issued.key} copyLabel="Copy the key"
+          onClose={() => setIssued(null)}>
+          <p>Send it as <code>Authorization: Bearer …</code>, or give it to the client as its API key.</p>
+        </SecretDialog>
+      )}
+    </>
+  );
+}
+
+function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<Key> {
+  const columns: Columns<Key> = [
+    {
+      header: "Key",
+      cell: ({ row: { original: key } }) => <>{key.name}<span className="sub mono">{key.id}</span></>,
+    },
+    {
+      header: "State",
+      cell: ({ row: { original: key } }) => {
+        const state = keyState(key, Date.now());
+        return <Badge tone={TONES[state]}>{state}</Badge>;
+      },
+    },
+    { header: "May", cell: ({ row: { original: key } }) => <Grant of={key} /> },
+    { header: "Last used", cell: ({ row }) => <Time at={row.original.last_used_at} /> },
+    { header: "Ends", cell: ({ row }) => <Time at={row.original.revoked_at ?? row.original.expires_at} /> },
+    { header: "Made", cell: ({ row }) => <Time at={row.original.created_at} /> },
+  ];
+  if (!mayChange) return columns;
+  return [...columns, { id: "actions", header: "", meta: { end: true }, cell: ({ row }) => <Actions of={row.original} onAsk={onAsk} /> }];
+}
+
+/** What a key allows, and to what it is narrowed. */
+function Grant({ of }: { of: Key }): ReactNode {
+  return (
+    <>
+      {of.scopes.join(", ")}
+      {of.adapters && <span className="sub">only {of.adapters.join(", ")}</span>}
+      {of.networks && <span className="sub">from {of.networks.join(", ")}</span>}
+    </>
+  );
+}
+
+function Actions({ of, onAsk }: { of: Key; onAsk: (asked: Asked) => void }): ReactNode {
+  const state = keyState(of, Date.now());
+  if (state === "revoked" || state === "expired") return null;
+  return (
+    <span className="nowrap">
+      {of.successor === null && (
+        <Button small tone="plain" aria-label={`Rotate ${of.name}`} onClick={() => onAsk({ what: "rotate", of })}>Rotate</Button>
+      )}
+      <Button small tone="plain" aria-label={`Revoke ${of.name}`} onClick={() => onAsk({ what: "revoke", of })}>Revoke</Button>
+    </span>
+  );
+}

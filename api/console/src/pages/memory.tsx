@@ -1,0 +1,230 @@
+import { useQuery } from "@tanstack/react-query";
+import { useMemo, useState, type ReactNode } from "react";
+import { Link } from "react-router";
+import { api } from "../api/client.ts";
+import type { CachedAdapter, Extent, ServerMemory } from "../api/types.ts";
+import { seriesColor } from "../components/chart.tsx";
+import { Figures, Page, Panel } from "../components/layout.tsx";
+import { extentKey, extentName, MapLegend, MemoryMap } from "../components/memory-map.tsx";
+import { EmptyState, Loaded } from "../components/states.tsx";
+import { Badge, Meter, State, Time } from "../components/values.tsx";
+import { addressOf } from "../lib/addresses.ts";
+import { bytes, count, duration, percent } from "../lib/format.ts";
+import { colorsByTenant } from "../lib/memory-map.ts";
+import { useScope } from "../session.tsx";
+
+const REFRESH_MS = 3_000;
+const MAX_ROWS = 100;
+
+export default function Memory(): ReactNode {
+  const { tenant } = useScope();
+  const query = useQuery({
+    queryKey: ["memory", tenant],
+    queryFn: ({ signal }) => tenant === null
+      ? api("get", "/admin/memory", { signal })
+      : api("get", "/v1/memory", { tenant, signal }),
+    refetchInterval: REFRESH_MS,
+  });
+  return (
+    <Page title="Memory" lead={tenant === null
+      ? "Where every adapter lies, who holds it, and what goes next when room is needed."
+      : `Where the adapters of ${tenant} lie.`}>
+      <Loaded query={query}>
+        {({ servers }) => servers.length === 0 ? (
+          <section className="panel">
+            <EmptyState title="No server reports its memory" command="loraplex serve">
+              A server appears here seconds after it has started.
+            </EmptyState>
+          </section>
+        ) : servers.map((server) => <Server key={server.server_id} server={server} isOnly={servers.length === 1} />)}
+      </Loaded>
+    </Page>
+  );
+}
+
+function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): ReactNode {
+  const { device, kv, host, disk } = server;
+  const colors = useMemo(
+    () => colorsByTenant([...device.extents, ...host.entries, ...disk.entries]),
+    [device, host, disk],
+  );
+  return (
+    <>
+      {!isOnly && <div className="row"><h2>{server.server_id}</h2><span className="soft">seen <Time at={server.seen_at} /></span></div>}
+      <Device device={device} colors={colors} />
+      <Kv kv={kv} />
+      <div className="columns">
+        <Cache title="Host memory" cache={host} colors={colors} empty="Nothing waits in host memory." />
+        <Cache title="Disk cache" cache={disk} colors={colors} empty="Nothing is on this machine's disk yet." />
+      </div>
+    </>
+  );
+}
+
+function Device({ device, colors }: { device: ServerMemory["device"]; colors: Map<string, number> }): ReactNode {
+  const [chosen, setChosen] = useState<string | null>(null);
+  const { extents, arena_bytes, fragmentation, free_bytes, largest_free_bytes, used_bytes } = device;
+  const figures = [
+    { label: "Used by adapters", value: bytes(used_bytes), note: arena_bytes === null ? undefined : `of ${bytes(arena_bytes)}` },
+    ...(free_bytes === null ? [] : [
+      { label: "Free", value: bytes(free_bytes) },
+      { label: "Largest hole", value: bytes(largest_free_bytes) },
+      { label: "Fragmentation", value: percent(fragmentation), note: "of what is free lies outside the largest hole" },
+    ]),
+    { label: "Leased", value: bytes(sum(extents.filter((one) => one.leases > 0))) },
+    { label: "Pinned", value: bytes(sum(extents.filter((one) => one.pinned))) },
+  ];
+  return (
+    <Panel title="Device arena" note={device.name}>
+      <div className="stack">
+        <Figures figures={figures} />
+        {extents.length === 0 ? (
+          <EmptyState title="No adapter is on the device" command="loraplex adapters prefetch NAME --wait">
+            The first request for one brings it here.
+          </EmptyState>
+        ) : (
+          <>
+            <div className="map-scroll">
+              <MemoryMap extents={extents} arenaBytes={arena_bytes} colors={colors} chosen={chosen} onChoose={setChosen} />
+            </div>
+            <MapLegend colors={colors} />
+            <Extents extents={extents} chosen={chosen} colors={colors} />
+          </>
+        )}
+      </div>
+    </Panel>
+  );
+}
+
+const sum = (parts: { bytes: number }[]): number => parts.reduce((total, part) => total + part.bytes, 0);
+
+/** The chosen extent first, then who goes first, then who stays. */
+function ordered(extents: Extent[], chosen: string | null): Extent[] {
+  const rank = (one: Extent): number =>
+    extentKey(one) === chosen ? -1 : (one.eviction_order ?? Number.MAX_SAFE_INTEGER);
+  return [...extents].sort((one, other) => rank(one) - rank(other) || (one.offset ?? 0) - (other.offset ?? 0));
+}
+
+function Extents({ extents, chosen, colors }: {
+  extents: Extent[];
+  chosen: string | null;
+  colors: Map<string, number>;
+}): ReactNode {
+  const rows = ordered(extents, chosen).slice(0, MAX_ROWS);
+  return (
+    <div className="table-wrap" tabIndex={0} role="region" aria-label="Extents of the arena">
+      <table className="table">
+        <thead>
+          <tr>
+            <th scope="col" className="end">Goes</th><th scope="col">Adapter</th><th scope="col" className="end">Size</th>
+            <th scope="col" className="end">Offset</th><th scope="col">State</th><th scope="col" className="end">Leases</th>
+            <th scope="col" className="end">Idle for</th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((extent) => (
+            <tr key={extentKey(extent)} aria-selected={extentKey(extent) === chosen || undefined}>
+              <td className="end">{extent.eviction_order ?? "stays"}</td>
+              <td><Named entry={extent} color={colors.get(extent.tenant) ?? 1} /></td>
+              <td className="end">{bytes(extent.bytes)}</td>
+              <td className="end">{extent.offset === null ? "–" : bytes(extent.offset)}</td>
+              <td><State state={extent.state} /> {extent.pinned && <Badge tone="accent">pinned</Badge>}</td>
+              <td className="end">{count(extent.leases)}</td>
+              <td className="end">{extent.leases > 0 ? "–" : duration(extent.idle_seconds * 1000)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {extents.length > rows.length && <p className="pager">The first {rows.length} of {count(extents.length)}</p>}
+    </div>
+  );
+}
+
+function Named({ entry, color }: { entry: Extent | CachedAdapter; color: number }): ReactNode {
+  const name = `${entry.tenant}/${extentName(entry)}`;
+  return (
+    <span className="row tight nowrap">
+      <span className="swatch" style={{ background: seriesColor(color) }} />
+      {entry.adapter === null ? name : (
+        <Link to={`${addressOf(entry.tenant, entry.adapter)}?version=${entry.version}`}>{name}</Link>
+      )}
+    </span>
+  );
+}
+
+function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
+  const total = kv.num_blocks;
+  const size = (blocks: number): string => `${count(blocks)} blocks, ${bytes(blocks * kv.bytes_per_block)}`;
+  const shown = total ?? Math.max(1, kv.used_blocks);
+  const users = [...kv.by_adapter].sort((one, other) => other.blocks - one.blocks);
+  return (
+    <Panel title="KV cache" note={`${kv.block_size} tokens a block, ${bytes(kv.bytes_per_block)} each`}>
+      <div className="stack">
+        <div className="bar" role="img" aria-label={`${size(kv.used_blocks)} in use${total === null ? "" : ` of ${size(total)}`}`}>
+          <Slice blocks={kv.used_blocks} total={shown} color="var(--accent)" />
+          <Slice blocks={kv.cached_blocks ?? 0} total={shown} color="var(--series-8)" />
+        </div>
+        <ul className="legend">
+          <li><span className="swatch" style={{ background: "var(--accent)" }} />in use <b>{size(kv.used_blocks)}</b></li>
+          {kv.cached_blocks !== null && (
+            <li><span className="swatch" style={{ background: "var(--series-8)" }} />cached prefixes, given up when needed <b>{size(kv.cached_blocks)}</b></li>
+          )}
+          {kv.free_blocks !== null && <li><span className="swatch" style={{ background: "var(--sunken)" }} />free <b>{size(kv.free_blocks)}</b></li>}
+        </ul>
+        {users.length > 0 && (
+          <div className="table-wrap" tabIndex={0} role="region" aria-label="KV blocks by adapter">
+            <table className="table">
+              <thead><tr><th scope="col">Held for</th><th scope="col" className="end">Blocks</th><th scope="col" className="end">Size</th></tr></thead>
+              <tbody>
+                {users.slice(0, MAX_ROWS).map((user) => (
+                  <tr key={`${user.tenant} ${user.adapter} ${user.version}`}>
+                    <td>{user.tenant}/{user.adapter === null ? "the base model" : `${user.adapter}@${user.version}`}</td>
+                    <td className="end">{count(user.blocks)}</td>
+                    <td className="end">{bytes(user.blocks * kv.bytes_per_block)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        )}
+      </div>
+    </Panel>
+  );
+}
+
+function Slice({ blocks, total, color }: { blocks: number; total: number; color: string }): ReactNode {
+  return <span style={{ width: `${(100 * blocks) / total}%`, background: color }} />;
+}
+
+function Cache({ title, cache, colors, empty }: {
+  title: string;
+  cache: ServerMemory["host"];
+  colors: Map<string, number>;
+  empty: string;
+}): ReactNode {
+  const entries = [...cache.entries].sort((one, other) => other.bytes - one.bytes);
+  const capacity = cache.capacity_bytes;
+  return (
+    <Panel title={title} note={capacity === null ? bytes(cache.used_bytes) : `${bytes(cache.used_bytes)} of ${bytes(capacity)}`}>
+      <div className="stack">
+        {capacity !== null && <Meter label={`${title} in use`} value={cache.used_bytes} max={capacity} />}
+        {entries.length === 0 ? <p className="soft">{empty}</p> : (
+          <div className="table-wrap" tabIndex={0} role="region" aria-label={`Adapters: ${title}`}>
+            <table className="table">
+              <thead><tr><th scope="col">Adapter</th><th scope="col" className="end">Size</th><th scope="col">Held</th></tr></thead>
+              <tbody>
+                {entries.slice(0, MAX_ROWS).map((entry) => (
+                  <tr key={`${entry.tenant} ${entry.digest}`}>
+                    <td><Named entry={entry} color={colors.get(entry.tenant) ?? 1} /></td>
+                    <td className="end">{bytes(entry.bytes)}</td>
+                    <td>{entry.pinned ? <Badge tone="accent">pinned</Badge> : entry.leases > 0 ? "in use" : ""}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        )}
+      </div>
+    </Panel>
+  );
+}

@@ -1,0 +1,98 @@
+import { useQuery } from "@tanstack/react-query";
+import type { ReactNode } from "react";
+import { Link, useParams } from "react-router";
+import { api } from "../api/client.ts";
+import { ApiError } from "../api/errors.ts";
+import type { Explanation, RequestRow } from "../api/types.ts";
+import { CopyButton } from "../components/button.tsx";
+import { Facts, Page, Panel } from "../components/layout.tsx";
+import { Loaded } from "../components/states.tsx";
+import { State, Time } from "../components/values.tsx";
+import { addressOf } from "../lib/addresses.ts";
+import { count, duration, number } from "../lib/format.ts";
+import { waterfall } from "../lib/waterfall.ts";
+import { useScope } from "../session.tsx";
+
+const PHASES: Record<string, string> = {
+  queue: "Waiting for its turn",
+  adapter: "Waiting for its adapter",
+  prompt: "Computing the prompt",
+  output: "Generating",
+  refused: "Refused",
+};
+const REFRESH_MS = 2_000;
+
+/** One request's whole way; while it runs, the page waits for its end. */
+export default function Request(): ReactNode {
+  const { id = "" } = useParams();
+  const { tenant, isOperator } = useScope();
+  const query = useQuery({
+    queryKey: ["requests", "one", tenant, id],
+    queryFn: ({ signal }) => isOperator
+      ? api("get", "/admin/requests/{request_id}", { path: { request_id: id }, signal })
+      : api("get", "/v1/requests/{request_id}", { path: { request_id: id }, signal }),
+    refetchInterval: ({ state }) => (isMissing(state.error) ? REFRESH_MS : false),
+  });
+  return (
+    <Page title="Request" crumbs={<><Link to="/requests">Requests</Link> /</>}
+      lead={<span className="mono">{id}<CopyButton text={id} label="Copy the id" /></span>}>
+      <section className="stack">
+        {isMissing(query.error) && query.data === undefined && (
+          <div className="notice">
+            It is not in the log. If it runs still, it appears here when it ends; the list shows what it waits for.
+          </div>
+        )}
+        <Loaded query={query}>{(explanation) => <Way explanation={explanation} />}</Loaded>
+      </section>
+    </Page>
+  );
+}
+
+function isMissing(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 404;
+}
+
+function Way({ explanation: { request, summary, phases } }: { explanation: Explanation }): ReactNode {
+  return (
+    <>
+      <div className={request.error_code ? "notice bad" : "notice"}>{summary}</div>
+      <Panel title="Where its time went" note={duration(request.total_ms)}>
+        <div className="waterfall">
+          {waterfall(phases, request.total_ms).map((bar) => (
+            <div key={bar.phase} style={{ display: "contents" }}>
+              <div>{PHASES[bar.phase] ?? bar.phase}<div className="soft">{bar.summary}</div></div>
+              <b>{duration(bar.ms)}</b>
+              <div className="lane" aria-hidden="true">
+                <span className={bar.phase} style={{ left: `${bar.from * 100}%`, width: `${(bar.to - bar.from) * 100}%` }} />
+              </div>
+            </div>
+          ))}
+        </div>
+      </Panel>
+      <Panel title="Facts"><Facts facts={factsOf(request)} /></Panel>
+    </>
+  );
+}
+
+function factsOf(request: RequestRow): [string, ReactNode][] {
+  const { adapter, adapter_version, tenant } = request;
+  const generating = request.total_ms - (request.first_token_ms ?? request.total_ms);
+  const speed = request.completion_tokens && generating > 0
+    ? `, ${number((request.completion_tokens - 1) / (generating / 1000), 1)} per second` : "";
+  return [
+    ["Ended", <Time key="ended" at={request.created_at} exact />],
+    ["Tenant", tenant],
+    ["Route", <code key="route">{request.route}</code>],
+    ["Status", `${request.status || "the caller went away"}${request.error_code ? `, ${request.error_code}` : ""}`],
+    ["Asked for", request.model ?? "–"],
+    ["Answered by", adapter === null ? "the base model" : (
+      <Link key="adapter" to={`${addressOf(tenant, adapter)}?version=${adapter_version}`}>{adapter}@{adapter_version}</Link>
+    )],
+    ["Weights were", <State key="tier" state={request.tier} />],
+    ["Load took", duration(request.load_ms)],
+    ["Prompt", `${count(request.prompt_tokens)} tokens, ${count(request.cached_tokens)} of them cached`],
+    ["Output", `${count(request.completion_tokens)} tokens${speed}`],
+    ["Finished by", request.finish_reason ?? "–"],
+    ["Key", <code key="key">{request.key_id ?? "–"}</code>],
+  ];
+}

@@ -1,0 +1,111 @@
+/** Who is signed in, and for which tenant the pages speak. */
+
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { createContext, useContext, useEffect, useMemo, useState, type ReactNode } from "react";
+import { hooks } from "./api/client.ts";
+import { loadSession, signOut, type Session } from "./api/session.ts";
+import { ErrorState } from "./components/states.tsx";
+
+const SESSION_KEY = ["session"];
+const TENANT_KEY = "loraplex.tenant";
+const ACTIVITY = ["pointerdown", "keydown", "visibilitychange"] as const;
+
+interface SessionContextValue {
+  session: Session | null;
+  /** A session begins, or null: it is over. */
+  setSession: (session: Session | null) => void;
+  /** The tenant that the pages are about; null: an operator looks at all of them. */
+  tenant: string | null;
+  pickTenant: (slug: string | null) => void;
+}
+
+const SessionContext = createContext<SessionContextValue | null>(null);
+
+export function SessionProvider({ children }: { children: ReactNode }): ReactNode {
+  const client = useQueryClient();
+  const query = useQuery({ queryKey: SESSION_KEY, queryFn: loadSession, staleTime: Infinity });
+  const [picked, setPicked] = useState(() => sessionStorage.getItem(TENANT_KEY));
+  const session = query.data ?? null;
+
+  const value = useMemo<SessionContextValue>(() => {
+    const setSession = (next: Session | null): void => {
+      client.removeQueries({ predicate: (one) => one.queryKey[0] !== SESSION_KEY[0] });
+      client.setQueryData(SESSION_KEY, next);
+      if (next === null) hooks.csrfToken = null;
+    };
+    const pickTenant = (slug: string | null): void => {
+      if (slug === null) sessionStorage.removeItem(TENANT_KEY);
+      else sessionStorage.setItem(TENANT_KEY, slug);
+      setPicked(slug);
+    };
+    return { session, setSession, tenant: session?.tenant ?? picked, pickTenant };
+  }, [client, session, picked]);
+
+  useEffect(() => {
+    hooks.onSignedOut = () => value.setSession(null);
+  }, [value]);
+  useSignOutWhenIdle(session, value.setSession);
+
+  if (query.isPending) return null;
+  if (query.error) return <ErrorState error={query.error} onRetry={() => void query.refetch()} />;
+  return <SessionContext value={value}>{children}</SessionContext>;
+}
+
+/** Pages that refresh themselves keep the server's session alive; people who left do not. */
+function useSignOutWhenIdle(
+  session: Session | null,
+  setSession: (session: Session | null) => void,
+): void {
+  useEffect(() => {
+    if (session === null) return;
+    let timer = 0;
+    const restart = (): void => {
+      window.clearTimeout(timer);
+      timer = window.setTimeout(() => {
+        void signOut().catch(() => undefined);
+        setSession(null);
+      }, session.idle_seconds * 1000);
+    };
+    restart();
+    for (const event of ACTIVITY) document.addEventListener(event, restart, { passive: true });
+    return () => {
+      window.clearTimeout(timer);
+      for (const event of ACTIVITY) document.removeEventListener(event, restart);
+    };
+  }, [session, setSession]);
+}
+
+export function useSessionContext(): SessionContextValue {
+  const value = useContext(SessionContext);
+  if (value === null) throw new Error("outside SessionProvider");
+  return value;
+}
+
+/** The session of a page that only those who are signed in see. */
+export function useSession(): Session {
+  const { session } = useSessionContext();
+  if (session === null) throw new Error("nobody is signed in");
+  return session;
+}
+
+export interface Scope {
+  /** The tenant that the page is about; null: an operator looks at all of them. */
+  tenant: string | null;
+  isOperator: boolean;
+  /** May change things of the platform. */
+  isAdmin: boolean;
+  /** Whether the session may do what needs `scope` to the tenant. */
+  may: (scope: string) => boolean;
+}
+
+export function useScope(): Scope {
+  const { tenant } = useSessionContext();
+  const session = useSession();
+  const isOperator = session.kind === "operator";
+  return {
+    tenant,
+    isOperator,
+    isAdmin: isOperator && session.role === "admin",
+    may: (scope) => session.scopes.includes(scope) || (isOperator && session.role === "admin"),
+  };
+}

@@ -1,0 +1,45 @@
+"""`/v1/memory` and `/admin/memory`: which adapter lies where, and what KV blocks are used for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...platform.adapters import repository
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ...platform.tenants import repository as tenants
+from ..auth import require, require_operator
+from ..contract import answers
+from ..json_response import json_response
+from ..runtime import CurrentRuntime
+from ..schemas.memory import MemoryView
+from .memory_views import OwnMemoryViews, PlatformMemoryViews
+
+router = APIRouter()
+
+Reader = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
+
+
+@router.get("/v1/memory")
+@answers(MemoryView)
+async def get_memory(runtime: CurrentRuntime, principal: Reader) -> Response:
+    """Where the tenant's own adapters lie, on each live server; nothing tells of others."""
+    seen = await runtime.memories.all()
+    contents = await runtime.control_plane.read(principal.tenant_id, repository.list_live_contents)
+    visible = [content for content in contents if principal.may_use(content.adapter_name)]
+    views = OwnMemoryViews(visible, principal)
+    return json_response(MemoryView([views.server(each) for each in seen]))
+
+
+@router.get("/admin/memory")
+@answers(MemoryView)
+async def get_platform_memory(runtime: CurrentRuntime, operator: Operator) -> Response:
+    """The memory of each live server: this one's as it is now, the others' as they last said."""
+    seen = await runtime.memories.all()
+    contents = await runtime.control_plane.read_all_tenants(repository.list_live_contents)
+    slugs = await runtime.control_plane.read_all_tenants(tenants.slugs_by_id)
+    views = PlatformMemoryViews(contents, slugs)
+    return json_response(MemoryView([views.server(each) for each in seen]))

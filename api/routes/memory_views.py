@@ -1,0 +1,194 @@
+"""Maps of servers' memory as operators and tenants see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...adapters.disk_cache import CachedFile, file_name
+from ...adapters.identity import AdapterKey
+from ...engine.messages import ExtentUse, HostUse, LineUse
+from ...platform.adapters.repository import LiveContent
+from ...platform.keys.principal import Principal
+from ..schemas.memory import (
+    CachedAdapterView,
+    CacheMemoryView,
+    DeviceMemoryView,
+    ExtentView,
+    KvMemoryView,
+    KvUseView,
+    ServerMemoryView,
+)
+from ..services.memories import SeenMap, ServerMap
+
+
+class PlatformMemoryViews:
+    """Everything, by name."""
+
+    def __init__(self, contents: Iterable[LiveContent], slugs: Mapping[str, str]) -> None:
+        """`slugs` by tenant id. Of a content with several names the first counts."""
+        self._slugs = slugs
+        self._contents: dict[AdapterKey, LiveContent] = {}
+        for content in contents:
+            self._contents.setdefault(content.key, content)
+        self._files = {file_name(key): key for key in self._contents}
+
+    def server(self, seen: SeenMap) -> ServerMemoryView:
+        content = seen.content
+        return ServerMemoryView(
+            server_id=seen.server_id,
+            seen_at=seen.seen_at,
+            device=self._device(content),
+            kv=self._kv(content),
+            host=CacheMemoryView(
+                capacity_bytes=content.host_capacity_bytes,
+                used_bytes=content.engine.host_used_bytes,
+                entries=[self._host_entry(use) for use in content.engine.host],
+            ),
+            disk=CacheMemoryView(
+                capacity_bytes=content.disk_capacity_bytes,
+                used_bytes=content.disk_used_bytes,
+                entries=[
+                    self._disk_entry(key, file)
+                    for name, file in content.disk.items()
+                    if (key := self._files.get(name)) is not None
+                ],
+            ),
+        )
+
+    def _device(self, content: ServerMap) -> DeviceMemoryView:
+        engine = content.engine
+        is_full = not engine.free_bytes
+        return DeviceMemoryView(
+            name=content.device,
+            arena_bytes=content.arena_bytes,
+            used_bytes=content.arena_bytes - engine.free_bytes,
+            free_bytes=engine.free_bytes,
+            largest_free_bytes=engine.largest_free_bytes,
+            fragmentation=0.0 if is_full else 1 - engine.largest_free_bytes / engine.free_bytes,
+            extents=[
+                self._extent(use, use.offset_bytes, use.eviction_order) for use in engine.extents
+            ],
+        )
+
+    def _kv(self, content: ServerMap) -> KvMemoryView:
+        kv = content.engine.kv
+        return KvMemoryView(
+            num_blocks=kv.num_blocks,
+            block_size=content.kv_block_size,
+            bytes_per_block=kv.bytes_per_block,
+            free_blocks=kv.num_empty,
+            cached_blocks=kv.num_cached,
+            used_blocks=kv.num_used,
+            by_adapter=self._kv_uses(content.engine.lines),
+        )
+
+    def _extent(self, use: ExtentUse, offset: int | None, order: int | None) -> ExtentView:
+        adapter, version = self._name(use.key)
+        return ExtentView(
+            offset=offset,
+            bytes=use.num_bytes,
+            tenant=self._tenant(use.key.tenant_id),
+            adapter=adapter,
+            version=version,
+            digest=use.key.digest,
+            state=use.state,
+            pinned=use.is_pinned,
+            leases=use.num_leases,
+            idle_seconds=use.idle_seconds,
+            eviction_order=order,
+        )
+
+    def _kv_uses(self, lines: Iterable[LineUse]) -> list[KvUseView]:
+        return [
+            KvUseView(self._tenant(line.tenant_id), *self._name(line.adapter), line.num_kv_blocks)
+            for line in lines
+            if line.num_kv_blocks
+        ]
+
+    def _host_entry(self, use: HostUse) -> CachedAdapterView:
+        return self._cached(use.key, use.num_bytes, use.is_pinned, int(use.is_in_use))
+
+    def _disk_entry(self, key: AdapterKey, file: CachedFile) -> CachedAdapterView:
+        return self._cached(key, file.size_bytes, False, 0)
+
+    def _cached(
+        self, key: AdapterKey, num_bytes: int, is_pinned: bool, num_leases: int
+    ) -> CachedAdapterView:
+        adapter, version = self._name(key)
+        return CachedAdapterView(
+            tenant=self._tenant(key.tenant_id),
+            adapter=adapter,
+            version=version,
+            digest=key.digest,
+            bytes=num_bytes,
+            pinned=is_pinned,
+            leases=num_leases,
+        )
+
+    def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None]:
+        found = None if key is None else self._contents.get(key)
+        return (None, None) if found is None else (found.adapter_name, found.number)
+
+    def _tenant(self, tenant_id: str) -> str:
+        return self._slugs.get(tenant_id, "")
+
+
+class OwnMemoryViews(PlatformMemoryViews):
+    """What is a tenant's own; sums are of that, and what tells of others is left out."""
+
+    def __init__(self, contents: Sequence[LiveContent], principal: Principal) -> None:
+        """`contents`: those that the caller may see."""
+        super().__init__(contents, {principal.tenant_id: principal.tenant_slug})
+        self._principal = principal
+
+    def server(self, seen: SeenMap) -> ServerMemoryView:
+        content = seen.content
+        host = [self._host_entry(use) for use in content.engine.host if use.key in self._contents]
+        disk = [
+            self._disk_entry(self._files[name], file)
+            for name, file in content.disk.items()
+            if name in self._files
+        ]
+        return ServerMemoryView(
+            server_id=seen.server_id,
+            seen_at=seen.seen_at,
+            device=self._device(content),
+            kv=self._kv(content),
+            host=CacheMemoryView(None, sum(entry.bytes for entry in host), host),
+            disk=CacheMemoryView(None, sum(entry.bytes for entry in disk), disk),
+        )
+
+    def _device(self, content: ServerMap) -> DeviceMemoryView:
+        own = [
+            self._extent(use, None, None)
+            for use in content.engine.extents
+            if use.key in self._contents
+        ]
+        return DeviceMemoryView(
+            name=content.device,
+            arena_bytes=None,
+            used_bytes=sum(extent.bytes for extent in own),
+            free_bytes=None,
+            largest_free_bytes=None,
+            fragmentation=None,
+            extents=sorted(own, key=lambda extent: (extent.adapter or "", extent.version or 0)),
+        )
+
+    def _kv(self, content: ServerMap) -> KvMemoryView:
+        own = self._kv_uses(line for line in content.engine.lines if self._is_visible(line))
+        return KvMemoryView(
+            num_blocks=None,
+            block_size=content.kv_block_size,
+            bytes_per_block=content.engine.kv.bytes_per_block,
+            free_blocks=None,
+            cached_blocks=None,
+            used_blocks=sum(use.blocks for use in own),
+            by_adapter=own,
+        )
+
+    def _is_visible(self, line: LineUse) -> bool:
+        if line.tenant_id != self._principal.tenant_id:
+            return False
+        if line.adapter is None:
+            return self._principal.may_use(None)
+        return line.adapter in self._contents

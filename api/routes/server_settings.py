@@ -1,0 +1,32 @@
+"""`/admin/settings`: how this server is set up. Read-only: settings are its operator's environment.
+
+A secret is never shown, only whether it is set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole
+from ..auth import require_operator
+from ..contract import answers
+from ..json_response import json_response
+from ..runtime import CurrentRuntime
+from ..schemas.adapters import ListView
+from ..schemas.server_settings import SettingView
+from ..server_settings import list_settings_in_force
+
+router = APIRouter(prefix="/admin")
+
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
+
+
+@router.get("/settings")
+@answers(ListView[SettingView])
+async def list_settings(runtime: CurrentRuntime, operator: Operator) -> Response:
+    """Every setting as it is in force, and where it comes from."""
+    found = list_settings_in_force(runtime.settings, runtime.engine_config)
+    return json_response(ListView([SettingView(*setting) for setting in found]))

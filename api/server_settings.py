@@ -1,0 +1,87 @@
+"""A server's settings as they are in force, and where each comes from.
+
+Flags of `loraplex serve` are those of the engine and those that stand for a variable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from ..engine.config import EngineConfig
+from ..platform.database import database_name
+from .openapi_shapes import field_meanings
+from .settings import Settings
+
+_FILES = {"secret": "secret", "secret_previous": "secret.previous"}
+"""What is read from the data folder where no variable says it, by setting."""
+
+
+Source = Literal["default", "environment", "file", "flag"]
+
+
+class Setting(NamedTuple):
+    """One setting as it is in force."""
+
+    name: str
+    value: str | None
+    source: Source
+    description: str
+
+
+def list_settings_in_force(settings: Settings, engine_config: EngineConfig) -> list[Setting]:
+    """Every setting of the platform and of the engine; of secrets only whether they are set."""
+    return [*_platform(settings), *_engine(engine_config)]
+
+
+def _platform(settings: Settings) -> Iterator[Setting]:
+    prefix = Settings.model_config["env_prefix"]
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        source: Source = "default"
+        if name in settings.flags:
+            source = "flag"
+        elif name in settings.model_fields_set:
+            source = "environment"
+        elif name in _FILES and (settings.data_dir / _FILES[name]).exists():
+            value, source = SecretStr("in the file"), "file"
+        meaning = " ".join((field.description or "").split())
+        yield Setting(f"{prefix}{name.upper()}", _shown(name, value), source, meaning)
+
+
+def _engine(config: EngineConfig) -> Iterator[Setting]:
+    meanings = field_meanings(EngineConfig)
+    for field in dataclasses.fields(EngineConfig):
+        value = getattr(config, field.name)
+        source: Source = "default" if value == field.default else "flag"
+        meaning = " ".join(meanings.get(field.name, "").split())
+        yield Setting(f"engine.{field.name}", _shown(field.name, value), source, meaning)
+
+
+def _shown(name: str, value: Any) -> str | None:
+    match value:
+        case None:
+            return "not set" if name in _FILES else None
+        case SecretStr():
+            return "set"
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case tuple():
+            return ", ".join(map(str, value)) or None
+    return _without_password(name, str(value))
+
+
+def _without_password(name: str, text: str) -> str:
+    if name == "database":
+        return database_name(text)
+    parts = urlsplit(text) if "://" in text else None
+    if parts is None or "@" not in parts.netloc:
+        return text
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,1 @@
+function e(e,t=Date.now()){return Array.from({length:e},(n,r)=>new Date(t-(e-1-r)*864e5).toISOString().slice(0,10))}function t(e,t,n){let r=new Map;for(let t of e)t.day&&r.set(t.day,(r.get(t.day)??0)+t[n]);return t.map(e=>r.get(e)??0)}export{t as n,e as t};

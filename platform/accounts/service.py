@@ -1,0 +1,285 @@
+"""Inviting, enrolling, signing in and out.
+
+An account's sessions hold for a time, end earlier when they are not used, and end at once with
+their operator or user. What is derived from a password is computed by the caller, outside of any
+transaction: see `Passwords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from ..base import utc_now
+from ..errors import (
+    InvalidTransition,
+    InvitationEnded,
+    SessionEnded,
+    SignInFailed,
+    TenantSuspended,
+)
+from ..keys.principal import Actor, ActorKind, AnyPrincipal, OperatorPrincipal, Principal, SignedIn
+from ..locked_rows import lock_or_add
+from ..operators.models import Operator
+from ..sessions import PlatformSession, TenantSession, UnitOfWork
+from ..users.models import User
+from . import repository
+from .models import Account, AccountKind, AccountSession
+from .repository import Holder
+from .tokens import (
+    INVITATION_PREFIX,
+    SESSION_PREFIX,
+    AccountToken,
+    make_token,
+    parse_token,
+)
+
+INVITATION_LIFETIME = timedelta(hours=24)
+SESSION_LIFETIME = timedelta(hours=12)
+IDLE_LIFETIME = timedelta(minutes=30)
+CONFIRMATION_LIFETIME = timedelta(minutes=10)
+SEEN_GRANULARITY = timedelta(seconds=30)
+"""A use is written down if the last one was so long ago: a busy page costs few writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedInvitation:
+    """A new invitation with its token, which can be read here and never again."""
+
+    expires_at: datetime
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A new session with what its cookie holds."""
+
+    token: AccountToken
+    principal: AnyPrincipal
+
+
+class AuthenticatedSession(NamedTuple):
+    """Who is signed in, and whether the use of the session is to be noted."""
+
+    principal: AnyPrincipal
+    is_use_to_be_noted: bool
+
+
+class AccountService:
+    """Accounts, invitations and sessions."""
+
+    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._clock = clock
+
+    # --- invitations ------------------------------------------------------------------------------
+
+    def invite_operator(self, session: PlatformSession, operator: Operator) -> IssuedInvitation:
+        """Let the operator set a password; earlier invitations end.
+
+        Raises InvalidTransition for a disabled one.
+        """
+        return self._invite(session, AccountKind.OPERATOR, operator)
+
+    def invite_user(self, session: TenantSession, user: User) -> IssuedInvitation:
+        """The same for a user of the session's tenant."""
+        return self._invite(session, AccountKind.USER, user)
+
+    def find_invited(self, session: PlatformSession, token: str) -> Holder:
+        """Whose invitation this is. Raises InvitationEnded or TenantSuspended."""
+        parsed = parse_token(token, INVITATION_PREFIX)
+        holder = parsed and repository.find_invited(session, parsed.hash)
+        if not holder or not holder.is_active or not self._is_invited(holder.account):
+            raise InvitationEnded
+        _check_tenant(holder)
+        return holder
+
+    def enrol(self, session: UnitOfWork, token: str, password_hash: str) -> Account:
+        """Set the password of whose invitation this is; its sessions end. Raises InvitationEnded.
+
+        Of several that use one invitation at the same time, one does.
+        """
+        parsed = parse_token(token, INVITATION_PREFIX)
+        account = parsed and repository.lock_account(
+            session, Account.invitation_hash == parsed.hash
+        )
+        if not account or not self._is_invited(account):
+            raise InvitationEnded
+        account.invitation_hash = account.invitation_expires_at = None
+        self._set_password(session, account, password_hash)
+        return account
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def find_account(
+        self, session: PlatformSession, name: str, tenant_slug: str | None
+    ) -> Holder | None:
+        """The account that somebody names who signs in; None for one that cannot be let in."""
+        if tenant_slug is None:
+            holder = repository.find_operators_account(session, name)
+        else:
+            holder = repository.find_users_account(session, name.lower(), tenant_slug)
+        return holder if holder is not None and holder.is_active else None
+
+    def get(self, session: PlatformSession, account_id: str) -> Holder:
+        """The account of somebody who is signed in. Raises SessionEnded."""
+        holder = repository.find_by_id(session, account_id)
+        if holder is None or not holder.is_active:
+            raise SessionEnded
+        return holder
+
+    def open(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
+        """Sign in whoever's password was found right.
+
+        Raises SignInFailed if it was changed meanwhile, TenantSuspended.
+        """
+        _check_tenant(holder)
+        account = repository.lock_account(session, Account.id == holder.account.id)
+        if account is None or account.password_hash != holder.account.password_hash:
+            raise SignInFailed
+        return self._open(session, holder)
+
+    def open_enrolled(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
+        """Sign in whoever has just set a password."""
+        return self._open(session, holder)
+
+    def authenticate(self, session: PlatformSession, text: str) -> AuthenticatedSession:
+        """Who is signed in by this token. Raises SessionEnded or TenantSuspended."""
+        token = parse_token(text, SESSION_PREFIX)
+        found = token and repository.find_session(session, token.hash)
+        if not found or not found[1].is_active or not self._is_alive(found[0]):
+            raise SessionEnded
+        _check_tenant(found[1])
+        is_old = self._clock() - found[0].seen_at >= SEEN_GRANULARITY
+        return AuthenticatedSession(_principal(*found), is_old)
+
+    def note_use(self, session: PlatformSession, text: str) -> None:
+        """Write down that the session was used."""
+        token = parse_token(text, SESSION_PREFIX)
+        row = token and repository.lock_session(session, token.hash)
+        if row and self._is_alive(row):
+            row.seen_at = self._clock()
+
+    def confirm(self, session: UnitOfWork, text: str) -> datetime:
+        """The password was given anew; until when that counts. Raises SessionEnded."""
+        token = parse_token(text, SESSION_PREFIX)
+        row = token and repository.lock_session(session, token.hash)
+        if not row or not self._is_alive(row):
+            raise SessionEnded
+        row.confirmed_until = self._clock() + CONFIRMATION_LIFETIME
+        return row.confirmed_until
+
+    def change_password(
+        self, session: UnitOfWork, account_id: str, password_hash: str, *, keep: str
+    ) -> None:
+        """Set another password; all sessions end but the one of this token."""
+        account = repository.lock_account(session, Account.id == account_id)
+        if account is None:
+            raise SessionEnded
+        self._set_password(session, account, password_hash, keep=AccountToken(keep).hash)
+
+    def end(self, session: UnitOfWork, text: str) -> None:
+        """Sign out here."""
+        token = parse_token(text, SESSION_PREFIX)
+        row = token and repository.lock_session(session, token.hash)
+        if row:
+            session.delete(row)
+
+    def end_all(self, session: UnitOfWork, account_id: str, *, keep: str | None = None) -> int:
+        """Sign out everywhere, but where the session has the hash `keep`; how many there were."""
+        ended = [row for row in repository.list_sessions(session, account_id) if row.id != keep]
+        for row in ended:
+            session.delete(row)
+        return len(ended)
+
+    def close(self, session: UnitOfWork, account_id: str) -> None:
+        """Forget password, invitation and sessions: whose they were was disabled."""
+        self.end_all(session, account_id)
+        session.flush()
+        account = repository.lock_account(session, Account.id == account_id)
+        if account is not None:
+            session.delete(account)
+
+    def purge(self, session: PlatformSession) -> int:
+        """Forget the sessions that have ended; how many."""
+        now = self._clock()
+        return repository.purge_sessions(session, now, now - IDLE_LIFETIME)
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _invite(
+        self, session: UnitOfWork, kind: AccountKind, person: Operator | User
+    ) -> IssuedInvitation:
+        if person.disabled_at is not None:
+            raise InvalidTransition("disabled", "invited")
+        account = lock_or_add(session, Account(id=person.id, kind=kind))
+        token = make_token(INVITATION_PREFIX)
+        account.invitation_hash = token.hash
+        account.invitation_expires_at = expires_at = self._clock() + INVITATION_LIFETIME
+        session.flush()
+        return IssuedInvitation(expires_at, token.text)
+
+    def _set_password(
+        self, session: UnitOfWork, account: Account, password_hash: str, *, keep: str | None = None
+    ) -> None:
+        account.password_hash, account.password_set_at = password_hash, self._clock()
+        self.end_all(session, account.id, keep=keep)
+        session.flush()
+
+    def _open(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
+        token, now = make_token(SESSION_PREFIX), self._clock()
+        row = AccountSession(
+            id=token.hash,
+            account_id=holder.account.id,
+            created_at=now,
+            seen_at=now,
+            expires_at=now + SESSION_LIFETIME,
+        )
+        session.add(row)
+        session.flush()
+        return OpenedSession(token, _principal(row, holder))
+
+    def _is_invited(self, account: Account) -> bool:
+        expires_at = account.invitation_expires_at
+        return expires_at is not None and self._clock() < expires_at
+
+    def _is_alive(self, row: AccountSession) -> bool:
+        now = self._clock()
+        return now < row.expires_at and now < row.seen_at + IDLE_LIFETIME
+
+
+def actor_of(holder: Holder) -> Actor:
+    """As the audit log names whose account it is."""
+    if holder.operator is not None:
+        return Actor(ActorKind.OPERATOR, holder.operator.id, holder.operator.name)
+    assert holder.user is not None, "an account is an operator's or a user's"
+    return Actor(ActorKind.USER, holder.user.id, holder.user.email)
+
+
+def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
+    person = holder.operator or holder.user
+    assert person is not None, "an account is an operator's or a user's"
+    signed_in = SignedIn(holder.account.id, person.role, row.expires_at, row.confirmed_until)
+    if holder.operator is not None:
+        operator = holder.operator
+        return OperatorPrincipal(
+            operator.id, operator.name, operator.role, row.expires_at, signed_in
+        )
+    assert holder.user is not None
+    assert holder.tenant is not None
+    return Principal(
+        tenant_id=holder.tenant.id,
+        tenant_slug=holder.tenant.slug,
+        actor=actor_of(holder),
+        scopes=holder.user.role.scopes,
+        key_id=None,
+        expires_at=row.expires_at,
+        tenant_weight=holder.tenant.weight,
+        signed_in=signed_in,
+    )
+
+
+def _check_tenant(holder: Holder) -> None:
+    if holder.tenant is not None and holder.tenant.is_suspended:
+        raise TenantSuspended

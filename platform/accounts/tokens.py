@@ -1,0 +1,49 @@
+"""The random texts by which a browser is known, and by which somebody sets the first password.
+
+Each has 256 bits, so a plain hash of it is all that has to be kept. Prefixes let scanners find
+those that leaked.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+
+from ..secrets import derive_key
+
+SESSION_PREFIX = "lpx_session_"
+INVITATION_PREFIX = "lpx_join_"
+MAX_TOKEN_LENGTH = 128
+_RANDOM = r"[0-9A-Za-z_-]{43}"
+_TOKEN = re.compile(rf"(?:{SESSION_PREFIX}|{INVITATION_PREFIX}){_RANDOM}")
+_CSRF = "console-csrf"
+_RANDOM_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AccountToken:
+    """A well-formed token. The text is a secret and does not appear in the repr."""
+
+    text: str = field(repr=False)
+
+    @property
+    def hash(self) -> str:
+        """What is kept of it."""
+        return derive_key(self.text.encode(), "account-token").hex()
+
+    @property
+    def csrf_token(self) -> str:
+        """What only a page of ours can know of a session's token, whose cookie no script reads."""
+        return derive_key(self.text.encode(), _CSRF).hex()
+
+
+def make_token(prefix: str) -> AccountToken:
+    """A new random token."""
+    return AccountToken(prefix + secrets.token_urlsafe(_RANDOM_BYTES))
+
+
+def parse_token(text: str, prefix: str) -> AccountToken | None:
+    """The token of this kind, or None if the text has not its form."""
+    is_token = text.startswith(prefix) and _TOKEN.fullmatch(text)
+    return AccountToken(text) if is_token else None

@@ -1,0 +1,272 @@
+"""Lists of adapters for people: searched, sorted and counted by the database.
+
+One query for a page's rows and two for what belongs to them, whatever the page's size.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_, select, tuple_
+
+from ...adapters.identity import AdapterKey
+from ..base import UtcDateTime, utc_now
+from ..errors import InvalidValue
+from ..overview.models import AdapterUse
+from ..sessions import PlatformSession, TenantSession
+from ..tenants.models import Tenant
+from ..usage.models import UsageDay
+from .models import Adapter, AdapterAlias, AdapterVersion
+from .states import VISIBLE_STATES, VersionState
+
+COUNTED_DAYS = 30
+"""Requests of today and of so many days less one before it."""
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class AdapterOrder(StrEnum):
+    """By what a list is sorted; by name where that is the same. What is most comes first."""
+
+    NAME = "name"
+    NAME_DOWN = "-name"
+    CREATED = "created"
+    LAST_USED = "last_used"
+    REQUESTS = "requests"
+    BYTES = "bytes"
+    P95 = "p95"
+
+
+class AdapterQuery(NamedTuple):
+    """Which adapters are wanted, and in which order."""
+
+    search: str | None = None
+    """A part of the name."""
+    order: AdapterOrder = AdapterOrder.NAME
+    state: VersionState | None = None
+    """Of the latest version."""
+    tenant_slug: str | None = None
+    names: Collection[str] | None = None
+    """The only ones that there are for who asks; None: all."""
+
+
+class AdapterSummary(NamedTuple):
+    """One adapter with what lists show of it."""
+
+    adapter: Adapter
+    tenant_slug: str
+    latest: AdapterVersion
+    num_versions: int
+    num_bytes: int
+    num_requests: int
+    last_used_at: datetime | None
+    p95_ms: float | None
+    aliases: dict[str, int]
+    contents: list[AdapterKey]
+    """Of its versions."""
+    cursor: str
+    """Names its place in this list."""
+
+
+def list_summaries(
+    session: TenantSession | PlatformSession,
+    query: AdapterQuery,
+    *,
+    after: str | None = None,
+    limit: int,
+) -> list[AdapterSummary]:
+    """The adapters of which something is visible, behind the cursor `after`, at most `limit`.
+
+    Of the session's tenant, or of all. Raises InvalidValue for a cursor of another list.
+    """
+    listing = _Listing(query.order)
+    rows = session.execute(listing.select(query, after).limit(limit)).all()
+    ids = [row[0].id for row in rows]
+    aliases, contents = _aliases(session, ids), _contents(session, ids)
+    return [
+        AdapterSummary(
+            adapter=row[0],
+            tenant_slug=row[1],
+            latest=row[2],
+            num_versions=row[3],
+            num_bytes=int(row[4]),
+            num_requests=int(row[5]),
+            last_used_at=row[6],
+            p95_ms=row[7],
+            aliases=aliases[row[0].id],
+            contents=contents[row[0].id],
+            cursor=listing.cursor(row[8], row[0], row[1]),
+        )
+        for row in rows
+    ]
+
+
+class _Listing:
+    """The one query, and where a row stands in its order."""
+
+    def __init__(self, order: AdapterOrder) -> None:
+        self._order = order
+        self._versions, self._uses = _versions(), _requests()
+        self._key = self._sorted_by()
+
+    def select(self, query: AdapterQuery, after: str | None) -> Select[*tuple[Any, ...]]:
+        versions, uses = self._versions.c, self._uses.c
+        selected = (
+            select(
+                Adapter,
+                Tenant.slug,
+                AdapterVersion,
+                versions.num_versions,
+                versions.num_bytes,
+                func.coalesce(uses.num_requests, 0),
+                AdapterUse.last_used_at,
+                AdapterUse.p95_ms,
+                self._key.label("sort_key"),
+            )
+            .select_from(Adapter)
+            .join(Tenant, Tenant.id == Adapter.tenant_id)
+            .join(self._versions, versions.adapter_id == Adapter.id)
+            .join(
+                AdapterVersion,
+                (AdapterVersion.tenant_id == Adapter.tenant_id)
+                & (AdapterVersion.adapter_id == Adapter.id)
+                & (AdapterVersion.number == versions.latest_number),
+            )
+            .outerjoin(
+                self._uses,
+                (uses.tenant_id == Adapter.tenant_id) & (uses.adapter_name == Adapter.name),
+            )
+            .outerjoin(
+                AdapterUse,
+                (AdapterUse.tenant_id == Adapter.tenant_id)
+                & (AdapterUse.adapter_name == Adapter.name),
+            )
+            .where(*_conditions(query))
+        )
+        if after is not None:
+            selected = selected.where(self._is_behind(after))
+        return selected.order_by(*self._ordering())
+
+    def cursor(self, key: Any, adapter: Adapter, slug: str) -> str:
+        # Sums are decimals on PostgreSQL.
+        place = key.isoformat() if isinstance(key, datetime) else float(key)
+        text = json.dumps([self._order, place, adapter.name, slug])
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    def _sorted_by(self) -> ColumnElement[Any]:
+        """By what, where names do not decide."""
+        match self._order:
+            case AdapterOrder.CREATED:
+                return Adapter.created_at.expression
+            case AdapterOrder.LAST_USED:
+                never = literal(_NEVER, UtcDateTime)
+                return func.coalesce(AdapterUse.last_used_at, never, type_=UtcDateTime)
+            case AdapterOrder.REQUESTS:
+                return func.coalesce(self._uses.c.num_requests, 0)
+            case AdapterOrder.BYTES:
+                return self._versions.c.num_bytes
+            case AdapterOrder.P95:
+                return func.coalesce(AdapterUse.p95_ms, -1.0)
+        return literal(0)
+
+    def _ordering(self) -> list[ColumnElement[Any]]:
+        if self._order is AdapterOrder.NAME:
+            return [Adapter.name.asc(), Tenant.slug.asc()]
+        if self._order is AdapterOrder.NAME_DOWN:
+            return [Adapter.name.desc(), Tenant.slug.desc()]
+        return [self._key.desc(), Adapter.name.asc(), Tenant.slug.asc()]
+
+    def _is_behind(self, cursor: str) -> ColumnElement[bool]:
+        key, name, slug = self._parse(cursor)
+        place, here = tuple_(Adapter.name, Tenant.slug), tuple_(literal(name), literal(slug))
+        if self._order is AdapterOrder.NAME:
+            return place > here
+        if self._order is AdapterOrder.NAME_DOWN:
+            return place < here
+        return or_(self._key < key, and_(self._key == key, place > here))
+
+    def _parse(self, cursor: str) -> tuple[Any, str, str]:
+        try:
+            order, key, name, slug = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            if order != self._order:
+                raise ValueError("a cursor of another order")
+            if self._order in (AdapterOrder.CREATED, AdapterOrder.LAST_USED):
+                return datetime.fromisoformat(key).astimezone(UTC), str(name), str(slug)
+            return float(key), str(name), str(slug)
+        except (ValueError, TypeError, OverflowError):
+            raise InvalidValue("It is no `next_after` of this list.", param="after") from None
+
+
+def _versions() -> Subquery:
+    """By adapter: how many visible versions, their bytes, and the latest one's number."""
+    return (
+        select(
+            AdapterVersion.adapter_id,
+            func.count().label("num_versions"),
+            func.sum(AdapterVersion.size_bytes).label("num_bytes"),
+            func.max(AdapterVersion.number).label("latest_number"),
+        )
+        .where(AdapterVersion.state.in_(VISIBLE_STATES))
+        .group_by(AdapterVersion.adapter_id)
+        .subquery()
+    )
+
+
+def _requests() -> Subquery:
+    """By tenant and adapter: the requests of the last days."""
+    first_day = utc_now().date() - timedelta(days=COUNTED_DAYS - 1)
+    return (
+        select(
+            UsageDay.tenant_id,
+            UsageDay.adapter_name,
+            func.sum(UsageDay.num_requests).label("num_requests"),
+        )
+        .where(UsageDay.day >= first_day)
+        .group_by(UsageDay.tenant_id, UsageDay.adapter_name)
+        .subquery()
+    )
+
+
+def _conditions(query: AdapterQuery) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [Adapter.is_visible.is_(True)]
+    if query.search is not None:
+        conditions.append(Adapter.name.contains(query.search.lower(), autoescape=True))
+    if query.state is not None:
+        conditions.append(AdapterVersion.state == query.state)
+    if query.tenant_slug is not None:
+        conditions.append(Tenant.slug == query.tenant_slug)
+    if query.names is not None:
+        conditions.append(Adapter.name.in_(query.names))
+    return conditions
+
+
+def _aliases(
+    session: TenantSession | PlatformSession, ids: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    query = (
+        select(AdapterAlias.adapter_id, AdapterAlias.name, AdapterVersion.number)
+        .join(AdapterVersion, AdapterVersion.id == AdapterAlias.version_id)
+        .where(AdapterAlias.adapter_id.in_(ids))
+        .order_by(AdapterAlias.name)
+    )
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for adapter_id, alias, number in session.execute(query):
+        found[adapter_id][alias] = number
+    return found
+
+
+def _contents(
+    session: TenantSession | PlatformSession, ids: Sequence[str]
+) -> dict[str, list[AdapterKey]]:
+    query = select(
+        AdapterVersion.adapter_id, AdapterVersion.tenant_id, AdapterVersion.digest
+    ).where(AdapterVersion.adapter_id.in_(ids), AdapterVersion.state.in_(VISIBLE_STATES))
+    found: defaultdict[str, list[AdapterKey]] = defaultdict(list)
+    for adapter_id, tenant_id, digest in session.execute(query):
+        found[adapter_id].append(AdapterKey(tenant_id, digest))
+    return found

@@ -1,0 +1,53 @@
+"""What is added up: of a tenant or a server, in a moment or over many steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .latencies import bucket_of
+
+SUMS = (
+    *("num_requests", "num_errors", "prompt_tokens", "output_tokens", "num_cold_loads"),
+    *("running_seconds", "waiting_seconds", "kv_block_seconds", "adapter_byte_seconds"),
+)
+COUNTS = ("first_token_counts", "token_gap_counts")
+
+
+@dataclass(slots=True)
+class FigureSums:
+    """The figures of `models.Figures`, while they come together."""
+
+    num_requests: int = 0
+    num_errors: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    num_cold_loads: int = 0
+    running_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    kv_block_seconds: float = 0.0
+    adapter_byte_seconds: float = 0.0
+    first_token_counts: Counter[str] = field(default_factory=Counter)
+    token_gap_counts: Counter[str] = field(default_factory=Counter)
+
+    def first_token_came(self, seconds: float) -> None:
+        """So long after its request."""
+        self.first_token_counts[str(bucket_of(1000 * seconds))] += 1
+
+    def tokens_came_again(self, seconds: float) -> None:
+        """So long after the sequence's tokens before."""
+        self.token_gap_counts[str(bucket_of(1000 * seconds))] += 1
+
+    def add(self, other: object) -> None:
+        """The figures of another one of these, or of a row, on top."""
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in COUNTS:
+            counts: Mapping[str, int] = getattr(other, name)
+            getattr(self, name).update(counts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has come together."""
+        return self == FigureSums()

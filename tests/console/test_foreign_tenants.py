@@ -1,0 +1,54 @@
+"""A tenant's user gets nothing of another tenant on any page, whatever address is typed."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Response
+
+from support.console import PAGES, Visitor
+from support.seeded import PUSHES, Seeded
+
+FOREIGN = "globex"
+SECRETS = ("Globex", "pirate", "globex.example")
+"""What a user of `acme` could only know from an answer: names that are in no address below."""
+
+
+@pytest.fixture(scope="module")
+def trespasser(owner: Visitor) -> Visitor:
+    """The owner of `acme`, whose browser was told that `globex` was picked."""
+    owner.open("/")
+    owner.pick(FOREIGN)
+    return owner
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_shows_or_fetches_anything_of_another_tenant(
+    trespasser: Visitor, seeded: Seeded, name: str
+) -> None:
+    """With the other tenant in the address, in the query and as the one that was picked."""
+    answers: list[Response] = []
+    trespasser.page.on("response", answers.append)
+    trespasser.open(PAGES[name].replace("acme", FOREIGN) + f"?tenant={FOREIGN}")
+    trespasser.page.remove_listener("response", answers.append)
+    told = "\n".join(answer.text() for answer in answers if "/console/" not in answer.url)
+    shown = trespasser.page.locator("main").inner_text()
+    hidden = (*SECRETS, seeded.callers[FOREIGN].tenant_id)
+    assert "object" in told
+    assert [word for word in hidden if word in told or word in shown] == []
+    assert trespasser.executed() == []
+
+
+def test_the_api_refuses_the_session_what_is_not_its_tenants(
+    owner: Visitor, seeded: Seeded
+) -> None:
+    """What the pages do not offer, asked for by hand with the same cookie."""
+    request = owner.page.context.request
+    own = {"origin": seeded.server.url}
+    for path in ("/admin/tenants", "/admin/overview", "/admin/memory", "/admin/settings"):
+        assert request.get(seeded.server.url + path, headers=own).status == 403
+    for slug, _, name in PUSHES:
+        if slug == "acme":
+            continue
+        foreign = {**own, "x-loraplex-tenant": slug}
+        answer = request.get(f"{seeded.server.url}/v1/adapters/{name}", headers=foreign)
+        assert answer.status in (403, 404)

@@ -1,0 +1,69 @@
+"""With 200 tenants and 5,000 adapters a page asks for one page of them, and holds no more."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from support.console import PAGES, Visitor
+from support.many import NUM_ADAPTERS, NUM_TENANTS, add_many
+from support.seeded import Seeded
+
+MAX_ROWS = 500
+MAX_REQUESTS = 12
+MAX_BYTES = 600_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _many(seeded: Seeded) -> None:
+    database = seeded.server.database
+    add_many(database)
+    database.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_asks_for_everything(operator: Visitor, name: str) -> None:
+    asked: list[int] = []
+
+    def count(size: object) -> None:
+        if size.request.resource_type == "fetch":  # type: ignore[attr-defined]
+            asked.append(len(size.body()))  # type: ignore[attr-defined]
+
+    operator.page.on("response", count)
+    operator.open(PAGES[name])
+    operator.page.remove_listener("response", count)
+    assert len(asked) <= MAX_REQUESTS
+    assert sum(asked) <= MAX_BYTES
+    assert operator.page.locator("main tr").count() <= MAX_ROWS
+
+
+def test_adapters_are_found_among_thousands(operator: Visitor, seeded: Seeded) -> None:
+    """The last page is reached by narrowing, not by turning a hundred pages."""
+    page = operator.page
+    operator.pick(f"many-{NUM_TENANTS - 1}")
+    operator.open("/adapters?search=bot-24")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("bot-24")
+    operator.pick(None)
+    operator.open("/adapters?search=bot-24")
+    assert 1 < rows.count() < NUM_ADAPTERS // 10
+    found = seeded.admin.get("/admin/adapters", params={"search": "bot-24", "limit": 500}).json()
+    assert len(found["data"]) == NUM_TENANTS
+
+
+def test_pages_of_a_list_follow_each_other_without_gap_or_repetition(operator: Visitor) -> None:
+    page = operator.page
+    operator.pick(None)
+    operator.open("/tenants")
+    seen: list[str] = []
+    while True:
+        links = page.locator("tbody a")
+        seen += links.all_inner_texts()
+        following = page.get_by_role("button", name="Next")
+        if not following.count() or following.is_disabled():
+            break
+        following.click()
+        expect(links.first).not_to_have_text(seen[-links.count()])
+    assert len(seen) == len(set(seen)) >= NUM_TENANTS
+    assert seen == sorted(seen)

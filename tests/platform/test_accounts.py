@@ -1,0 +1,379 @@
+"""Signing in as the control plane has it: invitations, sessions and their ends, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+import pytest
+
+from loraplex.platform.accounts import failures
+from loraplex.platform.accounts.failures import Subjects
+from loraplex.platform.accounts.passwords import Passwords
+from loraplex.platform.accounts.repository import Holder
+from loraplex.platform.accounts.service import AccountService
+from loraplex.platform.accounts.tokens import SESSION_PREFIX, parse_token
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    InvalidTransition,
+    InvitationEnded,
+    SessionEnded,
+    SignInFailed,
+    TenantSuspended,
+)
+from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, TenantRole
+from loraplex.platform.operators.service import OperatorService
+from loraplex.platform.tenants import service as tenants
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.users import service as users
+from support.identity import SettableClock, caller_of, peppers
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+EMAIL = "ada@acme.example"
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock(NOON)
+
+
+@pytest.fixture
+def accounts(clock: SettableClock) -> AccountService:
+    return AccountService(clock=clock)
+
+
+def invite_operator(database: Database, accounts: AccountService, name: str = "root") -> str:
+    """The token of a new operator's invitation."""
+    operators = OperatorService(peppers("secret"))
+    with database.platform_transaction() as session:
+        operator = operators.create(session, name, OperatorRole.ADMIN)
+        return accounts.invite_operator(session, operator).token
+
+
+def invite_user(database: Database, accounts: AccountService, tenant: Tenant) -> str:
+    """The token of a new user's invitation."""
+    with database.transaction(tenant.id) as session:
+        user = users.add_user(session, EMAIL, TenantRole.DEVELOPER, by=caller_of(tenant))
+        return accounts.invite_user(session, user).token
+
+
+def enrol(database: Database, accounts: AccountService, token: str, stored: str = "hash") -> Holder:
+    with database.platform_transaction() as session:
+        accounts.enrol(session, token, stored)
+    with database.platform_transaction(read_only=True) as session:
+        holder = accounts.find_account(session, "root", None)
+        holder = holder or accounts.find_account(session, EMAIL, "acme")
+    assert holder is not None
+    return holder
+
+
+def sign_in(database: Database, accounts: AccountService, holder: Holder) -> str:
+    with database.platform_transaction() as session:
+        return accounts.open(session, holder).token.text
+
+
+def who(database: Database, accounts: AccountService, token: str) -> OperatorPrincipal | Principal:
+    with database.platform_transaction(read_only=True) as session:
+        return accounts.authenticate(session, token).principal
+
+
+def test_whoever_takes_an_invitation_is_let_in_as_who_it_is_for(
+    database: Database, accounts: AccountService, acme: Tenant
+) -> None:
+    operators = enrol(database, accounts, invite_operator(database, accounts))
+    operator = who(database, accounts, sign_in(database, accounts, operators))
+    assert isinstance(operator, OperatorPrincipal)
+    assert (operator.name, operator.role) == ("root", OperatorRole.ADMIN)
+    token = invite_user(database, accounts, acme)
+    with database.platform_transaction() as session:
+        accounts.enrol(session, token, "hash")
+        holder = accounts.find_account(session, EMAIL.upper(), "acme")
+        assert holder is not None
+        user = accounts.open(session, holder).principal
+    assert isinstance(user, Principal)
+    assert (user.tenant_id, user.actor.name, user.key_id) == (acme.id, EMAIL, None)
+    assert user.scopes == TenantRole.DEVELOPER.scopes
+
+
+def test_an_invitation_is_good_once_and_for_a_day(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    token = invite_operator(database, accounts)
+    clock.now = NOON + timedelta(hours=24)
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.find_invited(session, token)
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.enrol(session, token, "hash")
+    clock.now = NOON + timedelta(hours=23, minutes=59)
+    enrol(database, accounts, token)
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.enrol(session, token, "another")
+
+
+def test_of_many_who_use_one_invitation_at_once_one_sets_the_password(
+    database: Database, accounts: AccountService
+) -> None:
+    token = invite_operator(database, accounts)
+
+    def attempt(number: int) -> bool:
+        try:
+            with database.platform_transaction() as session:
+                accounts.enrol(session, token, f"hash {number}")
+        except InvitationEnded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(attempt, range(8))) == 1
+
+
+def test_a_new_invitation_ends_the_one_before(database: Database, accounts: AccountService) -> None:
+    first = invite_operator(database, accounts)
+    with database.platform_transaction() as session:
+        operator = OperatorService(peppers("secret")).get(session, "root")
+        second = accounts.invite_operator(session, operator).token
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.enrol(session, first, "hash")
+    enrol(database, accounts, second)
+
+
+def test_a_session_ends_when_it_is_not_used_and_at_the_latest_after_twelve_hours(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    idle, used = sign_in(database, accounts, holder), sign_in(database, accounts, holder)
+    for minutes in range(20, 12 * 60, 20):
+        clock.now = NOON + timedelta(minutes=minutes)
+        who(database, accounts, used)
+        with database.platform_transaction() as session:
+            accounts.note_use(session, used)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, idle)
+    clock.now = NOON + timedelta(hours=12, microseconds=-1)
+    who(database, accounts, used)
+    clock.now = NOON + timedelta(hours=12)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, used)
+    clock.now = NOON + timedelta(minutes=30)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, idle)
+    clock.now = NOON + timedelta(minutes=30, microseconds=-1)
+    who(database, accounts, idle)
+
+
+def test_a_confirmation_counts_for_ten_minutes(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    token = sign_in(
+        database, accounts, enrol(database, accounts, invite_operator(database, accounts))
+    )
+    before = who(database, accounts, token).signed_in
+    assert before is not None
+    assert not before.is_confirmed(NOON)
+    with database.platform_transaction() as session:
+        accounts.confirm(session, token)
+    after = who(database, accounts, token).signed_in
+    assert after is not None
+    assert after.is_confirmed(NOON + timedelta(minutes=9, seconds=59))
+    assert not after.is_confirmed(NOON + timedelta(minutes=10))
+
+
+def end_here(
+    accounts: AccountService, database: Database, tokens: list[str], holder: Holder
+) -> None:
+    with database.platform_transaction() as session:
+        accounts.end(session, tokens[0])
+
+
+def end_everywhere(
+    accounts: AccountService, database: Database, tokens: list[str], holder: Holder
+) -> None:
+    with database.platform_transaction() as session:
+        accounts.end_all(session, holder.account.id)
+
+
+def change_password(
+    accounts: AccountService, database: Database, tokens: list[str], holder: Holder
+) -> None:
+    with database.platform_transaction() as session:
+        accounts.change_password(session, holder.account.id, "new", keep=tokens[0])
+
+
+def invite_again(
+    accounts: AccountService, database: Database, tokens: list[str], holder: Holder
+) -> None:
+    with database.platform_transaction() as session:
+        operator = OperatorService(peppers("secret")).get(session, "root")
+        accounts.enrol(session, accounts.invite_operator(session, operator).token, "new")
+
+
+def close(accounts: AccountService, database: Database, tokens: list[str], holder: Holder) -> None:
+    with database.platform_transaction() as session:
+        accounts.close(session, holder.account.id)
+
+
+@pytest.mark.parametrize(
+    ("act", "remaining"),
+    [
+        (end_here, [False, True]),
+        (end_everywhere, [False, False]),
+        (change_password, [True, False]),
+        (invite_again, [False, False]),
+        (close, [False, False]),
+    ],
+)
+def test_what_ends_which_sessions(
+    act: Callable[[AccountService, Database, list[str], Holder], None],
+    remaining: list[bool],
+    database: Database,
+    accounts: AccountService,
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    tokens = [sign_in(database, accounts, holder) for _ in range(2)]
+    act(accounts, database, tokens, holder)
+
+    def is_signed_in(token: str) -> bool:
+        try:
+            who(database, accounts, token)
+        except SessionEnded:
+            return False
+        return True
+
+    assert [is_signed_in(token) for token in tokens] == remaining
+
+
+def test_a_password_that_was_changed_meanwhile_lets_nobody_in(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    invite_again(accounts, database, [], holder)
+    with pytest.raises(SignInFailed), database.platform_transaction() as session:
+        accounts.open(session, holder)
+
+
+def test_a_disabled_operator_is_not_let_in_and_not_invited(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    token = sign_in(database, accounts, holder)
+    with database.platform_transaction() as session:
+        operator = OperatorService(peppers("secret")).get(session, "root")
+        operator.disabled_at = NOON
+        with pytest.raises(InvalidTransition):
+            accounts.invite_operator(session, operator)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, token)
+    with database.platform_transaction(read_only=True) as session:
+        assert accounts.find_account(session, "root", None) is None
+
+
+def test_a_suspended_tenants_user_is_refused(
+    database: Database, accounts: AccountService, acme: Tenant
+) -> None:
+    holder = enrol(database, accounts, invite_user(database, accounts, acme))
+    token = sign_in(database, accounts, holder)
+    with database.platform_transaction() as session:
+        tenants.suspend_tenant(session, "acme")
+    with pytest.raises(TenantSuspended):
+        who(database, accounts, token)
+
+
+def test_a_user_of_another_tenant_has_another_account(
+    database: Database, accounts: AccountService, acme: Tenant, bolt: Tenant
+) -> None:
+    enrol(database, accounts, invite_user(database, accounts, acme))
+    with database.platform_transaction(read_only=True) as session:
+        assert accounts.find_account(session, EMAIL, "bolt") is None
+        assert accounts.find_account(session, EMAIL, None) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lpx_session_", "lpx_session_" + "x" * 44, "lpx_join_" + "x" * 43]
+)
+def test_what_has_not_the_form_of_a_session_is_not_looked_for(text: str) -> None:
+    assert parse_token(text, SESSION_PREFIX) is None
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+ADDRESS = ip_address("192.0.2.7")
+SUBJECTS = Subjects(b"secret" * 8)
+
+
+def fail(database: Database, subjects: list[str], now: datetime) -> None:
+    with database.platform_transaction() as session:
+        failures.note_failure(session, subjects, now)
+
+
+def is_locked(database: Database, subjects: list[str], now: datetime) -> bool:
+    with database.platform_transaction(read_only=True) as session:
+        return failures.locked_until(session, subjects, now) is not None
+
+
+def test_five_failures_within_a_quarter_hour_lock_for_a_quarter_hour(database: Database) -> None:
+    of_root = SUBJECTS.of("root", None, None)
+    for minute in range(4):
+        fail(database, of_root, NOON + timedelta(minutes=minute))
+    assert not is_locked(database, of_root, NOON + timedelta(minutes=4))
+    fifth = NOON + timedelta(minutes=14, seconds=59)
+    fail(database, of_root, fifth)
+    assert is_locked(database, of_root, fifth + timedelta(minutes=14, seconds=59))
+    assert not is_locked(database, of_root, fifth + timedelta(minutes=15))
+    fail(database, of_root, fifth + timedelta(minutes=15))
+    assert not is_locked(database, of_root, fifth + timedelta(minutes=15))
+
+
+def test_failures_that_are_long_ago_do_not_count(database: Database) -> None:
+    of_root = SUBJECTS.of("root", None, None)
+    for minute in range(0, 60, 4):
+        fail(database, of_root, NOON + timedelta(minutes=minute))
+        assert not is_locked(database, of_root, NOON + timedelta(minutes=minute))
+
+
+def test_names_and_addresses_are_locked_each_by_itself(database: Database) -> None:
+    for number in range(5):
+        fail(database, SUBJECTS.of(f"guess-{number}", "acme", ADDRESS), NOON)
+    assert is_locked(database, SUBJECTS.of("root", None, ADDRESS), NOON)
+    assert not is_locked(database, SUBJECTS.of("guess-1", "acme", ip_address("192.0.2.8")), NOON)
+
+
+def test_addresses_of_one_ipv6_network_are_one_caller() -> None:
+    def of(address: str) -> list[str]:
+        return SUBJECTS.of("root", None, ip_address(address))
+
+    assert of("2001:db8::1") == of("2001:db8::ffff:1")
+    assert of("2001:db8::1") != of("2001:db8:0:1::1")
+
+
+def test_whoever_knows_the_password_begins_anew(database: Database) -> None:
+    of_root = SUBJECTS.of("root", None, ADDRESS)
+    for _ in range(4):
+        fail(database, of_root, NOON)
+    with database.platform_transaction() as session:
+        failures.forget(session, of_root[0])
+    fail(database, of_root[:1], NOON)
+    assert not is_locked(database, of_root, NOON)
+
+
+def test_what_counts_no_more_is_forgotten(database: Database) -> None:
+    fail(database, SUBJECTS.of("root", None, ADDRESS), NOON)
+    with database.platform_transaction() as session:
+        assert failures.purge(session, NOON + timedelta(minutes=30)) == 0
+        assert failures.purge(session, NOON + timedelta(minutes=31)) == 2
+
+
+# --- passwords ------------------------------------------------------------------------------------
+
+
+def test_a_password_is_known_by_its_hash_alone() -> None:
+    passwords = Passwords(memory_kib=64, num_passes=1)
+    stored = passwords.hash("correct horse battery")
+    assert stored.startswith("$argon2id$")
+    assert "horse" not in stored
+    assert stored != passwords.hash("correct horse battery")
+    assert passwords.is_password("correct horse battery", stored)
+    assert not passwords.is_password("correct horse batterz", stored)
+    assert not passwords.is_password("nobody's password", None)
+    assert not passwords.is_password("x", "no hash")

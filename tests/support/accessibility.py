@@ -1,0 +1,28 @@
+"""What axe-core finds wrong with a page that is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+AXE = Path(__file__).parents[1] / "console" / "axe-core" / "axe.min.js"
+GRAVE = frozenset({"serious", "critical"})
+STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def grave_violations(page: Page) -> list[str]:
+    """Each rule that is broken gravely, with the elements that break it.
+
+    The script comes in over the debugger, so the page's own policy stays as it is.
+    """
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+    run = "tags => axe.run({runOnly: tags, resultTypes: ['violations']})"
+    found = page.evaluate(run, STANDARDS)["violations"]
+    return [
+        f"{violation['id']}: {violation['help']}: {node['html'][:160]}"
+        for violation in found
+        if violation["impact"] in GRAVE
+        for node in violation["nodes"]
+    ]

@@ -1,0 +1,176 @@
+"""A server with something to look at: the demo's base, three tenants, adapters, requests, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from loraplex.api.demo.manifest import WEIGHTS
+from loraplex.api.demo.recipe import BASE_NAME
+from loraplex.api.demo.scenario import QUANTIZATION
+from loraplex.api.demo.task import held_out_requests
+from loraplex.platform.models import RequestLogEntry, UsageDay
+from support.server import Caller, ServerUnderTest, serving
+
+TENANTS: Mapping[str, Mapping[str, Any]] = {
+    "acme": {"name": "Acme Ltd.", "weight": 2.0},
+    "globex": {"name": "Globex", "weight": 1.0},
+    "initech": {"name": "Initech", "weight": 0.5},
+}
+PUSHES = (
+    ("acme", "sql", "sql"),
+    ("acme", "json", "json"),
+    ("acme", "sql", "assistant"),
+    ("acme", "json", "assistant"),
+    ("globex", "pirate", "pirate"),
+    ("globex", "pirate", "assistant"),
+)
+"""Tenant, which of the demo's adapters, and as what."""
+DAYS = 14
+NUM_LOGGED = 40
+NUM_ASKED = 4
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """The server, who may look at it, and what it was given."""
+
+    server: ServerUnderTest
+    operator_key: str
+    callers: dict[str, Caller]
+    """By slug."""
+
+    @cached_property
+    def admin(self) -> httpx.Client:
+        """An operator's client."""
+        headers = {"authorization": f"Bearer {self.operator_key}"}
+        return httpx.Client(base_url=self.server.url, headers=headers, timeout=60.0)
+
+    def change(
+        self, method: str, path: str, body: object = None, *, tenant: str | None = None
+    ) -> Any:
+        """What the operator's request answers; it has to succeed."""
+        headers = {"x-loraplex-tenant": tenant} if tenant else {}
+        answer = self.admin.request(method, path, json=body, headers=headers)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+@contextmanager
+def seeded_server(data_dir: Path) -> Iterator[Seeded]:
+    """The server, until the block is left."""
+    options = ("--served-model-name", BASE_NAME, "--quantize", QUANTIZATION)
+    with serving(WEIGHTS / "base", data_dir, *options) as server:
+        seeded = Seeded(server, server.make_operator("root"), {})
+        try:
+            _fill(seeded)
+            yield seeded
+        finally:
+            seeded.admin.close()
+
+
+def _fill(seeded: Seeded) -> None:
+    callers = seeded.callers
+    callers.update({slug: _make_tenant(seeded, slug) for slug in TENANTS})
+    limits = {"requests_per_minute": 600, "tokens_per_period": 50_000_000, "adapters": 20}
+    seeded.change("PUT", "/admin/tenants/acme/quota", limits)
+    for slug, weights, name in PUSHES:
+        callers[slug].push(WEIGHTS / weights, name, aliases=["prod"])
+    _split_alias(callers["acme"])
+    _ask(callers)
+    _write_past(seeded)
+
+
+def _make_tenant(seeded: Seeded, slug: str) -> Caller:
+    tenant = seeded.change("POST", "/admin/tenants", {"slug": slug, **TENANTS[slug]})
+    scopes = ["infer", "adapters:read", "adapters:write", "usage:read"]
+    key = {"name": "production", "scopes": scopes, "expires_in_days": 90}
+    issued = seeded.change("POST", "/v1/keys", key, tenant=slug)
+    for name, role in (("owner", "owner"), ("ben", "developer"), ("eve", "viewer")):
+        user = {"email": f"{name}@{slug}.example", "role": role}
+        seeded.change("POST", "/v1/users", user, tenant=slug)
+    caller = Caller(seeded.server.url, tenant["id"], slug, issued["key"])
+    seeded.server.callers.append(caller)
+    return caller
+
+
+def _split_alias(acme: Caller) -> None:
+    split = {"version": 1, "canary": {"version": 2, "percent": 10}}
+    acme.http.put("/v1/adapters/assistant/aliases/prod", json=split).raise_for_status()
+
+
+def _ask(callers: Mapping[str, Caller]) -> None:
+    """Real answers of every adapter and the base, and one request for what is not there."""
+    asked = [(slug, name) for slug, _, name in PUSHES] + [("initech", BASE_NAME)]
+    for request in held_out_requests(NUM_ASKED):
+        messages = [{"role": "user", "content": request.prompt}]
+        for slug, model in asked:
+            body = {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
+            callers[slug].http.post("/v1/chat/completions", json=body).raise_for_status()
+    missing = {"model": "assistent", "messages": [{"role": "user", "content": "Ahoy"}]}
+    assert callers["acme"].http.post("/v1/chat/completions", json=missing).status_code == 404
+
+
+def _write_past(seeded: Seeded) -> None:
+    """Usage of two weeks and requests of a day, as a busy server would have written them."""
+    random, now = Random(7), datetime.now(UTC)
+    database = seeded.server.database
+    for slug, caller in seeded.callers.items():
+        names = sorted({name for tenant, _, name in PUSHES if tenant == slug}) or [""]
+        with database.transaction(caller.tenant_id) as session:
+            for back in range(1, DAYS):
+                day = (now - timedelta(days=back)).date()
+                session.add_all(_usage_day(random, day, name) for name in names)
+            session.add_all(
+                _logged(random, now - timedelta(minutes=random.uniform(1, 1400)), slug, name)
+                for name in names
+                for _ in range(NUM_LOGGED)
+            )
+    database.close()
+
+
+def _usage_day(random: Random, day: Any, name: str) -> UsageDay:
+    requests = random.randint(200, 900) // (3 if day.weekday() >= 5 else 1)
+    prompt = requests * random.randint(150, 400)
+    usage = UsageDay.begin(day, name, 1 if name else 0)
+    usage.num_requests = requests
+    usage.prompt_tokens = prompt
+    usage.cached_tokens = int(prompt * random.uniform(0.2, 0.6))
+    usage.completion_tokens = requests * random.randint(60, 160)
+    usage.num_cold_loads = requests // 40 if name else 0
+    usage.residency_byte_seconds = 318_432 * random.randint(20_000, 80_000) if name else 0
+    return usage
+
+
+def _logged(random: Random, at: datetime, slug: str, name: str) -> RequestLogEntry:
+    prompt, completion = random.randint(40, 900), random.randint(8, 200)
+    first = random.lognormvariate(3.4, 0.5)
+    return RequestLogEntry(
+        request_id=f"req_{random.getrandbits(96):024x}",
+        created_at=at,
+        key_id=None,
+        route="/v1/chat/completions",
+        status=200,
+        error_code=None,
+        model=f"{slug}/{name}@1" if name else BASE_NAME,
+        adapter_name=name or None,
+        adapter_version=1 if name else None,
+        finish_reason="stop",
+        tier=random.choice(("device", "device", "device", "host")) if name else None,
+        prompt_tokens=prompt,
+        cached_tokens=prompt // 3,
+        completion_tokens=completion,
+        queue_ms=random.lognormvariate(1.5, 0.6),
+        adapter_wait_ms=0.0,
+        load_ms=0.0 if name else None,
+        first_token_ms=first,
+        total_ms=first + completion * random.uniform(6, 11),
+    )
