@@ -59,7 +59,10 @@ def add_segments(
         a = _stacked_a(weights.flat, entries, x.shape[1])
         if a.shape[0]:
             start, end = segment.start, segment.end
-            h = x[start:end] @ a.T  # [tokens, sum of ranks]
+            # One row alone is summed in another order than in company: twice itself is company, so
+            # that a token's rounding depends less on who shares its step.
+            own = x[start:end] if end - start > 1 else x[start:end].expand(2, -1)
+            h = (own @ a.T)[: end - start]  # [tokens, sum of ranks]
             _expand(h, [part[start:end] for part in columns], weights.flat, entries)
 
 
