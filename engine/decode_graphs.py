@@ -1,10 +1,11 @@
 """Decode steps as CUDA graphs: one launch instead of a thousand.
 
-A step in which every sequence computes one token runs the same kernels whatever the sequences and
-their adapters are: all that differs lies in tensors that the kernels read. Such a step is captured
-once for each number of rows in a ladder of sizes, without LoRA and, by classes of rank, with it,
-and is then replayed: smaller steps are padded. What no graph serves runs kernel by kernel as ever,
-and gives the same.
+A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
+differs lies in tensors that the kernels read. It is captured once for each number of rows in a
+ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
+are padded. Each row is attended to by itself, so guesses that are verified and short ends of
+prompts are served as decodes are: the keys and values of all rows are written before any is read.
+What no graph serves runs kernel by kernel as ever, and gives the same.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RANK_CLASSES = (0, 16, 64, 512)
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
 """How many of them are captured before the first request; the others when a step needs them."""
-GRAPH_LAYER_BYTES = 128 << 10
+GRAPH_LAYER_BYTES = 256 << 10
 """Of the device, what a graph takes for each layer of the model besides its tensors."""
 WORKSPACE_BYTES = 96 << 20
 """Of the matmuls' library, for the streams that graphs are captured on."""
@@ -65,6 +66,15 @@ class DecodeOutput(NamedTuple):
     """`[num_rows, hidden_size]`: what the output head met; None unless asked for."""
     are_finite: Tensor
     """bool `[num_rows]`: whether all of a row's logits are numbers."""
+
+    def rows(self, kept: Sequence[int]) -> DecodeOutput:
+        """Of these rows, in ascending order, alone."""
+        if len(kept) == len(self.logits):
+            return self
+        hidden = self.hidden_states
+        return DecodeOutput(
+            self.logits[kept], None if hidden is None else hidden[kept], self.are_finite[kept]
+        )
 
 
 def row_sizes(max_num_seqs: int) -> list[int]:
@@ -111,6 +121,10 @@ class DecodeGraphs:
         """None: this shape could not be captured."""
         self._table = arena.table
         """What the graphs with LoRA read: a longer one makes them void."""
+
+    @property
+    def max_rows(self) -> int:
+        return self._sizes[-1]
 
     def capture(self, *, keeps_hidden_states: bool) -> str:
         """Capture what the first requests need, the largest first: the others fit in its memory.

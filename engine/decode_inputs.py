@@ -216,6 +216,7 @@ class _Tables:
         tables = words[start:end].reshape(len(self._places), len(spans), self._width)
         for row, blocks in enumerate(seen):
             for table, values, padding in zip(tables, blocks, self._padding, strict=False):
+                assert values is not None, "as many tables as there are values"
                 table[row, : len(values)] = values
                 table[row, len(values) :] = padding
         return end

@@ -41,6 +41,15 @@ class Span:
     is_prompt: bool = False
     """Its kept rows are read, and verify nothing."""
 
+    def tokens(self) -> list[Span]:
+        """Each token as a span of its own, which sees those before it: of a span without a tree."""
+        if len(self.token_ids) == 1:
+            return [self]
+        return [
+            Span([token], position, self.tables)
+            for token, position in zip(self.token_ids, self.positions, strict=True)
+        ]
+
     @property
     def end(self) -> int:
         """Behind the last of the blocks' places that it writes."""
@@ -132,12 +141,18 @@ def make_inputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64([position for span in spans for position in span.positions], device),
         attention=tuple(layout.batch(spans, starts) for layout in layouts),
-        kept_rows=tuple(
-            row
-            for span, end in zip(spans, starts[1:], strict=True)
-            for row in range(end - span.num_kept_rows, end)
-        ),
+        kept_rows=tuple(kept_rows(spans)),
     )
+
+
+def kept_rows(spans: Sequence[Span]) -> list[int]:
+    """Of spans one after another, the rows whose logits are kept."""
+    ends = accumulate(len(span.token_ids) for span in spans)
+    return [
+        row
+        for span, end in zip(spans, ends, strict=True)
+        for row in range(end - span.num_kept_rows, end)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

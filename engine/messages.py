@@ -561,7 +561,7 @@ class EngineStats:
     num_step_sequences: int = 0
     """Sequences of all steps together: over `num_steps`, how many run at once."""
     num_graph_steps: int = 0
-    """Steps that one launch of a captured graph computed."""
+    """Steps that one launch of a captured graph computed: those of few tokens."""
     num_eager_decodes: int = 0
     """Steps of decodes alone that no graph served, on an engine that has graphs."""
     utilization: UtilizationStats = field(default_factory=UtilizationStats)

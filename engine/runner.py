@@ -16,7 +16,7 @@ from .base_model import BaseModel
 from .batch import ScheduledBatch, ScheduledSequence
 from .decode_graphs import DecodeGraphs
 from .forward import PagedForward, run_model
-from .inputs import Span, make_inputs
+from .inputs import Span, kept_rows, make_inputs
 from .kv_cache import KvCache
 from .output_head import head_inputs
 from .pooling import last_hidden_states
@@ -119,13 +119,13 @@ class ModelRunner:
         """
         spans = [_span(sequence) for sequence in sequences]
         leases = [sequence.request.lease for sequence in sequences]
-        if self._graphs and all(sequence.is_decode for sequence in sequences):
-            reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
+        reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
+        if self._graphs:
             output = None if reads_states else self._replay(self._graphs, spans, leases)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
-            self.num_eager_decodes += 1
+            self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         with self._token_states(sequences) as seen:
             output = self.run_spans(spans, leases)
         return output._replace(token_states=seen[0]) if seen else output
@@ -133,12 +133,23 @@ class ModelRunner:
     def _replay(
         self, graphs: DecodeGraphs, spans: Sequence[Span], leases: Sequence[Lease | None]
     ) -> StepOutput | None:
-        """The output of spans of one token each, if a graph serves them."""
-        runs = [_run(1, lease) for lease in leases]
+        """The output of spans of few tokens, if a graph serves them."""
+        num_rows = sum(len(span.token_ids) for span in spans)
+        if num_rows > graphs.max_rows or any(span.tree is not None for span in spans):
+            return None
+        runs = [
+            run
+            for span, lease in zip(spans, leases, strict=True)
+            for run in [_run(1, lease)] * len(span.token_ids)
+        ]
         rank = self._adapters.plain_rank(runs)
-        output = None if rank is None else graphs.run(spans, [run.row for run in runs], rank)
+        if rank is None:
+            return None
+        tokens = [token for span in spans for token in span.tokens()]
+        output = graphs.run(tokens, [run.row for run in runs], rank)
         if output is None:
             return None
+        output = output.rows(kept_rows(spans))
         return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
 
     def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:

@@ -21,6 +21,7 @@ from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
 from support.models import make_adapter
+from support.speculation import ScriptedProposer, scripted
 
 RANKS = (1, 4, 24, 3)
 PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
@@ -132,6 +133,23 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert 8 < engines.recorder.num_captured <= 12
 
 
+def test_guesses_are_verified_and_short_prompts_computed_by_replays(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = ScriptedProposer({}, error=0.2)
+    with scripted(proposer) as name:
+        engines = Engines(
+            tiny_base, tmp_path, monkeypatch, max_num_seqs=24, speculation=(name,), **WINDOWS
+        )
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    expected = _serve(engines.eager, [None, key], max_tokens=60)
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    assert _serve(engines.replayed, [None, key], max_tokens=60) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 0
+    assert stats.num_graph_steps == stats.num_steps
+
+
 def test_what_is_read_of_a_step_is_that_of_its_own_rows(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +251,7 @@ def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
     before.fill_(1 << 40)
     replayed, eager = engines.serve(key)
     assert replayed == eager
-    assert engines.recorder.num_captured == num_captured + 1
+    assert engines.recorder.num_captured == num_captured + 2, "of the prompt's rows, and of one row"
 
 
 def test_numbers_of_rows_are_few_and_pad_little() -> None:
