@@ -218,5 +218,5 @@ def graph_seconds(run: Callable[[], Tensor]) -> float:
         event.record()
         graph.replay()
     torch.cuda.synchronize()
-    spans = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+    spans: list[float] = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
     return sorted(spans)[REPETITIONS // 2]

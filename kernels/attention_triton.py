@@ -158,8 +158,8 @@ def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
     """How `attend_kernel` is compiled."""
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
-    is_wide = shape.block_queries * shape.block_keys == 64 * 32
-    return {"num_warps": 8 if is_wide else 4, "num_stages": 2}
+    is_large = shape.block_queries > 32 and shape.block_keys < 64  # of vectors too wide for four
+    return {"num_warps": 8 if is_large else 4, "num_stages": 2}
 
 
 def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:

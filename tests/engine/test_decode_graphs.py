@@ -21,6 +21,7 @@ from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
 from support.models import make_adapter
+from support.speculation import ScriptedProposer, scripted
 
 RANKS = (1, 4, 24, 3)
 PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
@@ -135,16 +136,18 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
 def test_guesses_are_verified_and_short_prompts_computed_by_replays(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guessing = {"speculation": ("ngram",), "clock": lambda: 0.0}  # nothing costs time: guesses pay
-    engines = Engines(tiny_base, tmp_path, monkeypatch, max_num_seqs=24, **guessing, **WINDOWS)
+    proposer = ScriptedProposer({}, error=0.2)
+    with scripted(proposer) as name:
+        engines = Engines(
+            tiny_base, tmp_path, monkeypatch, max_num_seqs=24, speculation=(name,), **WINDOWS
+        )
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
-    engines.serve(key)
-    before = engines.replayed.core.stats()
-    replayed, eager = engines.serve(None, key, max_tokens=40, ignore_eos=True)
-    assert replayed == eager
-    after = engines.replayed.core.stats()
-    assert after.speculation_totals[0].num_draft_tokens > 0
-    assert after.num_graph_steps - before.num_graph_steps == after.num_steps - before.num_steps
+    expected = _serve(engines.eager, [None, key], max_tokens=60)
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    assert _serve(engines.replayed, [None, key], max_tokens=60) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 0
+    assert stats.num_graph_steps == stats.num_steps
 
 
 def test_what_is_read_of_a_step_is_that_of_its_own_rows(
