@@ -23,7 +23,7 @@ from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
 from .checkpoint import locate_model
-from .config import EngineConfig, Quantization
+from .config import EngineConfig
 from .device_peak import measure_peak
 from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
@@ -123,7 +123,7 @@ class EngineCore:
         peak = measure_peak(
             base.device,
             base.dtype,
-            int8=config.quantization is Quantization.INT8,
+            bits=config.quantization.bits,
             threads=torch.get_num_threads(),
         )
         self._utilization = Utilization(peak)

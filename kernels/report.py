@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import lora_triton
+from . import coded_triton, lora_triton
+from .int4_codes import GROUP
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -31,6 +33,8 @@ SHAPES = ((16, 16), (16, 64), (64, 16), (64, 64))
 """(tokens, ranks) of a tile: the smallest and largest that `lora_triton` chooses of each."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
+CODED_ROWS = (1, 32, 512)
+"""One of each tile that `coded_triton` chooses."""
 WARP_THREADS = 32
 
 
@@ -81,6 +85,37 @@ def lora_cases() -> Iterator[KernelCase]:
             )
 
 
+def coded_cases() -> Iterator[KernelCase]:
+    """Products with int8 and int4 codes, what puts their splits together, and dequantizing."""
+    groups = IN_FEATURES // GROUP
+    for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), CODED_ROWS):
+        data = f"*{dtype_name}"
+        launch = coded_triton.choose_launch(rows, SLICE_OUTS[0], groups, dtype)
+        coded = {"codes_ptr": "*i16", "scale_ptr": "*fp32" if bits == 8 else "*bf16"}
+        yield KernelCase(
+            f"coded[{dtype_name},int{bits},rows{rows}]",
+            coded_triton.coded_kernel,
+            coded_triton.coded_constants(IN_FEATURES, bits, launch),
+            launch.options,
+            {**coded, "y_ptr": data, "x_ptr": data, "bias_ptr": data},
+        )
+        if rows == CODED_ROWS[-1]:
+            yield KernelCase(
+                f"dequantize[{dtype_name},int{bits}]",
+                coded_triton.dequantize_kernel,
+                coded_triton.dequantize_constants(bits),
+                coded_triton.DEQUANTIZE_OPTIONS,
+                {**coded, "weight_ptr": data},
+            )
+    yield KernelCase(
+        "sum_splits",
+        coded_triton.sum_kernel,
+        coded_triton.sum_constants(coded_triton.MAX_SPLITS),
+        coded_triton.SUM_OPTIONS,
+        {"y_ptr": "*bf16", "sums_ptr": "*fp32", "bias_ptr": "*bf16"},
+    )
+
+
 def compile_case(case: KernelCase, arch: str) -> KernelUsage:
     """Compile one kernel for one architecture, as the launcher would."""
     names = case.kernel.arg_names
@@ -93,7 +128,9 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
     divisible = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if name not in case.constants and name != "table_stride"
+        if name not in case.constants
+        and name != "table_stride"
+        and not case.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=divisible)
     target = GPUTarget("cuda", ARCHITECTURES[arch], WARP_THREADS)
@@ -116,7 +153,11 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def main() -> None:
-    usages = [compile_case(case, arch) for case in lora_cases() for arch in ARCHITECTURES]
+    usages = [
+        compile_case(case, arch)
+        for arch in ARCHITECTURES
+        for case in chain(lora_cases(), coded_cases())
+    ]
     json.dump([asdict(usage) for usage in usages], sys.stdout, indent=1)
     sys.stdout.write("\n")
 

@@ -11,6 +11,9 @@ import pytest
 
 import loraplex.kernels.report as report_module
 
+WIDE_TILE_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
+"""Of products with many rows: a block fits even the small multiprocessors that run sm_80's code,
+two fit an H100's."""
 PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 
 
@@ -35,7 +38,7 @@ def test_reports_every_kernel_for_every_architecture(
 ) -> None:
     assert {usage["arch"] for usage in usages} == {"sm_80", "sm_90"}
     names = {str(usage["kernel"]).partition("[")[0] for usage in usages}
-    assert names == {"lora_shrink", "lora_expand"}
+    assert names == {"lora_shrink", "lora_expand", "coded", "dequantize", "sum_splits"}
     assert len(usages) == len({(usage["kernel"], usage["arch"]) for usage in usages})
 
 
@@ -46,4 +49,6 @@ def test_no_kernel_spills_registers(usages: Sequence[dict[str, str | int]]) -> N
 def test_every_kernel_fits_the_architectures(usages: Sequence[dict[str, str | int]]) -> None:
     for usage in usages:
         assert 0 < int(usage["registers"]) <= 255
-        assert 0 < int(usage["shared"]) <= 64 << 10, "at least three blocks on a multiprocessor"
+        is_wide = "rows512" in str(usage["kernel"])
+        limit = WIDE_TILE_BYTES[str(usage["arch"])] if is_wide else 64 << 10
+        assert 0 <= int(usage["shared"]) <= limit, "at least three blocks on a multiprocessor"
