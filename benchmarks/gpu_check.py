@@ -6,10 +6,10 @@ Serves the same requests, base and adapters of mixed ranks in mixed batches, on 
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
 near-tie). Each served PEFT feature must equal PEFT on the CPU. The Triton kernels must equal their
-reference. Engines that guess must answer as the one that does not, and each rule of acceptance must
-draw by the model's probabilities. Timed are the kernels, and others' inter-token latency while a
-large adapter is loaded. Prints one JSON object; exits 1 if something does not hold and 2 without a
-CUDA device.
+reference, and a quantized base must give what its codes mean. Engines that guess must answer as the
+one that does not, and each rule of acceptance must draw by the model's probabilities. Timed are the
+kernels, quantized layers, and others' inter-token latency while a large adapter is loaded. Prints
+one JSON object; exits 1 if something does not hold and 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from benchmarks.bench_lora import time_kernels
+from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
@@ -78,13 +79,16 @@ def main() -> int:
             Path(directory), device=arguments.device, num_requests=arguments.requests
         )
         result["speculation"] = check_speculation(Path(directory), device=arguments.device)
+        result["quantization"] = check_quantization(Path(directory), device=arguments.device)
     if not arguments.no_features:
         result["features"] = check_features(arguments.device)
     if not arguments.no_timing:
         result["kernels"] = time_kernels(arguments.device)
+        result["linears"] = time_quantization() if arguments.device == "cuda" else []
         result["adapter_load"] = time_adapter_load(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    checks = [result[part] for part in ("serving", "speculation", "features") if part in result]
+    parts = ("serving", "speculation", "quantization", "features")
+    checks = [result[part] for part in parts if part in result]
     return 0 if all(check["ok"] for check in checks) else 1
 
 
