@@ -25,7 +25,8 @@ from loraplex.adapters.arena import Arena
 from loraplex.adapters.block import BlockPlan
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
-from loraplex.kernels.linear import Linear, pack_linear
+from loraplex.kernels.linear import Linear
+from loraplex.kernels.linear_packing import pack_linear
 from loraplex.kernels.lora import LoraProjection
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_reference import add_lora_reference

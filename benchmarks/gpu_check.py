@@ -6,10 +6,10 @@ Serves the same requests, base and adapters of mixed ranks in mixed batches, on 
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
 near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
-the CPU. Engines that guess must answer as the one that does not, and each rule of acceptance must
-draw by the model's probabilities. Timed are the kernels, and others' inter-token latency while a
-large adapter is loaded. Prints one JSON object; exits 1 if something does not hold and 2 without a
-CUDA device.
+the CPU, and a quantized base must give what its codes mean. Engines that guess must answer as the
+one that does not, and each rule of acceptance must draw by the model's probabilities. Timed are the
+kernels, quantized layers, and others' inter-token latency while a large adapter is loaded. Prints
+one JSON object; exits 1 if something does not hold and 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
+from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
@@ -79,6 +80,7 @@ def main() -> int:
             Path(directory), device=arguments.device, num_requests=arguments.requests
         )
         result["speculation"] = check_speculation(Path(directory), device=arguments.device)
+        result["quantization"] = check_quantization(Path(directory), device=arguments.device)
     if arguments.device == "cuda":
         result["attention"] = check_attention(arguments.device)
     if not arguments.no_features:
@@ -87,9 +89,10 @@ def main() -> int:
         result["kernels"] = time_kernels(arguments.device)
         if arguments.device == "cuda":
             result["attention_times"] = time_attention(arguments.device)
+            result["linear_times"] = time_quantization()
         result["adapter_load"] = time_adapter_load(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    parts = ("serving", "speculation", "attention", "features")
+    parts = ("serving", "speculation", "quantization", "attention", "features")
     checks = [result[part] for part in parts if part in result]
     return 0 if all(check["ok"] for check in checks) else 1
 

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..adapters.arena import Arena
 from ..adapters.layout import BaseLayout, Projection, Slice
-from ..kernels.linear import pack_linear
+from ..kernels.linear_packing import pack_linear
 from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
     check_config,
@@ -127,8 +127,6 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
     device = choose_device(engine.device)
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
-    if engine.quantization is Quantization.INT8 and device.type != "cpu":
-        raise UnsupportedModel("--quantize int8 is served on CPU only; leave it out on CUDA")
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     model = load_weights(model_dir, config, dtype, device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -248,8 +246,8 @@ def _replace_group(
             for (name, _), weight in zip(group, weights, strict=True)
         )
     )
-    int8 = quantization is Quantization.INT8
-    fused = FusedProjection(projection, pack_linear(torch.cat(weights), _bias(group), int8=int8))
+    linear = pack_linear(torch.cat(weights), _bias(group), bits=quantization.bits)
+    fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from .errors import InvalidParameter
 
@@ -13,7 +14,15 @@ class Quantization(StrEnum):
 
     NONE = "none"
     INT8 = "int8"
-    """Weights int8 per output channel, activations int8 per token (W8A8). CPU only."""
+    """Weights int8 with a scale per output channel. Activations int8 with a scale per token on the
+    CPU (W8A8), as they are on CUDA (W8A16)."""
+    INT4 = "int4"
+    """Weights int4 with a scale per output channel and 128 inputs, activations of 16 or 32 bits."""
+
+    @property
+    def bits(self) -> Literal[4, 8] | None:
+        """Of a weight; None where it stays in the serving dtype."""
+        return {Quantization.NONE: None, Quantization.INT8: 8, Quantization.INT4: 4}[self]
 
 
 class KvDtype(StrEnum):

@@ -23,7 +23,7 @@ from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
 from .checkpoint import locate_model
-from .config import EngineConfig, Quantization
+from .config import EngineConfig
 from .decode_graphs import open_decode_graphs, serves_graphs
 from .device_peak import measure_peak
 from .drains import Drains
@@ -125,7 +125,7 @@ class EngineCore:
         peak = measure_peak(
             base.device,
             base.dtype,
-            int8=config.quantization is Quantization.INT8,
+            bits=config.quantization.bits,
             threads=torch.get_num_threads(),
         )
         self._utilization = Utilization(peak)

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from ..kernels.linear import pack_linear
+from ..kernels.linear_packing import Bits, pack_linear
 from .utilization import DevicePeak
 
 SECONDS_EACH = 0.05
@@ -19,14 +19,14 @@ COPY_BYTES = 32 << 20
 
 @cache
 def measure_peak(
-    device: torch.device, dtype: torch.dtype, *, int8: bool, threads: int
+    device: torch.device, dtype: torch.dtype, *, bits: Bits | None, threads: int
 ) -> DevicePeak:
     """The best of a few copies, and of a few products by the layers that the engine would use.
 
     `threads` are those that torch runs now: another number is another measurement.
     """
     with torch.inference_mode():
-        peak = DevicePeak(_copy_rate(device), _matmul_rate(device, dtype, int8=int8))
+        peak = DevicePeak(_copy_rate(device), _matmul_rate(device, dtype, bits=bits))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # for whoever asks the device what is free
     return peak
@@ -38,11 +38,11 @@ def _copy_rate(device: torch.device) -> float:
     return 2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source), device)
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype, *, int8: bool) -> float:
+def _matmul_rate(device: torch.device, dtype: torch.dtype, *, bits: Bits | None) -> float:
     num_rows, size = (256, 1024) if device.type == "cpu" else (4096, 4096)
     generator = torch.Generator(device).manual_seed(0)  # leaves the global one as it is
     weight = torch.randn(size, size, device=device, generator=generator).to(dtype)
-    layer = pack_linear(weight, int8=int8)
+    layer = pack_linear(weight, bits=bits)
     x = torch.randn(num_rows, size, device=device, generator=generator).to(dtype)
     return 2 * num_rows * size * size / _least_seconds(lambda: layer(x), device)
 

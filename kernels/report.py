@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention_triton, kv_write_triton, lora_triton
+from . import attention_triton, coded_triton, kv_write_triton, lora_triton
 from .attention import AttentionOptions
+from .int4_codes import GROUP
 from .kv_pages import KvPages, make_pages
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
@@ -36,6 +37,8 @@ SHAPES = ((16, 16), (16, 64), (64, 16), (64, 64))
 """(tokens, ranks) of a tile: the smallest and largest that `lora_triton` chooses of each."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
+CODED_ROWS = (1, 32, 512)
+"""One of each tile that `coded_triton` chooses."""
 WARP_THREADS = 32
 KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
 CONTEXT = 8192
@@ -86,6 +89,37 @@ def lora_cases() -> Iterator[KernelCase]:
                 lora_triton.EXPAND_OPTIONS,
                 {**tables, "y_ptr": data, "flat_ptr": data, "blocks_ptr": "*i32"},
             )
+
+
+def coded_cases() -> Iterator[KernelCase]:
+    """Products with int8 and int4 codes, what puts their splits together, and dequantizing."""
+    groups = IN_FEATURES // GROUP
+    for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), CODED_ROWS):
+        data = f"*{dtype_name}"
+        launch = coded_triton.choose_launch(rows, SLICE_OUTS[0], groups, dtype)
+        coded = {"codes_ptr": "*i16", "scale_ptr": "*fp32" if bits == 8 else "*bf16"}
+        yield KernelCase(
+            f"coded[{dtype_name},int{bits},rows{rows}]",
+            coded_triton.coded_kernel,
+            coded_triton.coded_constants(IN_FEATURES, bits, launch),
+            launch.options,
+            {**coded, "y_ptr": data, "x_ptr": data, "bias_ptr": data},
+        )
+        if rows == CODED_ROWS[-1]:
+            yield KernelCase(
+                f"dequantize[{dtype_name},int{bits}]",
+                coded_triton.dequantize_kernel,
+                coded_triton.dequantize_constants(bits),
+                coded_triton.DEQUANTIZE_OPTIONS,
+                {**coded, "weight_ptr": data},
+            )
+    yield KernelCase(
+        "sum_splits",
+        coded_triton.sum_kernel,
+        coded_triton.sum_constants(coded_triton.MAX_SPLITS),
+        coded_triton.SUM_OPTIONS,
+        {"y_ptr": "*bf16", "sums_ptr": "*fp32", "bias_ptr": "*bf16"},
+    )
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
@@ -230,7 +264,7 @@ def main() -> None:
     usages = [
         compile_case(case, arch)
         for arch in ARCHITECTURES
-        for case in chain(lora_cases(), attention_cases(arch))
+        for case in chain(lora_cases(), attention_cases(arch), coded_cases())
     ]
     json.dump([asdict(usage) for usage in usages], sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -41,6 +41,7 @@ def test_the_check_pages_adapters_and_finds_equal_tokens() -> None:
     assert serving["adapter_evictions"] > 0
     assert serving["leaked_blocks"] == 0
     assert result["speculation"]["ok"]
+    assert result["quantization"]["ok"]
     for proposer in result["speculation"]["proposers"].values():
         assert proposer["different_beyond_near_ties"] == 0
         assert proposer["draft_tokens"] > 0

@@ -40,7 +40,8 @@ class BaseOptions(EngineOptions):
 
     model: Annotated[str, typer.Option(help="A Hugging Face directory or hub id.")]
     quantize: Annotated[
-        Quantization, typer.Option(help="How the base's linear layers are held.")
+        Quantization,
+        typer.Option(help="How the base's linear layers are held; int4 in groups of 128 inputs."),
     ] = Quantization.NONE
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = DEFAULTS.dtype
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = DEFAULTS.device

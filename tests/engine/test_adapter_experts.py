@@ -357,12 +357,15 @@ def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None
         assert (plain - dense_logits(load_dense(model), sequences[1])).abs().max() < TOLERANCE
 
 
-def test_an_int8_base_keeps_its_experts_and_routers_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4])
+def test_a_quantized_base_keeps_its_experts_and_routers_as_they_are(
+    form: Quantization, tmp_path: Path
+) -> None:
     path = save_family(tmp_path, *SERVED["qwen3_moe"])
     exact = load_base_model(EngineConfig(str(path), device="cpu"))
-    int8 = load_base_model(EngineConfig(str(path), device="cpu", quantization=Quantization.INT8))
-    assert int8.layout == exact.layout
+    quantized = load_base_model(EngineConfig(str(path), device="cpu", quantization=form))
+    assert quantized.layout == exact.layout
     weights = dict(exact.model.named_parameters())
-    for name, weight in int8.model.named_parameters():
+    for name, weight in quantized.model.named_parameters():
         assert torch.equal(weight, weights[name])
-    assert "model.layers.0.mlp.experts.down_proj" in dict(int8.model.named_parameters())
+    assert "model.layers.0.mlp.experts.down_proj" in dict(quantized.model.named_parameters())

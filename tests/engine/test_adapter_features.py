@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.kernels.linear_packing import Bits
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.engine import LocalEngine
 from support.feature_blocks import write_peft_block
@@ -115,16 +116,19 @@ def test_every_feature_equals_peft_in_one_mixed_batch(family: str, tmp_path: Pat
         assert torch.equal(logits[index], unadapted[index]), "base rows are the base's, bit by bit"
 
 
-def test_features_on_an_int8_base_equal_peft_on_the_dequantized_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_features_on_a_quantized_base_equal_peft_on_the_dequantized_one(
+    bits: Bits, tmp_path: Path
+) -> None:
     features = {name: BIASES[name] for name in ("plain", "dora and bias", "both biases")}
-    world = make_world(tmp_path, "qwen2", list(features.values()), is_int8=True)
+    world = make_world(tmp_path, "qwen2", list(features.values()), bits=bits)
     sequences = world.sequences()
     logits = world.serve(sequences)
     for name, model, tokens, ours in zip(
         features, world.tuned, sequences[1:-1], logits[1:-1], strict=True
     ):
         expected = dense_logits(model, tokens)
-        # An activation that lies between two codes may be rounded to the other one.
+        # An activation between two codes, or two numbers of bf16, may be rounded to the other one.
         assert (ours - expected).norm() < 0.01 * expected.norm(), name
         assert (expected - dense_logits(world.plain, tokens)).norm() > 0.1 * expected.norm()
 

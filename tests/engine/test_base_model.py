@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from support.models import make_tiny_llama
 from support.paged import paged_logits
+from support.quantized import load_rounded
 
 SEQUENCES = [[1, 2, 3, 4, 5, 6, 7, 8], list(range(40, 70))]
 
@@ -62,6 +64,7 @@ def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) ->
     changes: list[dict[str, object]] = [
         {},
         {"quantization": "int8"},
+        {"quantization": "int4"},
         {"dtype": "bfloat16"},
         {"kv_dtype": "int8"},
         {"attention_window": 64},
@@ -93,12 +96,25 @@ def test_an_int8_base_stays_close_to_the_original(tiny_base: Path) -> None:
         assert 0 < error < 0.1
 
 
-def test_the_int8_answer_of_one_sequence_does_not_depend_on_its_neighbours(
-    tiny_base: Path,
+def test_an_int4_base_is_the_original_with_rounded_weights(tiny_base: Path) -> None:
+    config = EngineConfig(str(tiny_base), device="cpu", quantization=Quantization.INT4)
+    exact = load_base_model(replace(config, quantization=Quantization.NONE))
+    int4 = load_base_model(config)
+    assert int4.layout == exact.layout
+    assert int4.weight_bytes < 0.6 * exact.weight_bytes
+    rounded = load_rounded(tiny_base, 4)
+    for tokens, ours in zip(SEQUENCES, paged_logits(int4, SEQUENCES), strict=True):
+        expected = rounded(torch.tensor([tokens]), use_cache=False).logits[0]
+        assert (ours - expected).norm() < 0.02 * expected.norm(), "activations are bf16"
+        plain = paged_logits(exact, [tokens])[0]
+        assert (ours - plain).norm() > 0.05 * plain.norm()
+
+
+@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4])
+def test_the_quantized_answer_of_one_sequence_does_not_depend_on_its_neighbours(
+    form: Quantization, tiny_base: Path
 ) -> None:
-    base = load_base_model(
-        EngineConfig(str(tiny_base), device="cpu", quantization=Quantization.INT8)
-    )
+    base = load_base_model(EngineConfig(str(tiny_base), device="cpu", quantization=form))
     alone = paged_logits(base, SEQUENCES[:1])[0]
     together = paged_logits(base, SEQUENCES)[0]
     assert (alone - together).abs().max() < 0.02 * alone.abs().max()

@@ -21,6 +21,7 @@ from loraplex.engine.utilization import (
     StepWork,
     Utilization,
 )
+from loraplex.kernels.linear_packing import Bits
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.models import make_adapter, make_tiny_llama, save_byte_tokenizer
@@ -129,9 +130,9 @@ def test_the_cost_of_a_family_leaves_out_only_norms_and_tables(case: str, tmp_pa
     assert 0.97 * base.num_parameters < counted <= base.num_parameters
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_the_peak_is_what_a_copy_and_a_matmul_reach(int8: bool) -> None:
-    peak = measure_peak(torch.device("cpu"), torch.float32, int8=int8, threads=1)
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_the_peak_is_what_a_copy_and_a_matmul_reach(bits: Bits | None) -> None:
+    peak = measure_peak(torch.device("cpu"), torch.float32, bits=bits, threads=1)
     assert 1e8 < peak.bytes_per_second < 1e13
     assert 1e8 < peak.flops_per_second < 1e15
 

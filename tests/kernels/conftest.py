@@ -48,6 +48,11 @@ def interpreted_lora() -> ModuleType:
     return interpreted("lora_triton")
 
 
+@pytest.fixture(scope="session")
+def interpreted_codes() -> ModuleType:
+    return interpreted("coded_triton")
+
+
 @pytest.fixture
 def interpreted_attention(interpreted_reductions: None) -> ModuleType:
     return interpreted("attention_triton")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -21,11 +22,13 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.kernels.linear import int8_linear_reference, quantize_rows
+from loraplex.kernels.int8_linear import int8_linear_reference
+from loraplex.kernels.linear_packing import Bits
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.feature_blocks import write_peft_block
 from support.paged import paged_logits
+from support.quantized import rounded_weight
 
 MIB = 1 << 20
 TOKENS = [3, 17, 5, 90, 127]
@@ -97,20 +100,20 @@ def make_world(
     family: str,
     features: Sequence[Feature],
     *,
-    is_int8: bool = False,
+    bits: Bits | None = None,
     dtype: str = "float32",
 ) -> World:
-    """is_int8: PEFT's own base multiplies as the engine's does, by a plain reference."""
+    """bits: the base is quantized, and PEFT's own base multiplies as it does, in plain PyTorch."""
     model = save_family(tmp_path / "base", *SERVED[family])
     change_weights(model, _draw_bias)
-    if is_int8:
-        change_weights(model, _round_to_codes)
-    load = load_int8 if is_int8 else load_plain
+    if bits:
+        change_weights(model, partial(_round_to_codes, bits=bits))
+    load = partial(load_quantized, bits=bits) if bits else load_plain
     tuned = [
         tune(model, tmp_path / str(index), feature, seed=index, load=load)
         for index, feature in enumerate(features)
     ]
-    quantization = Quantization.INT8 if is_int8 else Quantization.NONE
+    quantization = next(form for form in Quantization if form.bits == bits)
     config = EngineConfig(str(model), device="cpu", quantization=quantization, dtype=dtype)
     base = load_base_model(config)
     world = World(base, load(model), tuned, *make_memory(base), rows=[], path=tmp_path)
@@ -143,11 +146,10 @@ def _draw_bias(name: str, parameter: Tensor) -> None:
         parameter += torch.randn(parameter.shape, generator=generator) * 0.3
 
 
-def _round_to_codes(name: str, parameter: Tensor) -> None:
-    """Leave of the decoder's matrices what int8 codes can hold: quantizing changes nothing more."""
+def _round_to_codes(name: str, parameter: Tensor, *, bits: Bits) -> None:
+    """Leave of the decoder's matrices what codes can hold: quantizing changes nothing more."""
     if name.endswith("_proj.weight"):
-        codes, scale = quantize_rows(parameter)
-        parameter.copy_(codes * scale)
+        parameter.copy_(rounded_weight(parameter, bits))
 
 
 def load_plain(model: Path) -> PreTrainedModel:
@@ -157,14 +159,21 @@ def load_plain(model: Path) -> PreTrainedModel:
     return loaded.eval()
 
 
-def load_int8(model: Path) -> PreTrainedModel:
-    """The model, its decoder's linear layers in the arithmetic of an int8 base."""
+def load_quantized(model: Path, *, bits: Bits) -> PreTrainedModel:
+    """The model, its decoder's linear layers in the arithmetic of a quantized base on the CPU."""
     loaded = load_plain(model)
+    multiply = int8_linear_reference if bits == 8 else _multiply_in_bf16
     for name, module in loaded.named_modules():
         if isinstance(module, nn.Linear) and name.endswith("_proj"):
             weights = {"weight": module.weight, "bias": module.bias}
-            module.__dict__["forward"] = partial(int8_linear_reference, **weights)
+            module.__dict__["forward"] = partial(multiply, **weights)
     return loaded
+
+
+def _multiply_in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of a weight that int4 codes hold already: activations and products are rounded."""
+    product = F.linear(x.bfloat16().float(), weight).bfloat16().to(x.dtype)
+    return product if bias is None else product + bias
 
 
 def tune(

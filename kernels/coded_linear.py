@@ -1,0 +1,64 @@
+"""int8 and int4 weights on CUDA, multiplied by activations of 16 or 32 bits."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .coded_triton import dequantize_codes, multiply_codes, pack_codes
+from .int4_codes import GROUP, group_norms, quantize_groups
+from .int8_linear import quantize_rows
+from .linear import Linear, row_norms
+
+MAX_CODED_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
+"""Rows up to which codes are multiplied as they are; beyond, writing the weight out costs less than
+what PyTorch's matmul is faster."""
+
+
+class CodedLinear(Linear):
+    """W8A16 and W4A16: codes as on the CPU, activations as they are, sums in fp32.
+
+    8 bits have a scale per output channel, 4 bits one per channel and group of `GROUP` columns.
+    With many rows the weight is rounded to the activations' type. Codes lie group by group, the
+    words of a row's group together: a kernel's tile is one piece of memory.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int) -> None:
+        codes, scale, norms = _int8(weight) if bits == 8 else _int4(weight)
+        super().__init__(weight, bias, norms)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+        self.weight_bytes = codes.nbytes + scale.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).contiguous()
+        y = self._multiply(rows, self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def products(self, x: Tensor) -> Tensor:
+        return self._multiply(x.float(), None)
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x [n, in] @ weight.T + bias` in x's type."""
+        if len(x) <= MAX_CODED_ROWS[x.dtype]:
+            return multiply_codes(x, self.codes, self.scale, bias)
+        weight = dequantize_codes(self.codes, self.scale, self.in_features, x.dtype)
+        return F.linear(x, weight, bias)
+
+
+def _int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, fp32 scales `[1, out]` and the rows' lengths."""
+    codes, scale = quantize_rows(weight)
+    norms = row_norms(codes) * scale.flatten()
+    groups = F.pad(codes, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    return pack_codes(groups, 8), scale.T.contiguous(), norms
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, bf16 scales `[groups, out]` and the rows' lengths."""
+    codes, scale = quantize_groups(weight)
+    return pack_codes(codes, 4), scale.T.contiguous(), group_norms(codes, scale)

@@ -1,0 +1,74 @@
+"""int4 codes: a weight's rows in groups of 128 columns, each with a scale of its own.
+
+    w[o, c] ≈ codes[o, c] × scale[o, group of c],   codes in -8..7
+
+There is no zero point: the scale's sign puts the group's largest value on the side of -8, so that
+all 16 codes are used. Scales are values of bfloat16, which every device multiplies alike.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GROUP = 128
+"""Columns that share a scale."""
+MIN_CODE, MAX_CODE = -8, 7
+CLIPPING = (7.0, 8.0, 9.1, 10.2, 11.3, 12.5)
+"""Codes that a group's largest value would have, to choose from: beyond -8 it is cut, which gives
+the many small values finer steps. For normally distributed weights the best of them leaves a sixth
+less error than the plain 7 (9.9 % instead of 11.8 %). With 7 and 8 among them, a weight that codes
+stand for has these codes again."""
+_PIECE_ROWS = 64
+
+
+def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes `[out, groups, GROUP]` and bf16 scales `[out, groups]` of `weight [out, in]`.
+
+    Of each group the scale with the least squared error. Columns beyond `in` have codes of zero.
+    """
+    pieces = [_quantize(_grouped(rows)) for rows in weight.split(_PIECE_ROWS)]
+    return torch.cat([codes for codes, _ in pieces]), torch.cat([scale for _, scale in pieces])
+
+
+def dequantize_groups(codes: Tensor, scale: Tensor, in_features: int) -> Tensor:
+    """The fp32 weight `[out, in]` that codes and scales stand for."""
+    return (codes.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
+
+
+def group_norms(codes: Tensor, scale: Tensor) -> Tensor:
+    """The length of each row of the weight that codes and scales stand for: fp32 `[out]`."""
+    squares = [rows.float().square().sum(dim=2) for rows in codes.split(_PIECE_ROWS)]
+    return (torch.cat(squares) * scale.float().square()).sum(dim=1).sqrt()
+
+
+def int4_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a linear layer of int4 codes computes, with the sums in fp64."""
+    quantized = dequantize_groups(*quantize_groups(weight), weight.shape[1])
+    bias = None if bias is None else bias.double()
+    return F.linear(x.double(), quantized.double(), bias).to(x.dtype)
+
+
+def _grouped(rows: Tensor) -> Tensor:
+    """fp32 `[n, groups, GROUP]` of `rows [n, in]`, filled up with zeros."""
+    return F.pad(rows.float(), (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)
+
+
+def _quantize(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales of `groups [..., GROUP]` in fp32."""
+    largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
+    best_scale, best_error = torch.ones_like(largest), torch.full_like(largest, torch.inf)
+    for code in CLIPPING:
+        scale = (largest / -code).bfloat16().float()
+        steps = groups / scale
+        error = (_codes(steps) - steps).square().sum(dim=-1, keepdim=True)
+        error *= (scale / largest).square()
+        is_better = error < best_error  # never of a group of zeros, whose scale stays 1
+        best_scale = torch.where(is_better, scale, best_scale)
+        best_error = torch.where(is_better, error, best_error)
+    return _codes(groups / best_scale).to(torch.int8), best_scale.squeeze(-1).bfloat16()
+
+
+def _codes(steps: Tensor) -> Tensor:
+    return steps.round().clamp_(MIN_CODE, MAX_CODE)

@@ -1,0 +1,56 @@
+"""int4 weights on the CPU, multiplied by PyTorch's own kernel for packed codes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .int4_codes import GROUP, group_norms, quantize_groups
+from .linear import Linear
+
+_OUT_MULTIPLE = 16
+"""Rows of the weight that PyTorch packs together."""
+_OFFSET = 8
+"""PyTorch's codes are unsigned."""
+
+
+class Int4Linear(Linear):
+    """W4A16: int4 weights with a scale per group of columns, activations in bf16.
+
+    The products are those of `int4_codes`, rounded to bf16 whatever x's type is: for other types
+    PyTorch has a loop in plain C++ only, a hundred times as slow. CPU only.
+    """
+
+    weight: Tensor
+    scales_and_zeros: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        codes, scale = quantize_groups(weight)
+        norms = group_norms(codes, scale)
+        super().__init__(weight, bias, norms)
+        missing = -self.out_features % _OUT_MULTIPLE
+        raised = F.pad(codes.flatten(1).int() + _OFFSET, (0, 0, 0, missing), value=_OFFSET)
+        scales = F.pad(scale, (0, 0, 0, missing)).T
+        self.register_buffer(
+            "weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(raised.contiguous(), 1)
+        )
+        zeros = torch.zeros_like(scales)
+        self.register_buffer("scales_and_zeros", torch.stack([scales, zeros], dim=2).contiguous())
+        self.weight_bytes = self.weight.nbytes + self.scales_and_zeros.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self._multiply(x.reshape(-1, self.in_features)).to(x.dtype)
+        if self.bias is not None:
+            result += self.bias
+        return result.view(*x.shape[:-1], self.out_features)
+
+    def products(self, x: Tensor) -> Tensor:
+        return self._multiply(x).float()
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """bf16 `x [n, in] @ weight.T`."""
+        x = F.pad(x.bfloat16(), (0, -self.in_features % GROUP))
+        factors = (self.weight, GROUP, self.scales_and_zeros)
+        result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, *factors)
+        return result[:, : self.out_features].contiguous()

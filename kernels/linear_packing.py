@@ -1,0 +1,44 @@
+"""Which form a linear layer of the base takes: by device, type and bits per weight."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .int4_linear import Int4Linear
+from .int8_linear import Int8Linear
+from .linear import DenseLinear, Linear, PackedLinear
+
+Bits = Literal[4, 8]
+"""Of a quantized weight."""
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None = None) -> Linear:
+    """The fastest form that keeps the weight's values; with `bits`, one that keeps that many.
+
+    weight: `[out, in]`; bias: `[out]`.
+    """
+    if bits is None:
+        return _pack_exactly(weight, bias)
+    if weight.device.type == "cpu":
+        return Int8Linear(weight, bias) if bits == 8 else Int4Linear(weight, bias)
+    from .coded_linear import CodedLinear  # needs Triton, which a CPU build of PyTorch lacks
+
+    return CodedLinear(weight, bias, bits=bits)
+
+
+def _pack_exactly(weight: Tensor, bias: Tensor | None) -> Linear:
+    if weight.device.type == "cpu" and _has_onednn(weight.dtype):
+        return PackedLinear(weight, bias)
+    return DenseLinear(weight, bias)
+
+
+@cache
+def _has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this type fast."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
