@@ -19,7 +19,7 @@ from loraplex.kernels.attention import (
     attend_gathered,
     paged_attention,
 )
-from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes
+from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes, write_pages
 from support.attention_cases import AttentionCase, Sequences, Sizes
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -45,13 +45,20 @@ REPETITIONS = 50
 
 
 def check_attention(device: str) -> dict[str, Any]:
-    """The largest error of every case; what nobody wrote is NaN."""
+    """The largest error of every case, where what nobody wrote is NaN; bytes written otherwise."""
     torch.manual_seed(0)
+    on = torch.device(device)
     errors = {
-        name: {"error": _error(case, torch.device(device)), "bound": TOLERANCES[case.q.dtype]}
+        name: {"error": _error(case, on), "bound": TOLERANCES[case.q.dtype]}
         for name, case in attention_cases()
     }
-    return {"ok": all(found["error"] <= found["bound"] for found in errors.values()), **errors}
+    writes = {form: _different_bytes(codes, on) for form, codes in FORMS.items()}
+    is_close = all(found["error"] <= found["bound"] for found in errors.values())
+    return {
+        "ok": is_close and not any(writes.values()),
+        "cases": errors,
+        "bytes_written_otherwise": writes,
+    }
 
 
 def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
@@ -90,6 +97,29 @@ def _error(case: AttentionCase, device: torch.device) -> float:
     actual = paged_attention(case.q.to(device), keys, values, batch, options)
     error = (actual.float().cpu() - case.expected()).abs().max().item()
     return error if error == error else float("inf")
+
+
+def _different_bytes(code_dtype: torch.dtype | None, device: torch.device) -> int:
+    """Of what a step's keys and values leave in their pages, against the CPU's."""
+    num_tokens, size = 300, (32, BLOCK_SIZE, KV_HEADS, DIM)
+    slots = torch.randperm(32 * BLOCK_SIZE)[:num_tokens]
+    vectors = (
+        torch.randn(2, KV_HEADS, num_tokens, DIM) * torch.logspace(-20, 4, num_tokens)[:, None]
+    )
+    k, v = vectors.bfloat16().transpose(1, 2)
+    (keys, values), (device_keys, device_values) = (
+        [
+            make_pages(size, dtype=torch.bfloat16, code_dtype=code_dtype, device=place)
+            for _ in range(2)
+        ]
+        for place in (torch.device("cpu"), device)
+    )
+    write_pages(keys, values, slots, k, v)
+    write_pages(device_keys, device_values, slots.to(device), k.to(device), v.to(device))
+    pairs = zip(
+        keys.tensors + values.tensors, device_keys.tensors + device_values.tensors, strict=True
+    )
+    return sum(int((ours != other.cpu()).sum()) for ours, other in pairs)
 
 
 def time_attention(device: str) -> dict[str, Any]:
@@ -188,5 +218,5 @@ def graph_seconds(run: Callable[[], Tensor]) -> float:
         event.record()
         graph.replay()
     torch.cuda.synchronize()
-    spans = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+    spans: list[float] = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
     return sorted(spans)[REPETITIONS // 2]

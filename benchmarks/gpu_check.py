@@ -5,8 +5,8 @@
 Serves the same requests, base and adapters of mixed ranks in mixed batches, on the CPU and on the
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
-near-tie). Each served PEFT feature must equal PEFT on the CPU. The Triton kernels must equal their
-reference. Engines that guess must answer as the one that does not, and each rule of acceptance must
+near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
+the CPU. Engines that guess must answer as the one that does not, and each rule of acceptance must
 draw by the model's probabilities. Timed are the kernels, and others' inter-token latency while a
 large adapter is loaded. Prints one JSON object; exits 1 if something does not hold and 2 without a
 CUDA device.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
@@ -78,14 +79,19 @@ def main() -> int:
             Path(directory), device=arguments.device, num_requests=arguments.requests
         )
         result["speculation"] = check_speculation(Path(directory), device=arguments.device)
+    if arguments.device == "cuda":
+        result["attention"] = check_attention(arguments.device)
     if not arguments.no_features:
         result["features"] = check_features(arguments.device)
     if not arguments.no_timing:
         result["kernels"] = time_kernels(arguments.device)
+        if arguments.device == "cuda":
+            result["attention_times"] = time_attention(arguments.device)
         result["adapter_load"] = time_adapter_load(arguments.device)
         result["mixed_step"] = time_mixed_step(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    checks = [result[part] for part in ("serving", "speculation", "features") if part in result]
+    parts = ("serving", "speculation", "attention", "features")
+    checks = [result[part] for part in parts if part in result]
     return 0 if all(check["ok"] for check in checks) else 1
 
 

@@ -27,8 +27,9 @@ from .kv_pages import KvPages
 SPLIT_KEYS = 512
 """Keys worth a program where queries are few."""
 MAX_SPLITS = 32
-"""Bounds the memory for partial results; longer contexts get longer splits."""
+"""Bounds the memory for partial results; longer contexts have longer splits."""
 MIN_BLOCK = 16  # tl.dot's smallest
+LOG2_E = tl.constexpr(1.4426950408889634)
 COMBINE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 
 
@@ -40,9 +41,7 @@ class AttentionShape(NamedTuple):
     num_tiles: int
     """Of queries, each of up to `block_queries` pairs of token and head."""
     num_splits: int
-    """Of the keys."""
-    tiles_per_split: int
-    """Tiles of `block_keys` keys that a split walks."""
+    """Of the keys, at most; a sequence uses as many as have `SPLIT_KEYS` keys."""
 
 
 def attend_group(
@@ -63,6 +62,7 @@ def attend_group(
         num_rows * num_heads // keys.num_heads,
         num_blocks * keys.block_size,
         has_sinks=options.num_sink_positions > 0,
+        is_tree=group.ancestors is not None,
         dim=max(keys.dim, values.dim),
         dtype=q.dtype,
     )
@@ -88,7 +88,6 @@ def attend_group(
         group.ancestors,
         num_rows,
         num_blocks,
-        shape.tiles_per_split,
         q.stride(0),
         q.stride(1),
         **attend_constants(shape, keys, values, options, num_heads=num_heads),
@@ -100,31 +99,31 @@ def attend_group(
             partial,
             weights,
             group.rows,
+            shape.num_splits,
             **combine_constants(shape.num_splits, values.dim),
             **COMBINE_OPTIONS,
         )
 
 
 def attention_shape(
-    num_queries: int, num_keys: int, *, has_sinks: bool, dim: int, dtype: torch.dtype
+    num_queries: int, num_keys: int, *, has_sinks: bool, is_tree: bool, dim: int, dtype: torch.dtype
 ) -> AttentionShape:
     """For sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
 
     has_sinks: whether positions before the window are seen, which begin with a tile of their own.
     """
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
-    most_queries = MIN_BLOCK if is_exact else 64 if is_wide else 128
+    most_queries = MIN_BLOCK if is_exact else 32 if is_tree else 64
     block_queries = min(max(triton.next_power_of_2(num_queries), MIN_BLOCK), most_queries)
-    block_keys = 32 if is_exact else 128 if block_queries == MIN_BLOCK else 64
+    block_keys = 32 if is_exact or is_tree else 64 if block_queries > 32 else 128
     if is_wide:
         block_keys //= 2
     num_tiles = triton.cdiv(num_queries, block_queries)
-    key_tiles = triton.cdiv(num_keys, block_keys) + has_sinks
     if num_tiles > 1:
-        return AttentionShape(block_queries, block_keys, num_tiles, 1, key_tiles)
-    tiles_per_split = max(SPLIT_KEYS // block_keys, triton.cdiv(key_tiles, MAX_SPLITS))
-    num_splits = triton.cdiv(key_tiles, tiles_per_split)
-    return AttentionShape(block_queries, block_keys, num_tiles, num_splits, tiles_per_split)
+        return AttentionShape(block_queries, block_keys, num_tiles, 1)
+    key_tiles = triton.cdiv(num_keys, block_keys) + has_sinks
+    num_splits = min(triton.cdiv(key_tiles, SPLIT_KEYS // block_keys), MAX_SPLITS)
+    return AttentionShape(block_queries, block_keys, num_tiles, num_splits)
 
 
 def attend_constants(
@@ -146,6 +145,7 @@ def attend_constants(
         "SOFTCAP": options.softcap,
         "WINDOW": options.sliding_window or None,
         "SINK_POSITIONS": options.num_sink_positions,
+        "SPLIT_TILES": SPLIT_KEYS // shape.block_keys,
         "BLOCK_QUERIES": shape.block_queries,
         "BLOCK_KEYS": shape.block_keys,
         "BLOCK_DIM": max(triton.next_power_of_2(keys.dim), MIN_BLOCK),
@@ -158,13 +158,14 @@ def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
     """How `attend_kernel` is compiled."""
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
-    return {"num_warps": 8 if shape.block_queries >= 128 else 4, "num_stages": 2}
+    is_large = shape.block_queries > 32 and shape.block_keys < 64  # of vectors too wide for four
+    return {"num_warps": 8 if is_large else 4, "num_stages": 2}
 
 
 def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
     """The compile-time values of `combine_kernel`."""
     return {
-        "NUM_SPLITS": num_splits,
+        "BLOCK_SPLITS": triton.next_power_of_2(num_splits),
         "VALUE_DIM": value_dim,
         "BLOCK_VALUE": triton.next_power_of_2(value_dim),
     }
@@ -182,7 +183,7 @@ def _num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tens
     return tl.sum(counts)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_blocks", "tiles_per_split"])
+@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def attend_kernel(
     out_ptr: tl.tensor,  # [num_tokens, num_heads, VALUE_DIM], or fp32 [rows, heads, splits, ...]
     weights_ptr: tl.tensor,  # fp32 [rows, heads, splits]: log2 of each split's sum; None: no splits
@@ -199,7 +200,6 @@ def attend_kernel(
     ancestors_ptr: tl.tensor,  # bool [sequences, num_rows, num_rows]
     num_rows: int,
     num_blocks: int,
-    tiles_per_split: int,
     q_token_stride: int,
     q_head_stride: int,
     NUM_KV_HEADS: tl.constexpr,
@@ -211,6 +211,7 @@ def attend_kernel(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     SINK_POSITIONS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -257,8 +258,11 @@ def attend_kernel(
         end = _num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
     num_sink_tiles = (num_sink_keys + BLOCK_KEYS - 1) // BLOCK_KEYS
     num_tiles = num_sink_tiles + (tl.maximum(end - first, 0) + BLOCK_KEYS - 1) // BLOCK_KEYS
-    first_tile = split * tiles_per_split
-    last_tile = tl.minimum(first_tile + tiles_per_split, num_tiles)
+    # As many splits as its own keys are worth, whatever the others' and the tables' width.
+    split_tiles = (num_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
+    split_tiles = tl.maximum(split_tiles, SPLIT_TILES)
+    first_tile = split * split_tiles
+    last_tile = tl.minimum(first_tile + split_tiles, num_tiles)
 
     dims = tl.arange(0, BLOCK_DIM)
     value_dims = tl.arange(0, BLOCK_VALUE)
@@ -275,13 +279,13 @@ def attend_kernel(
     total = tl.full((BLOCK_QUERIES,), 0.0, dtype=tl.float32)
     if sinks_ptr is not None:
         # A logit without a value; of all splits the first counts it.
-        sinks = (
-            tl.load(sinks_ptr + heads, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
-        )
+        sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         largest = tl.where(split == 0, sinks, largest)
         total += tl.where(split == 0, 1.0, 0.0)
     acc = tl.full((BLOCK_QUERIES, BLOCK_VALUE), 0.0, dtype=tl.float32)
-    for key_tile in range(first_tile, last_tile):
+    # From zero: Triton pipelines a loop whose start depends on what was read badly, and spills.
+    for step in range(0, last_tile - first_tile):
+        key_tile = first_tile + step
         start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
         limit = end
         if SINK_POSITIONS > 0:
@@ -324,16 +328,18 @@ def attend_kernel(
             mask=is_read[None, :] & (dims < DIM)[:, None],
             other=0.0,
         ).to(q.dtype)
-        scores = tl.dot(q, k, input_precision="ieee") * SCALE
+        scores = tl.dot(q, k, input_precision="ieee")
+        # Exponentials are powers of two: scores in units of log 2, unless they are capped first.
+        scores *= SCALE if SOFTCAP is not None else SCALE * LOG2_E
         if key_scales_ptr is not None:
             scales = tl.load(key_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
             scores *= scales[None, :]
         if SOFTCAP is not None:
             # tanh, of the absolute value: nothing overflows.
-            shrunk = tl.exp2(tl.abs(scores) * (-2.0 * 1.4426950408889634 / SOFTCAP))
+            shrunk = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
             capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
-            scores = tl.where(scores < 0, -capped, capped)
-        scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))
+            scores = tl.where(scores < 0, -capped, capped) * LOG2_E
+        scores = tl.where(visible, scores, float("-inf"))
 
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
@@ -375,13 +381,14 @@ def attend_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def combine_kernel(
     out_ptr: tl.tensor,
-    partial_ptr: tl.tensor,  # fp32 [rows, heads, NUM_SPLITS, VALUE_DIM]
-    weights_ptr: tl.tensor,  # fp32 [rows, heads, NUM_SPLITS]
+    partial_ptr: tl.tensor,  # fp32 [rows, heads, num_splits, VALUE_DIM]
+    weights_ptr: tl.tensor,  # fp32 [rows, heads, num_splits]
     rows_ptr: tl.tensor,
-    NUM_SPLITS: tl.constexpr,
+    num_splits: int,
+    BLOCK_SPLITS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ) -> None:
@@ -391,27 +398,27 @@ def combine_kernel(
         return
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
-    place = (tl.program_id(0).to(tl.int64) * num_heads + head) * NUM_SPLITS
-    dims = tl.arange(0, BLOCK_VALUE)
-    inside = dims < VALUE_DIM
-    largest = tl.load(weights_ptr + place)
-    for split in tl.static_range(1, NUM_SPLITS):
-        largest = tl.maximum(largest, tl.load(weights_ptr + place + split))
+    place = (tl.program_id(0).to(tl.int64) * num_heads + head) * num_splits
+    splits = tl.arange(0, BLOCK_SPLITS)
+    logs = tl.load(weights_ptr + place + splits, mask=splits < num_splits, other=float("-inf"))
+    largest = tl.max(logs, axis=0)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
+    dims = tl.arange(0, BLOCK_VALUE)
     total = tl.full((1,), 0.0, dtype=tl.float32)
     acc = tl.full((BLOCK_VALUE,), 0.0, dtype=tl.float32)
-    for split in tl.static_range(NUM_SPLITS):
-        weight = tl.exp2(tl.load(weights_ptr + place + split) - largest)
+    for split in tl.static_range(BLOCK_SPLITS):
+        log = tl.load(weights_ptr + place + split, mask=split < num_splits, other=float("-inf"))
+        weight = tl.exp2(log - largest)
         # A split without a key was not written.
         is_read = dims < tl.where(weight == 0.0, 0, VALUE_DIM)
-        partial = tl.load(partial_ptr + (place + split) * VALUE_DIM + dims, mask=is_read, other=0.0)
+        partial_ptrs = partial_ptr + (place + split) * VALUE_DIM + dims
         total += weight
-        acc += weight * partial
+        acc += weight * tl.load(partial_ptrs, mask=is_read, other=0.0)
     acc /= tl.where(total == 0.0, 1.0, total)
     tl.store(
         out_ptr + (row * num_heads + head) * VALUE_DIM + dims,
         acc.to(out_ptr.dtype.element_ty),
-        mask=inside,
+        mask=dims < VALUE_DIM,
     )
 
 

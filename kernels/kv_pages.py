@@ -45,7 +45,8 @@ class PlainPages:
 
     def __init__(self, data: Tensor) -> None:
         _, self.block_size, self.num_heads, self.dim = data.shape
-        self.data, self.scales = data, None
+        self.data = data
+        self.scales: Tensor | None = None
         self.tensors: tuple[Tensor, ...] = (data,)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
@@ -69,8 +70,9 @@ class QuantizedPages:
         is_integer = codes.dtype is torch.int8
         self._largest = (torch.iinfo if is_integer else torch.finfo)(codes.dtype).max
         # As plain bytes: not every device indexes float8 tensors.
-        self._codes = codes.view(torch.uint8)
-        self.data, self.scales = codes, scales
+        self._codes, self._scales = codes.view(torch.uint8), scales
+        self.data = codes
+        self.scales: Tensor | None = scales
         self.tensors: tuple[Tensor, ...] = (self._codes, scales)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
@@ -83,11 +85,11 @@ class QuantizedPages:
             codes = codes.round()
         codes = codes.to(self._code_dtype).view(torch.uint8)
         self._codes.view(-1, self.num_heads, self.dim).index_copy_(0, slots, codes)
-        self.scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
+        self._scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
 
     def gather(self, block_ids: Tensor) -> Tensor:
         codes = self._codes[block_ids].view(self._code_dtype).to(self._dtype)
-        return codes.mul_(self.scales[block_ids])
+        return codes.mul_(self._scales[block_ids])
 
 
 def make_pages(

@@ -15,23 +15,30 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import lora_triton
+from . import attention_triton, kv_write_triton, lora_triton
+from .attention import AttentionOptions
+from .kv_pages import KvPages, make_pages
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
+MIN_FP8_ARCHITECTURE = 89
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CODE_DTYPES = {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
 SHAPES = ((16, 16), (16, 64), (64, 16), (64, 64))
 """(tokens, ranks) of a tile: the smallest and largest that `lora_triton` chooses of each."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
 WARP_THREADS = 32
+KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
+CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class KernelCase:
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     pointers: Mapping[str, str]
-    """Pointer arguments to their types; all other arguments are `i32`."""
+    """Pointer arguments to their types; of the others those without a value are `i32`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,108 @@ def lora_cases() -> Iterator[KernelCase]:
             )
 
 
+def attention_cases(arch: str) -> Iterator[KernelCase]:
+    """Attention of each number of rows, form of pages and kind of layer; what goes with it."""
+    variants = [AttendVariant("bf16", 1), AttendVariant("bf16", 512), AttendVariant("i8", 1)]
+    if ARCHITECTURES[arch] >= MIN_FP8_ARCHITECTURE:
+        variants += [
+            AttendVariant("bf16", 1, extras="window"),
+            AttendVariant("bf16", 512, extras="window"),
+            AttendVariant("bf16", 5, extras="tree"),
+            AttendVariant("bf16", 512, dim=256),
+            AttendVariant("fp32", 1),
+            AttendVariant("fp32", 1, dim=256),
+            AttendVariant("fp8e4nv", 1),
+        ]
+    yield from (variant.case() for variant in variants)
+    yield KernelCase(
+        "attend_combine",
+        attention_triton.combine_kernel,
+        attention_triton.combine_constants(attention_triton.MAX_SPLITS, 128),
+        attention_triton.COMBINE_OPTIONS,
+        {"out_ptr": "*bf16", "partial_ptr": "*fp32", "weights_ptr": "*fp32", "rows_ptr": "*i64"},
+    )
+    pages = AttendVariant("i8", 1).pages()
+    yield KernelCase(
+        "kv_write[i8]",
+        kv_write_triton.write_kernel,
+        kv_write_triton.write_constants(pages, pages),
+        kv_write_triton.WRITE_OPTIONS,
+        {
+            **dict.fromkeys(("keys_ptr", "values_ptr"), "*i8"),
+            **dict.fromkeys(("key_scales_ptr", "value_scales_ptr", "k_ptr", "v_ptr"), "*bf16"),
+            "slots_ptr": "*i64",
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttendVariant:
+    """One way that attention is compiled."""
+
+    form: str
+    """What pages hold: codes are read by bf16 queries."""
+    rows: int
+    """New tokens per sequence: of decoding, of verifying guesses, of a prompt's chunk."""
+    dim: int = 128
+    extras: Literal["window", "tree"] | None = None
+    """What a layer or a step adds; a window comes with all else that a layer may have."""
+
+    def pages(self) -> KvPages:
+        size = (1, KV_BLOCK, KV_HEADS, self.dim)
+        return make_pages(
+            size,
+            dtype=self.dtype,
+            code_dtype=CODE_DTYPES.get(self.form),
+            device=torch.device("cpu"),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES.get(self.form, torch.bfloat16)
+
+    def case(self) -> KernelCase:
+        options = AttentionOptions(0.1)
+        if self.extras == "window":
+            options = AttentionOptions(0.1, 1024, 4, 50.0)
+        shape = attention_triton.attention_shape(
+            self.rows * HEADS // KV_HEADS,
+            CONTEXT,
+            has_sinks=options.num_sink_positions > 0,
+            is_tree=self.extras == "tree",
+            dim=self.dim,
+            dtype=self.dtype,
+        )
+        pages, pointers = self.pages(), self._pointers(is_split=shape.num_splits > 1)
+        constants = attention_triton.attend_constants(shape, pages, pages, options, num_heads=HEADS)
+        absent = dict.fromkeys(name for name, kind in pointers.items() if kind is None)
+        return KernelCase(
+            f"attend[{self.form},rows{self.rows},dim{self.dim},{self.extras}]",
+            attention_triton.attend_kernel,
+            {**constants, **absent},
+            attention_triton.attend_options(shape, self.dtype),
+            {name: kind for name, kind in pointers.items() if kind is not None},
+        )
+
+    def _pointers(self, *, is_split: bool) -> dict[str, str | None]:
+        """Types of the pointer arguments; None: left out."""
+        data = "*fp32" if self.dtype is torch.float32 else "*bf16"
+        has_window, has_scales = self.extras == "window", self.form in CODE_DTYPES
+        return {
+            "out_ptr": "*fp32" if is_split else data,
+            "weights_ptr": "*fp32" if is_split else None,
+            "q_ptr": data,
+            **dict.fromkeys(("keys_ptr", "values_ptr"), f"*{self.form}"),
+            **dict.fromkeys(
+                ("key_scales_ptr", "value_scales_ptr"), "*bf16" if has_scales else None
+            ),
+            **dict.fromkeys(("rows_ptr", "positions_ptr", "tables_ptr"), "*i64"),
+            "sinks_ptr": data if has_window else None,
+            "block_positions_ptr": "*i64" if has_window else None,
+            "ancestors_ptr": "*i1" if self.extras == "tree" else None,
+        }
+
+
 def compile_case(case: KernelCase, arch: str) -> KernelUsage:
     """Compile one kernel for one architecture, as the launcher would."""
     names = case.kernel.arg_names
@@ -93,7 +202,9 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
     divisible = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if name not in case.constants and name != "table_stride"
+        if name not in case.constants
+        and name != "table_stride"
+        and not case.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=divisible)
     target = GPUTarget("cuda", ARCHITECTURES[arch], WARP_THREADS)
@@ -116,7 +227,11 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def main() -> None:
-    usages = [compile_case(case, arch) for case in lora_cases() for arch in ARCHITECTURES]
+    usages = [
+        compile_case(case, arch)
+        for arch in ARCHITECTURES
+        for case in chain(lora_cases(), attention_cases(arch))
+    ]
     json.dump([asdict(usage) for usage in usages], sys.stdout, indent=1)
     sys.stdout.write("\n")
 

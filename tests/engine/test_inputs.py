@@ -94,3 +94,17 @@ def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
 def test_the_null_block_is_never_written(num_tokens: int) -> None:
     with pytest.raises(AssertionError, match="null block"):
         lay_out(Span([7] * num_tokens, 0, [[0] * num_tokens]))
+
+
+def test_read_in_place_there_is_a_group_for_each_kind_of_span_and_padding_is_no_work() -> None:
+    spans = [span(1, 9), span(1, 90), span(2, 50), span(3, 9), span(20, 0), span(17, 40)]
+    inputs = make_inputs(
+        spans, groups=one_group(1, 100), block_size=BLOCK, device=torch.device("cpu"), in_place=True
+    )
+    assert group_sizes(inputs) == [[2, 1], [2, 3], [2, 20]]
+    assert inputs.attention[0].chunks == ()
+    _, few, many = inputs.attention[0].groups
+    assert few.rows.tolist() == [[2, 3, -1], [4, 5, 6]]
+    assert few.positions.tolist() == [[50, 51, -1], [9, 10, 11]]
+    assert many.rows[1].tolist() == [*range(27, 44), -1, -1, -1]
+    assert many.positions[1].tolist() == [*range(40, 57), -1, -1, -1]

