@@ -17,7 +17,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -94,40 +94,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.models.mkdir(parents=True, exist_ok=True)
     plan = SMOKE if options.smoke else Plan(SHAPES[options.shape])
-    modes = ["eager"]
     if options.device == "cuda":
-        plan, modes = replace(plan, dtype="bfloat16"), ["graphs", "eager"]
+        plan = replace(plan, dtype="bfloat16")
     with tempfile.TemporaryDirectory() as directory:
-        engines = {
-            mode: open_engine(plan, options, Path(directory) / mode, is_eager=mode == "eager")
-            for mode in modes
-        }
-        gaps, num_different = measure(plan, engines)
+        table, facts = compare(plan, options.models, Path(directory), device=options.device)
     print_report(
         "mixed-step",
-        [row for mode in modes for row in rows(plan, gaps, mode)],
+        table,
         device=torch.cuda.get_device_name() if options.device == "cuda" else options.device,
         shape="smoke" if options.smoke else options.shape,
         dtype=plan.dtype,
-        requests_answered_differently=num_different,
-        memory_plan=engines[modes[0]].core.info.memory_plan[-1],
+        **facts,
     )
     return 0
 
 
+def compare(
+    plan: Plan, models: Path, directory: Path, *, device: str
+) -> tuple[list[Row], dict[str, object]]:
+    """A row for each mode, batch and arm, and what else there is to say."""
+    modes = ["graphs", "eager"] if device == "cuda" else ["eager"]
+    engines = {
+        mode: open_engine(plan, models, directory / mode, device=device, is_eager=mode == "eager")
+        for mode in modes
+    }
+    gaps, num_different = measure(plan, engines)
+    table = [row for mode in modes for row in rows(plan, gaps, mode)]
+    memory_plan = engines[modes[0]].core.info.memory_plan[-1]
+    for engine in engines.values():
+        engine.close()
+    return table, {"requests_answered_differently": num_different, "memory_plan": memory_plan}
+
+
 def open_engine(
-    plan: Plan, options: argparse.Namespace, folder: Path, *, is_eager: bool
+    plan: Plan, models: Path, folder: Path, *, device: str, is_eager: bool
 ) -> TimedEngine:
     folder.mkdir()
     is_drawn = plan.shape is SHAPES[DRAWN]
-    model = folder / "base" if is_drawn else make_model(options.models, plan.shape)
+    model = folder / "base" if is_drawn else make_model(models, plan.shape)
     room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + (1 << 20)
     kv_tokens = max(plan.batches) * (plan.num_prompt_tokens + plan.num_output_tokens + 32)
-    with drawn_weights(plan.shape, model, options.device) if is_drawn else _as_it_is():
+    with drawn_weights(plan.shape, model, device) if is_drawn else nullcontext():
         return TimedEngine(
             model,
             folder,
-            device=options.device,
+            device=device,
             dtype=plan.dtype,
             enforce_eager=is_eager,
             max_model_len=plan.num_prompt_tokens + plan.num_output_tokens + 16,
@@ -137,11 +148,6 @@ def open_engine(
             host_cache_bytes=room,
             loader_duty=8.0,
         )
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
 
 
 @contextmanager

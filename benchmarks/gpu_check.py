@@ -32,7 +32,7 @@ from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
-from benchmarks import bench_adapter_load
+from benchmarks import bench_adapter_load, bench_mixed_step
 from loraplex.adapters.formats import SERVED
 from loraplex.adapters.identity import AdapterKey
 from support.engine import LocalEngine
@@ -91,6 +91,7 @@ def main() -> int:
             result["attention_times"] = time_attention(arguments.device)
             result["linear_times"] = time_quantization()
         result["adapter_load"] = time_adapter_load(arguments.device)
+        result["mixed_step"] = time_mixed_step(arguments.device)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
     parts = ("serving", "speculation", "quantization", "attention", "features")
     checks = [result[part] for part in parts if part in result]
@@ -175,6 +176,22 @@ def time_adapter_load(device: str) -> dict[str, Any]:
         )
     ratio = bench_adapter_load.p99_ratio(loading, quiet)
     return {"size_bytes": size_bytes, "p99_ratio": ratio, "ok": ratio <= MAX_LATENCY_RATIO}
+
+
+def time_mixed_step(device: str) -> dict[str, Any]:
+    """Decode steps of an 8 B Llama, replayed and eager: base, one adapter, an adapter a sequence.
+
+    Each arm's step over the base's, over the ratio of their bytes; bar 1.08.
+    """
+    shape = bench_mixed_step.SHAPES[bench_mixed_step.DRAWN]
+    plan = bench_mixed_step.Plan(
+        shape, "bfloat16", batches=(1, 32), num_output_tokens=24, num_runs=2
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        rows, facts = bench_mixed_step.compare(
+            plan, Path(directory), Path(directory), device=device
+        )
+    return {"rows": rows, **facts}
 
 
 def make_cases(count: int) -> list[Case]:
