@@ -64,7 +64,7 @@ async def set_limits(
 
     They hold from the next request on, on every server.
     """
-    limits = Limits(**body.model_dump())
+    limits = Limits(**body.model_dump(include=set(LimitsBody.model_fields)))
 
     def change(session: TenantSession) -> Changed[LimitsView]:
         before = service.lock_limits(session)

@@ -353,6 +353,10 @@ def test_writes_durations_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+def test_a_limit_that_nobody_knows_may_be_null(limit: Callable[..., dict[str, Any]]) -> None:
+    assert limit(users=3, unknown=None)["users"] == 3
+
+
 def test_a_database_that_others_hold_for_too_long_lets_nobody_past_the_limits(
     server: ServerUnderTest, caller: Caller, limit: Callable[..., dict[str, Any]]
 ) -> None:
