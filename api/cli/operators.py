@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...platform.accounts.service import AccountService, IssuedInvitation
 from ...platform.audit.event import BY_SYSTEM, Event
 from ...platform.audit.service import AuditLog
 from ...platform.database import Database
@@ -18,6 +19,8 @@ from ..settings import load_settings
 from . import operator_keys
 from .admin import DatabaseUrl, DataDir, moment, open_current_database
 from .client import api_path, open_client
+from .connection import find_url
+from .invitations import join_url, print_invitation
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -41,18 +44,21 @@ def create(
 ) -> None:
     """Make an operator and print its key, on the database itself: this once, and never again.
 
-    For the first operator, or when no operator's key is left. It works beside a server.
+    For the first operator, or when no operator's key is left. It works beside a server. The link
+    to the console that goes with it lets the operator set a password, once and within a day.
     """
     settings = load_settings(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
-        issued = _create(
+        issued, invitation = _create(
             opened, settings.load_secrets(), name, role, timedelta(days=expires_in_days)
         )
+    url = join_url(find_url(), invitation.token)
     if as_json:
-        expires_at = moment(issued.key.expires_at)
-        print_json({"name": name, "role": role, "key": issued.text, "expires_at": expires_at})
+        shown = {"name": name, "role": role, "key": issued.text, "console": url}
+        print_json({**shown, "expires_at": moment(issued.key.expires_at)})
     else:
         typer.echo(issued.text)
+        note(f"Set a password for the console within a day: {url}")
     note("Keep this key now: only its hash is stored. `loraplex login` remembers it for commands.")
 
 
@@ -81,6 +87,14 @@ def show(name: Name, as_json: AsJson = False) -> None:
     _print([operator], operator, as_json=as_json)
 
 
+@app.command("invite")
+def invite(name: Name, as_json: AsJson = False) -> None:
+    """Print a link by which the operator sets a password for the console: once, within a day."""
+    with open_client() as client:
+        invitation = client.admin.post(api_path("operators", name, "invitation"))
+    print_invitation(invitation, as_json=as_json)
+
+
 @app.command("set")
 def set_(name: Name, role: Role, as_json: AsJson = False) -> None:
     """Give an operator another role."""
@@ -101,15 +115,16 @@ def enable(name: Name, as_json: AsJson = False) -> None:
 
 def _create(
     database: Database, secrets: list[bytes], name: str, role: OperatorRole, lifetime: timedelta
-) -> IssuedOperatorKey:
+) -> tuple[IssuedOperatorKey, IssuedInvitation]:
     service = OperatorService(Keyring(secrets, API_KEY_PEPPER))
     audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
     with database.platform_transaction() as session:
         operator = service.create(session, name, role)
         issued = service.issue_key(session, operator, name="default", lifetime=lifetime)
+        invitation = AccountService().invite_operator(session, operator)
         details = {"role": role, "key": issued.key.id}
         audit_log.record_platform(session, BY_SYSTEM, Event("operator.create", name, details))
-    return issued
+    return issued, invitation
 
 
 def _change(name: str, changes: dict[str, Any], *, as_json: bool) -> None:

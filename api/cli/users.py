@@ -9,6 +9,7 @@ import typer
 from ...platform.keys.principal import TenantRole
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .invitations import print_invitation
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -29,7 +30,7 @@ def create(
     with open_client() as client:
         user = client.post("/users", {"email": email, "role": role})
     _print([user], user, as_json=as_json)
-    note(f"Made the user {user['email']!r}. Next: loraplex keys create --user {user['email']}")
+    note(f"Made the user {user['email']!r}. Next: loraplex users invite {user['email']}")
 
 
 @app.command("list")
@@ -52,6 +53,15 @@ def show(user: Who, as_json: AsJson = False) -> None:
     with open_client() as client:
         found = client.get(api_path("users", find_user_id(client, user)))
     _print([found], found, as_json=as_json)
+
+
+@app.command("invite")
+def invite(user: Who, as_json: AsJson = False) -> None:
+    """Print a link by which a user sets a password for the console: once, within a day."""
+    with open_client() as client:
+        user_id = find_user_id(client, user)
+        invitation = client.post(api_path("users", user_id, "invitation"))
+    print_invitation(invitation, as_json=as_json)
 
 
 @app.command("set")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ from loraplex.api.app import create_app
 from loraplex.api.openapi import api_routes
 from loraplex.platform.base import utc_now
 from loraplex.platform.keys.models import ApiKey
-from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
+from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
 from support.access import MISSING, ROUTES, Access, Kind, concrete
+from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
@@ -35,6 +37,7 @@ class Sender(NamedTuple):
     headers: Mapping[str, str]
     expected: Callable[[Access], str | None]
     """The code of the refusal; None if the sender may call."""
+    is_signed_in: bool = False
 
 
 def always(code: str) -> Callable[[Access], str | None]:
@@ -69,8 +72,17 @@ def only_outside(role: OperatorRole) -> Callable[[Access], str | None]:
     return expected
 
 
+def signed_in(browser: Browser, expected: Callable[[Access], str | None], **more: str) -> Sender:
+    """Whoever is signed in there: as with a key, and the routes of sessions besides."""
+
+    def of_session(access: Access) -> str | None:
+        return None if access.kind is Kind.SESSION else expected(access)
+
+    return Sender("", {**browser.headers, **more}, of_session, is_signed_in=True)
+
+
 @pytest.fixture(scope="module")
-def senders(server: ServerUnderTest) -> dict[str, Sender]:
+def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
     """One of each kind."""
     tenant = server.make_caller("access")
     suspended = server.make_caller("access-suspended")
@@ -112,7 +124,20 @@ def senders(server: ServerUnderTest) -> dict[str, Sender]:
         others = everything - {scope}
         caller = server.make_caller(f"access-not-{scope.value.replace(':', '-')}", list(others))
         found[f"without {scope}"] = Sender(caller.key, {}, only_in_tenants(others))
-    return found
+    with ExitStack() as stack:
+        for role in TenantRole:
+            browser = stack.enter_context(signed_in_user(server, tenant, role))
+            found[f"signed-in {role}"] = signed_in(browser, only_in_tenants(role.scopes))
+        browser = stack.enter_context(signed_in_operator(server, "access-admin", admin))
+        found["signed-in admin"] = signed_in(browser, only_outside(OperatorRole.ADMIN))
+        found["signed-in admin in tenant"] = signed_in(
+            browser, only_in_tenants(everything), **on_tenant
+        )
+        browser = stack.enter_context(signed_in_user(server, tenant, "owner", name="other"))
+        found["session that names another tenant"] = signed_in(
+            browser, always("tenant_not_found"), **{"x-loraplex-tenant": "access-suspended"}
+        )
+        yield found
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -182,6 +207,8 @@ FOREIGN_BODIES = [
     ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),
 ]
 """What is named in a body."""
+ENDS_THE_SESSION = {"DELETE /v1/session", "DELETE /v1/sessions"}
+"""And with it the tests of those that come behind."""
 OWN_NAMES = {"POST /v1/adapters/{name}/uploads"}
 """Makes the caller's own, whatever the name is to others."""
 
@@ -223,17 +250,28 @@ FOREIGN_REQUESTS = [
 ]
 
 
+@pytest.fixture(scope="module", params=["key", "session"])
+def stranger(request: pytest.FixtureRequest, server: ServerUnderTest) -> Iterator[httpx.Client]:
+    """Another tenant's caller, who may do everything there: by a key, or signed in."""
+    caller = server.make_caller(f"access-stranger-{request.param}")
+    if request.param == "key":
+        yield caller.http
+        return
+    with signed_in_user(server, caller, "owner") as browser:
+        browser.confirm()
+        yield browser.http
+
+
 @pytest.mark.parametrize(("route", "body"), FOREIGN_REQUESTS)
 def test_what_is_anothers_answers_byte_for_byte_like_what_is_not_there(
-    route: str, body: dict[str, Any] | None, server: ServerUnderTest, foreign: dict[str, str]
+    route: str, body: dict[str, Any] | None, stranger: httpx.Client, foreign: dict[str, str]
 ) -> None:
-    stranger = stranger_of(server)
     method, path = route.split(" ", 1)
     operation = DOCUMENT["paths"][path][method.lower()]
 
     def ask(values: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
         quoted = {name: quote(value, safe="") for name, value in values.items()}
-        answer = stranger.http.request(
+        answer = stranger.request(
             method, concrete(path, quoted), **content_of(operation, body, values)
         )
         assert answer.status_code == 404, answer.text
@@ -245,11 +283,6 @@ def test_what_is_anothers_answers_byte_for_byte_like_what_is_not_there(
         return answer.status_code, text, headers
 
     assert ask(foreign) == ask({name: like_it(value) for name, value in foreign.items()})
-
-
-def stranger_of(server: ServerUnderTest) -> Caller:
-    known = {caller.slug: caller for caller in server.callers}
-    return known.get("access-stranger") or server.make_caller("access-stranger")
 
 
 def content_of(
@@ -277,6 +310,8 @@ def test_a_route_answers_each_kind_of_caller_as_documented(
     method, path = route.split(" ", 1)
     with httpx.Client(base_url=server.url) as http:
         for kind, sender in senders.items():
+            if sender.is_signed_in and route in ENDS_THE_SESSION:
+                continue
             answer = http.request(
                 method,
                 concrete(path, MISSING),

@@ -16,6 +16,10 @@ from support.server import Caller, ServerUnderTest
 
 GENERATIONS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
 GENERATIONS |= {"/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"}
+SIGNING_IN = {
+    *("/v1/session", "/v1/sessions", "/v1/session/enrolment"),
+    *("/v1/session/confirmation", "/v1/session/password"),
+}
 
 
 def create_key(caller: Caller, key: str, name: str = "ci", **headers: str) -> httpx.Response:
@@ -131,7 +135,7 @@ def test_no_route_that_changes_something_is_left_out() -> None:
         for method in methods
         if method in {"post", "put", "patch", "delete"} and not is_concerned(method, path)
     }
-    assert left_out <= GENERATIONS
+    assert left_out <= GENERATIONS | SIGNING_IN
     assert "/v1/chat/completions" in left_out
 
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.platform.keys.models import ApiKey
+from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
@@ -69,6 +70,35 @@ def test_a_suspended_tenant_and_a_disabled_user_are_refused_everywhere(
     httpx.patch(tenant, json={"suspended": True}, headers=headers)
     check_envelope(caller.http.get("/v1/models"), "tenant_suspended")
     wait_for(lambda: status(elsewhere, caller.key) == 403, seconds=PROMISED_SECONDS)
+
+
+def test_who_is_signed_in_is_so_everywhere_and_no_longer_than_the_account_is(
+    server: ServerUnderTest, caller: Caller, elsewhere: httpx.Client
+) -> None:
+    def is_in(browser: Browser) -> bool:
+        headers = {"cookie": cookies[browser]}
+        return elsewhere.get("/v1/session", headers=headers).is_success
+
+    admin_key = server.make_operator(f"admin-{caller.slug}")
+    gone = f"gone-{caller.slug}"
+    server.make_operator(gone)
+    with (
+        signed_in_user(server, caller, "developer") as user,
+        signed_in_user(server, caller, "viewer") as leaves,
+        signed_in_operator(server, gone, admin_key) as operator,
+        httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {admin_key}"}) as http,
+    ):
+        cookies = {each: each.headers["cookie"] for each in (user, leaves, operator)}
+        assert [is_in(each) for each in cookies] == [True, True, True]
+        (row,) = caller.http.get("/v1/users", params={"role": "developer"}).json()["data"]
+        caller.http.patch(f"/v1/users/{row['id']}", json={"disabled": True}).raise_for_status()
+        wait_for(lambda: not is_in(user), seconds=PROMISED_SECONDS)
+        caller.http.patch(f"/v1/users/{row['id']}", json={"disabled": False}).raise_for_status()
+        assert not is_in(user), "who comes back is invited anew"
+        leaves.http.delete("/v1/sessions").raise_for_status()
+        wait_for(lambda: not is_in(leaves), seconds=PROMISED_SECONDS)
+        http.patch(f"/admin/operators/{gone}", json={"disabled": True}).raise_for_status()
+        wait_for(lambda: not is_in(operator), seconds=PROMISED_SECONDS)
 
 
 def test_what_was_changed_beside_the_servers_is_seen_by_all(

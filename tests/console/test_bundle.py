@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import re
-from importlib.resources import files
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from loraplex.api.console_files import BUNDLE
 from support.console import PAGES, Visitor
 from support.seeded import Seeded
 
@@ -26,7 +25,6 @@ POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-BUNDLE = Path(str(files("loraplex.api"))) / "static" / "console"
 
 
 def test_the_first_load_is_small(operator: Visitor) -> None:
@@ -72,9 +70,14 @@ def test_every_file_has_the_policy_and_is_kept_for_good(seeded: Seeded) -> None:
         assert "immutable" in answer.headers["cache-control"]
 
 
-def test_refusals_have_the_policy_too(seeded: Seeded) -> None:
-    for path in ("/console/assets/none.js", "/console/../etc/passwd", "/console/%2e%2e/%2e%2e/x"):
-        check_headers(httpx.get(seeded.server.url + path))
+def test_what_is_no_file_of_the_bundle_is_not_looked_for(seeded: Seeded) -> None:
+    """A page's address shows the console; an asset's is refused, under a policy of its own."""
+    refused = httpx.get(f"{seeded.server.url}/console/assets/none.js")
+    assert refused.status_code == 404
+    assert "default-src 'none'" in refused.headers["content-security-policy"]
+    for path in ("%2e%2e/%2e%2e/openapi.py", "..%2f..%2fopenapi.py", "assets%2f..%2f..%2fapp.py"):
+        answer = httpx.get(f"{seeded.server.url}/console/{path}")
+        assert answer.content == (BUNDLE / "index.html").read_bytes() or answer.status_code == 404
 
 
 def check_headers(answer: httpx.Response) -> None:

@@ -87,6 +87,7 @@ def upload(visitor: Visitor, style: Style, *, aliases: str = "") -> None:
     dialog.get_by_label("Files").set_input_files([folder / name for name in names])
     dialog.get_by_label("Aliases (optional)").fill(aliases)
     dialog.get_by_role("button", name="Upload").click()
+    dialog.wait_for(state="hidden")
     page.get_by_role("heading", level=1, name=BOT).wait_for()
 
 

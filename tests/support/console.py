@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, Page, Request
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from support.chromium import WIDE
 from support.seeded import Seeded
@@ -65,11 +65,12 @@ class Visitor:
     def settle(self) -> None:
         """Wait until nothing is on its way and no part of the page says that it loads."""
         self.page.locator("main").wait_for()
-        self.page.wait_for_function("document.querySelector('[aria-busy=true]') === null")
+        expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0, timeout=15_000)
 
     def go(self, link: str) -> None:
         """Follow a link of the navigation."""
-        self.page.get_by_role("navigation").get_by_role("link", name=link, exact=True).click()
+        places = self.page.get_by_role("navigation", name="Pages")
+        places.get_by_role("link", name=link, exact=True).click()
         self.settle()
 
     def executed(self) -> list[str]:

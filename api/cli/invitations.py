@@ -1,0 +1,23 @@
+"""Links by which somebody sets a password for the console."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from .output import note, print_json
+
+
+def join_url(base_url: str, token: str) -> str:
+    """Where the console of this server takes the token; no server sees what is behind the '#'."""
+    return f"{base_url}/console/join#{token}"
+
+
+def print_invitation(invitation: dict[str, Any], *, as_json: bool) -> None:
+    """The link: this once, and never again."""
+    if as_json:
+        print_json(invitation)
+    else:
+        typer.echo(invitation["url"])
+    note(f"The link is good once, until {invitation['expires_at']}.")

@@ -1,0 +1,139 @@
+"""The console's pages as they are served, and the headers of every answer."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from loraplex.api.console_files import ConsoleFiles
+from support.server import ServerUnderTest
+
+PAGE = b"<!doctype html><title>console</title>"
+SCRIPT = b"console.log(1);" * 100
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "font-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+
+
+class WithRequestId:
+    """What the application's outermost layer gives each request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["request_id"] = "req-1"
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A console of two files, and a file beside it that is none of its."""
+    folder = tmp_path_factory.mktemp("static") / "console"
+    (folder / "assets").mkdir(parents=True)
+    (folder / "index.html").write_bytes(PAGE)
+    (folder / "assets" / "main-abc123.js").write_bytes(SCRIPT)
+    (folder.parent / "secret").write_text("secret")
+    app = Starlette(routes=ConsoleFiles(folder).routes, middleware=[Middleware(WithRequestId)])
+    with TestClient(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["", "adapters/acme/bot", "join", "no/such/page", "index.html"])
+def test_every_page_is_the_one_that_finds_its_own_way(path: str, client: TestClient) -> None:
+    answer = client.get(f"/console/{path}")
+    assert answer.content == PAGE
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["cache-control"] == "no-store"
+    said = dict(part.strip().split(" ", 1) for part in _policy(answer).split(";"))
+    assert said == POLICY
+
+
+def _policy(answer: httpx.Response) -> str:
+    policy: str = answer.headers["content-security-policy"]
+    return policy
+
+
+def test_assets_never_change_and_come_compressed(client: TestClient) -> None:
+    path = "/console/assets/main-abc123.js"
+    answer = client.get(path, headers={"accept-encoding": "gzip"})
+    assert answer.content == SCRIPT
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(gzip.compress(SCRIPT, mtime=0))
+    assert "immutable" in answer.headers["cache-control"]
+    assert answer.headers["content-type"].startswith(("text/javascript", "application/javascript"))
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == SCRIPT
+
+
+@pytest.mark.parametrize(
+    "path", ["assets/other.js", "assets/../../secret", "assets/%2e%2e/%2e%2e/secret"]
+)
+def test_what_is_no_asset_is_not_found(path: str, client: TestClient) -> None:
+    answer = client.get(f"/console/{path}")
+    assert b"secret" not in answer.content
+    assert answer.status_code == 404 or answer.content == PAGE
+
+
+def test_nothing_beside_the_bundle_is_served(client: TestClient) -> None:
+    for path in ("../secret", "..%2fsecret", "%2e%2e/secret", "/etc/passwd"):
+        assert client.get(f"/console/{path}").content in (PAGE, b"Not Found")
+
+
+def test_browsers_are_led_to_the_console_and_others_are_not(client: TestClient) -> None:
+    for path in ("/", "/console"):
+        answer = client.get(path, headers={"accept": "text/html"}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, "/console/")
+        assert client.get(path, headers={"accept": "*/*"}).status_code == 404
+
+
+def test_a_page_changes_nothing(client: TestClient) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert client.request(method, "/console/").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/console/"),
+        ("GET", "/console/adapters"),
+        ("GET", "/console/assets/none.js"),
+        ("POST", "/console/"),
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+        ("GET", "/openapi.json"),
+        ("GET", "/v1/session"),
+        ("POST", "/v1/session"),
+        ("GET", "/v1/models"),
+        ("GET", "/admin/tenants"),
+        ("GET", "/no/such/path"),
+    ],
+)
+def test_every_answer_says_what_a_browser_may_do_with_it(
+    method: str, path: str, server: ServerUnderTest
+) -> None:
+    answer = httpx.request(method, server.url + path, headers={"accept": "text/html"})
+    assert "default-src 'none'" in _policy(answer)
+    assert "frame-ancestors 'none'" in _policy(answer)
+    assert "unsafe" not in _policy(answer)
+    assert len(answer.headers.get_list("content-security-policy")) == 1
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
