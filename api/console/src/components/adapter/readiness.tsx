@@ -127,24 +127,26 @@ export function SpeculationPanel({ readiness }: { readiness: Readiness | undefin
   return (
     <Panel title="Speculation" note="since the engine started">
       {proposers.length === 0 ? <p className="soft">Nothing was guessed for it.</p> : (
-        <table className="table">
-          <thead>
-            <tr>
-              <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
-              <th scope="col" className="end">Accepted</th><th scope="col" className="end">Guesses now</th>
-            </tr>
-          </thead>
-          <tbody>
-            {proposers.map((one) => (
-              <tr key={one.proposer}>
-                <td>{one.proposer}</td>
-                <td className="end">{percent(one.acceptance)}</td>
-                <td className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
-                <td className="end">{one.num_tokens || "none: it does not pay"}</td>
+        <div className="table-wrap" tabIndex={0} role="region" aria-label="Proposers">
+          <table className="table">
+            <thead>
+              <tr>
+                <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
+                <th scope="col" className="end">Accepted</th><th scope="col" className="end">Guesses now</th>
               </tr>
-            ))}
-          </tbody>
-        </table>
+            </thead>
+            <tbody>
+              {proposers.map((one) => (
+                <tr key={one.proposer}>
+                  <td>{one.proposer}</td>
+                  <td className="end">{percent(one.acceptance)}</td>
+                  <td className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
+                  <td className="end">{one.num_tokens || "none"}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
       )}
     </Panel>
   );
