@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from support.console import PASSWORD, Visitor, invite_operator, visiting
+from support.console import PASSWORD, Visitor, confirm_if_asked, invite_operator, visiting
 from support.seeded import Seeded
 
 MAX_STEPS = 60
@@ -60,6 +60,7 @@ def test_a_key_is_issued_without_a_mouse(visitor: Visitor, seeded: Seeded) -> No
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
     page.keyboard.type(NAME)
     page.keyboard.press("Enter")
+    confirm_if_asked(page)
     page.locator("[data-secret]").wait_for()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
