@@ -127,8 +127,9 @@ async def check_confirmation(
     confirmation.check()
 
 
-CONFIRMED = Depends(check_confirmation)
-"""For routes that need the confirmation always."""
+Confirmed = Annotated[None, Depends(check_confirmation)]
+"""For routes that need the confirmation always; behind who may call at all, so that nobody gives a
+password to be told that it is of no use."""
 
 
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:

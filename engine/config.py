@@ -99,6 +99,7 @@ class EngineConfig:
     Positions go on growing, they are not counted anew inside the window: an answer still ends at
     `max_model_len`."""
     attention_sinks: int = 4
+    """First positions that stay visible behind `attention_window`."""
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()

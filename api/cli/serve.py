@@ -108,6 +108,7 @@ def _announce(runtime: Runtime, url: str) -> None:
         note(f"  {line}")
     note(describe_speculation(runtime.engine.info))
     note(f"Serving {runtime.inference.served_model_name} at {url}/v1")
+    note(f"Its console: {url}/console/")
     for line in next_steps(runtime.settings, url):
         note(line)
 

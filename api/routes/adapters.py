@@ -18,7 +18,7 @@ from ...platform.adapters.listing import (
 )
 from ...platform.adapters.states import VersionState
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal
-from ..auth import CONFIRMED, require_operator
+from ..auth import Confirmed, require_operator
 from ..contract import Raw, answers
 from ..json_response import json_response
 from ..pages import Page, PageRequest
@@ -174,11 +174,12 @@ async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) 
     return json_response(ListView([deletion_view(receipt) for receipt in receipts]))
 
 
-@router.delete("/v1/adapters/{name}", dependencies=[CONFIRMED])
+@router.delete("/v1/adapters/{name}")
 @answers(DeletionsView, errors=("adapter_not_found", *DELETION_ERRORS))
 async def delete_adapter(
     runtime: CurrentRuntime,
     principal: Writer,
+    confirmed: Confirmed,
     origin: RequestOrigin,
     name: str,
     drain_seconds: DrainSeconds = DEFAULT_DRAIN_SECONDS,
@@ -195,11 +196,12 @@ async def delete_adapter(
     return json_response(await _receipts(runtime, principal, name, numbers))
 
 
-@router.delete("/v1/adapters/{name}/versions/{number}", dependencies=[CONFIRMED])
+@router.delete("/v1/adapters/{name}/versions/{number}")
 @answers(DeletionsView, errors=("version_aliased", *NO_VERSION, *DELETION_ERRORS))
 async def delete_version(
     runtime: CurrentRuntime,
     principal: Writer,
+    confirmed: Confirmed,
     origin: RequestOrigin,
     name: str,
     number: Number,

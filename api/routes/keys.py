@@ -14,7 +14,7 @@ from ...platform.base import JsonObject, utc_now
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import CONFIRMED, origin_of, require
+from ..auth import Confirmed, origin_of, require
 from ..bodies import json_body
 from ..contract import answers
 from ..etags import TAGGED, IfMatch, tagged_response
@@ -58,12 +58,13 @@ async def list_keys(
     return json_response(page.answer(rows, view=key_view, cursor=lambda key: key.id))
 
 
-@router.post("", dependencies=[CONFIRMED])
+@router.post("")
 @answers(IssuedKeyView, 201, errors=("user_not_found", "grant_too_wide", "quota_exceeded"))
 async def create_key(
     request: Request,
     runtime: CurrentRuntime,
     principal: Manager,
+    confirmed: Confirmed,
     body: Annotated[KeyBody, Depends(json_body(KeyBody))],
 ) -> Response:
     """Make a key.
@@ -104,7 +105,7 @@ async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> R
     return tagged_response(key_view(key))
 
 
-@router.post("/{key_id}/rotate", dependencies=[CONFIRMED])
+@router.post("/{key_id}/rotate")
 @answers(
     IssuedKeyView,
     201,
@@ -114,6 +115,7 @@ async def rotate_key(
     request: Request,
     runtime: CurrentRuntime,
     principal: Manager,
+    confirmed: Confirmed,
     key_id: str,
     if_match: IfMatch,
     body: Annotated[RotateBody, Depends(json_body(RotateBody))],

@@ -15,7 +15,7 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.operators.models import Operator
 from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
-from ..auth import CONFIRMED, origin_of, require_operator
+from ..auth import Confirmed, origin_of, require_operator
 from ..bodies import json_body
 from ..browser import base_url, transport_of
 from ..contract import answers
@@ -133,10 +133,10 @@ async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: st
     return json_response(ListView([operator_key_view(key) for key in keys]))
 
 
-@router.post("/{name}/invitation", dependencies=[CONFIRMED])
+@router.post("/{name}/invitation")
 @answers(InvitationView, 201, errors=("operator_not_found", "state_conflict"))
 async def invite_operator(
-    request: Request, runtime: CurrentRuntime, operator: Writer, name: str
+    request: Request, runtime: CurrentRuntime, operator: Writer, confirmed: Confirmed, name: str
 ) -> Response:
     """Let the operator set a password for the console, once and within a day.
 
@@ -153,12 +153,13 @@ async def invite_operator(
     return json_response(invitation_view(issued, base_url(request, transport)), status_code=201)
 
 
-@router.post("/{name}/keys", dependencies=[CONFIRMED])
+@router.post("/{name}/keys")
 @answers(IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
 async def create_operator_key(
     request: Request,
     runtime: CurrentRuntime,
     operator: Writer,
+    confirmed: Confirmed,
     name: str,
     body: Annotated[OperatorKeyBody, Depends(json_body(OperatorKeyBody))],
 ) -> Response:

@@ -14,7 +14,7 @@ from ...platform.keys.principal import Principal, Scope, TenantRole
 from ...platform.keys.service import ApiKeyService
 from ...platform.sessions import TenantSession
 from ...platform.users import service
-from ..auth import CONFIRMED, origin_of, require
+from ..auth import Confirmed, origin_of, require
 from ..bodies import json_body
 from ..browser import base_url, transport_of
 from ..contract import answers
@@ -128,10 +128,14 @@ async def change_user(
     return tagged_response(view)
 
 
-@router.post("/{user_id}/invitation", dependencies=[CONFIRMED])
+@router.post("/{user_id}/invitation")
 @answers(InvitationView, 201, errors=("user_not_found", "grant_too_wide", "state_conflict"))
 async def invite_user(
-    request: Request, runtime: CurrentRuntime, principal: Manager, user_id: str
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    confirmed: Confirmed,
+    user_id: str,
 ) -> Response:
     """Let the user set a password for the console, once and within a day.
 

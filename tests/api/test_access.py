@@ -134,8 +134,9 @@ def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
             browser, only_in_tenants(everything), **on_tenant
         )
         browser = stack.enter_context(signed_in_user(server, tenant, "owner", name="other"))
-        found["session that names another tenant"] = signed_in(
-            browser, always("tenant_not_found"), **{"x-loraplex-tenant": "access-suspended"}
+        headers = {**browser.headers, "x-loraplex-tenant": "access-suspended"}
+        found["session that names another tenant"] = Sender(
+            "", headers, always("tenant_not_found"), is_signed_in=True
         )
         yield found
 

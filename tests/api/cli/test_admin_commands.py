@@ -17,6 +17,7 @@ from loraplex.api import cli
 from loraplex.api.cli.client import DEFAULT_URL
 from loraplex.api.cli.serve import next_steps
 from loraplex.api.settings import Settings, default_data_dir, load_settings
+from loraplex.platform.accounts.service import AccountService
 from loraplex.platform.audit.models import PlatformAuditEntry
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -229,6 +230,21 @@ def test_makes_an_operator_as_it_is_told(installed: Loraplex) -> None:
     assert operator.expires_at is not None
     left = operator.expires_at - utc_now()
     assert timedelta(days=6) < left <= timedelta(days=7)
+
+
+def test_offers_a_link_by_which_the_operator_sets_a_password(
+    installed: Loraplex, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_URL", "https://llm.example")
+    url = installed("operators", "create", "eve", "--json").data["console"]
+    before, _, token = url.partition("#")
+    assert before == "https://llm.example/console/join"
+    database = Database(f"sqlite:///{data_dir / 'loraplex.db'}")
+    with database.platform_transaction(read_only=True) as session:
+        holder = AccountService().find_invited(session, token)
+    database.close()
+    assert holder.operator is not None
+    assert holder.operator.name == "eve"
 
 
 def test_writes_into_the_audit_log_whom_it_made(installed: Loraplex, data_dir: Path) -> None:

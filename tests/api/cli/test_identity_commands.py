@@ -17,6 +17,8 @@ import pytest
 from loraplex.api import cli
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.profiles import Profile, config_path, load_profiles, save_profile
+from support.browser import Browser
+from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest, child_environment
 
 _numbers = count(1)
@@ -290,6 +292,25 @@ def test_a_user_comes_and_goes_by_address(operator: Loraplex, slug: str) -> None
     assert enabled["disabled_at"] is None
     nobody = operator("users", "show", "eve@example.com", *within)
     assert nobody.exit_code == ExitCode.NOT_FOUND
+
+
+def test_an_invitation_is_a_link_that_the_console_takes_once(
+    operator: Loraplex, slug: str, server: ServerUnderTest
+) -> None:
+    operator("users", "create", "ada@example.com", "--tenant", slug)
+    operator("operators", "add", slug)
+    for command in (
+        ("users", "invite", "ada@example.com", "--tenant", slug),
+        ("operators", "invite", slug),
+    ):
+        invited = operator(*command)
+        base, _, token = invited.out.strip().partition("#")
+        assert base == f"{server.url}/console/join"
+        assert token not in invited.err
+        browser = Browser(server.url)
+        with browser.http:
+            assert browser.enrol(token).is_success
+            check_envelope(browser.enrol(token), "invitation_ended")
 
 
 def test_an_operator_comes_and_goes(operator: Loraplex, slug: str) -> None:
