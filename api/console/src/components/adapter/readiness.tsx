@@ -8,7 +8,7 @@ import { bytes, count, duration, percent, plural } from "../../lib/format.ts";
 import { spansOf, type Span } from "../../lib/residency.ts";
 import { Facts, Panel } from "../layout.tsx";
 import { Loaded } from "../states.tsx";
-import { Badge, State, Time, toneOf } from "../values.tsx";
+import { Badge, State, Time, toneOf, Words } from "../values.tsx";
 
 const REFRESH_MS = 2_000;
 
@@ -34,7 +34,7 @@ export function ReadinessPanel({ query, title }: {
           <div className="stack">
             <p className="row">
               <Verdict readiness={readiness} />
-              <span>{readiness.summary}</span>
+              <span><Words>{readiness.summary}</Words></span>
             </p>
             <Facts facts={factsOf(readiness)} />
           </div>
