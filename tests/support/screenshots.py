@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
         raise SystemExit("There is no Chromium: CONTRIBUTING.md says how to get one.")
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        TemporaryDirectory() as data_dir,
+        TemporaryDirectory(prefix="loraplex-demo-") as data_dir,
         seeded_server(Path(data_dir) / "data") as seeded,
         running_chromium() as browser,
     ):
