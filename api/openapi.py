@@ -276,7 +276,7 @@ class _Operation:
             response["content"]["application/json"]["example"] = example
         if self.promise.stream is not None:
             response["content"]["text/event-stream"] = {
-                "schema": {"type": "string"},
+                "schema": {"description": "Server-sent events; their data: `x-event-schema`."},
                 "x-event-schema": shapes.reference(self.promise.stream),
             }
         return response

@@ -1,6 +1,6 @@
 """Lists of adapters for people: searched, sorted and counted by the database.
 
-One query for a page's rows and two for what belongs to them, whatever the page's size.
+One query for a page's rows and four for what belongs to them, whatever the page's size.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -84,73 +84,77 @@ def list_summaries(
 
     Of the session's tenant, or of all. Raises InvalidValue for a cursor of another list.
     """
-    listing = _Listing(query.order)
-    rows = session.execute(listing.select(query, after).limit(limit)).all()
+    listing = _Listing(query)
+    rows = session.execute(listing.select(after).limit(limit)).all()
     ids = [row[0].id for row in rows]
-    aliases, contents = _aliases(session, ids), _contents(session, ids)
+    versions, aliases = _versions_of(session, ids), _aliases(session, ids)
+    uses, requests = _uses_of(session, rows), _requests_of(session, rows)
     return [
         AdapterSummary(
-            adapter=row[0],
-            tenant_slug=row[1],
-            latest=row[2],
-            num_versions=row[3],
-            num_bytes=int(row[4]),
-            num_requests=int(row[5]),
-            last_used_at=row[6],
-            p95_ms=row[7],
-            aliases=aliases[row[0].id],
-            contents=contents[row[0].id],
-            cursor=listing.cursor(row[8], row[0], row[1]),
+            adapter=adapter,
+            tenant_slug=slug,
+            latest=versions[adapter.id][-1],
+            num_versions=len(versions[adapter.id]),
+            num_bytes=sum(version.size_bytes for version in versions[adapter.id]),
+            num_requests=requests.get((adapter.tenant_id, adapter.name), 0),
+            last_used_at=use.last_used_at if use else None,
+            p95_ms=use.p95_ms if use else None,
+            aliases=aliases[adapter.id],
+            contents=[AdapterKey(v.tenant_id, v.digest) for v in versions[adapter.id]],
+            cursor=listing.cursor(key, adapter, slug),
         )
-        for row in rows
+        for adapter, slug, key in rows
+        for use in [uses.get((adapter.tenant_id, adapter.name))]
     ]
 
 
 class _Listing:
-    """The one query, and where a row stands in its order."""
+    """The query for a page's rows, and where a row stands in its order.
 
-    def __init__(self, order: AdapterOrder) -> None:
-        self._order = order
-        self._versions, self._uses = _versions(), _requests()
+    It joins what the order or a condition takes; the rest is asked for the page alone.
+    """
+
+    def __init__(self, query: AdapterQuery) -> None:
+        self._query = query
+        self._order = query.order
+        self._versions, self._requests = _sums_of_versions(), _sums_of_requests()
         self._key = self._sorted_by()
 
-    def select(self, query: AdapterQuery, after: str | None) -> Select[*tuple[Any, ...]]:
-        versions, uses = self._versions.c, self._uses.c
+    def select(self, after: str | None) -> Select[*tuple[Any, ...]]:
         selected = (
-            select(
-                Adapter,
-                Tenant.slug,
-                AdapterVersion,
-                versions.num_versions,
-                versions.num_bytes,
-                func.coalesce(uses.num_requests, 0),
-                AdapterUse.last_used_at,
-                AdapterUse.p95_ms,
-                self._key.label("sort_key"),
-            )
+            select(Adapter, Tenant.slug, self._key.label("sort_key"))
             .select_from(Adapter)
             .join(Tenant, Tenant.id == Adapter.tenant_id)
-            .join(self._versions, versions.adapter_id == Adapter.id)
-            .join(
+            .where(*_conditions(self._query))
+        )
+        selected = self._join(selected)
+        if after is not None:
+            selected = selected.where(self._is_behind(after))
+        return selected.order_by(*self._ordering())
+
+    def _join(self, selected: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+        versions, requests = self._versions.c, self._requests.c
+        if self._order in (AdapterOrder.LAST_USED, AdapterOrder.P95):
+            selected = selected.outerjoin(
+                AdapterUse,
+                (AdapterUse.tenant_id == Adapter.tenant_id)
+                & (AdapterUse.adapter_name == Adapter.name),
+            )
+        if self._order is AdapterOrder.REQUESTS:
+            selected = selected.outerjoin(
+                self._requests,
+                (requests.tenant_id == Adapter.tenant_id) & (requests.adapter_name == Adapter.name),
+            )
+        if self._order is AdapterOrder.BYTES or self._query.state is not None:
+            selected = selected.join(self._versions, versions.adapter_id == Adapter.id)
+        if self._query.state is not None:
+            selected = selected.join(
                 AdapterVersion,
                 (AdapterVersion.tenant_id == Adapter.tenant_id)
                 & (AdapterVersion.adapter_id == Adapter.id)
                 & (AdapterVersion.number == versions.latest_number),
             )
-            .outerjoin(
-                self._uses,
-                (uses.tenant_id == Adapter.tenant_id) & (uses.adapter_name == Adapter.name),
-            )
-            .outerjoin(
-                AdapterUse,
-                (AdapterUse.tenant_id == Adapter.tenant_id)
-                & (AdapterUse.adapter_name == Adapter.name),
-            )
-            .where(*_conditions(query))
-        )
-        if after is not None:
-            selected = selected.where(self._is_behind(after))
-        return selected.order_by(*self._ordering())
+        return selected
 
     def cursor(self, key: Any, adapter: Adapter, slug: str) -> str:
         # Sums are decimals on PostgreSQL.
@@ -167,7 +171,7 @@ class _Listing:
                 never = literal(_NEVER, UtcDateTime)
                 return func.coalesce(AdapterUse.last_used_at, never, type_=UtcDateTime)
             case AdapterOrder.REQUESTS:
-                return func.coalesce(self._uses.c.num_requests, 0)
+                return func.coalesce(self._requests.c.num_requests, 0)
             case AdapterOrder.BYTES:
                 return self._versions.c.num_bytes
             case AdapterOrder.P95:
@@ -202,12 +206,11 @@ class _Listing:
             raise InvalidValue("It is no `next_after` of this list.", param="after") from None
 
 
-def _versions() -> Subquery:
-    """By adapter: how many visible versions, their bytes, and the latest one's number."""
+def _sums_of_versions() -> Subquery:
+    """By adapter: the bytes of its visible versions, and the latest one's number."""
     return (
         select(
             AdapterVersion.adapter_id,
-            func.count().label("num_versions"),
             func.sum(AdapterVersion.size_bytes).label("num_bytes"),
             func.max(AdapterVersion.number).label("latest_number"),
         )
@@ -217,19 +220,22 @@ def _versions() -> Subquery:
     )
 
 
-def _requests() -> Subquery:
+def _sums_of_requests() -> Subquery:
     """By tenant and adapter: the requests of the last days."""
-    first_day = utc_now().date() - timedelta(days=COUNTED_DAYS - 1)
     return (
         select(
             UsageDay.tenant_id,
             UsageDay.adapter_name,
             func.sum(UsageDay.num_requests).label("num_requests"),
         )
-        .where(UsageDay.day >= first_day)
+        .where(UsageDay.day >= _first_day())
         .group_by(UsageDay.tenant_id, UsageDay.adapter_name)
         .subquery()
     )
+
+
+def _first_day() -> date:
+    return utc_now().date() - timedelta(days=COUNTED_DAYS - 1)
 
 
 def _conditions(query: AdapterQuery) -> list[ColumnElement[bool]]:
@@ -260,13 +266,43 @@ def _aliases(
     return found
 
 
-def _contents(
+def _versions_of(
     session: TenantSession | PlatformSession, ids: Sequence[str]
-) -> dict[str, list[AdapterKey]]:
-    query = select(
-        AdapterVersion.adapter_id, AdapterVersion.tenant_id, AdapterVersion.digest
-    ).where(AdapterVersion.adapter_id.in_(ids), AdapterVersion.state.in_(VISIBLE_STATES))
-    found: defaultdict[str, list[AdapterKey]] = defaultdict(list)
-    for adapter_id, tenant_id, digest in session.execute(query):
-        found[adapter_id].append(AdapterKey(tenant_id, digest))
+) -> dict[str, list[AdapterVersion]]:
+    """By adapter its visible versions, the latest last."""
+    query = (
+        select(AdapterVersion)
+        .where(AdapterVersion.adapter_id.in_(ids), AdapterVersion.state.in_(VISIBLE_STATES))
+        .order_by(AdapterVersion.number)
+    )
+    found: defaultdict[str, list[AdapterVersion]] = defaultdict(list)
+    for version in session.scalars(query):
+        found[version.adapter_id].append(version)
     return found
+
+
+def _uses_of(
+    session: TenantSession | PlatformSession, rows: Sequence[Any]
+) -> dict[tuple[str, str], AdapterUse]:
+    """By tenant and adapter name, of these rows."""
+    query = select(AdapterUse).where(
+        AdapterUse.tenant_id.in_({row[0].tenant_id for row in rows}),
+        AdapterUse.adapter_name.in_({row[0].name for row in rows}),
+    )
+    return {(use.tenant_id, use.adapter_name): use for use in session.scalars(query)}
+
+
+def _requests_of(
+    session: TenantSession | PlatformSession, rows: Sequence[Any]
+) -> dict[tuple[str, str], int]:
+    """The requests of the last days, likewise."""
+    query = (
+        select(UsageDay.tenant_id, UsageDay.adapter_name, func.sum(UsageDay.num_requests))
+        .where(
+            UsageDay.tenant_id.in_({row[0].tenant_id for row in rows}),
+            UsageDay.day.in_([_first_day() + timedelta(days=day) for day in range(COUNTED_DAYS)]),
+            UsageDay.adapter_name.in_({row[0].name for row in rows}),
+        )
+        .group_by(UsageDay.tenant_id, UsageDay.adapter_name)
+    )
+    return {(row[0], row[1]): int(row[2]) for row in session.execute(query)}
