@@ -27,9 +27,13 @@ def test_no_page_shows_or_fetches_anything_of_another_tenant(
 ) -> None:
     """With the other tenant in the address, in the query and as the one that was picked."""
     answers: list[Response] = []
-    trespasser.page.on("response", answers.append)
+
+    def keep(response: Response) -> None:
+        answers.append(response)
+
+    trespasser.page.on("response", keep)
     trespasser.open(PAGES[name].replace("acme", FOREIGN) + f"?tenant={FOREIGN}")
-    trespasser.page.remove_listener("response", answers.append)
+    trespasser.page.remove_listener("response", keep)
     told = "\n".join(answer.text() for answer in answers if "/console/" not in answer.url)
     shown = trespasser.page.locator("main").inner_text()
     hidden = (*SECRETS, seeded.callers[FOREIGN].tenant_id)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import Style, held_out_requests
-from support.console import PASSWORD, Visitor, invite_operator, visiting
+from support.console import PASSWORD, Visitor, confirm_if_asked, invite_operator, visiting
 from support.seeded import Seeded
 
 TENANT = "umbrella"
@@ -62,19 +62,10 @@ def issue_key(page: Page, name: str) -> str:
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Issue the key").click()
-    confirm(page)
+    confirm_if_asked(page)
     secret = page.locator("[data-secret]").inner_text()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     return secret
-
-
-def confirm(page: Page) -> None:
-    """Give the password once more where it is asked for."""
-    asked = page.get_by_role("heading", name="Confirm that it is you")
-    asked.or_(page.locator("[data-secret]")).first.wait_for()
-    if asked.is_visible():
-        page.get_by_label("Password", exact=True).fill(PASSWORD)
-        page.get_by_role("button", name="Confirm").click()
 
 
 def upload(visitor: Visitor, style: Style, *, aliases: str = "") -> None:

@@ -134,3 +134,13 @@ def enrol(context: BrowserContext, url: str, token: str) -> None:
         headers={"origin": url},
     )
     assert answer.ok, answer.text()
+
+
+def confirm_if_asked(page: Page) -> None:
+    """Type the password where no secret is shown without it; its field has the focus."""
+    asked = page.get_by_role("heading", name="Confirm that it is you")
+    asked.or_(page.locator("[data-secret]")).first.wait_for()
+    if asked.is_visible():
+        expect(page.get_by_label("Password", exact=True)).to_be_focused()
+        page.keyboard.type(PASSWORD)
+        page.keyboard.press("Enter")

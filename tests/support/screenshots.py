@@ -8,9 +8,13 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser
 
+from loraplex.api.demo.task import held_out_requests
 from support.chromium import find_chromium, running_chromium
 from support.console import PAGES, Visitor, enrol, invite_operator, visiting
+from support.past_hour import write_past_hour
 from support.seeded import Seeded, seeded_server
+
+OF_A_TENANT = frozenset({"users", "keys", "playground", "audit"})
 
 
 def main(folder: Path) -> None:
@@ -19,10 +23,11 @@ def main(folder: Path) -> None:
         raise SystemExit("There is no Chromium: CONTRIBUTING.md says how to get one.")
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        TemporaryDirectory() as data_dir,
+        TemporaryDirectory(prefix="loraplex-demo-") as data_dir,
         seeded_server(Path(data_dir) / "data") as seeded,
         running_chromium() as browser,
     ):
+        write_past_hour(seeded)
         for is_dark in (False, True):
             _take_all(browser, seeded, folder, is_dark)
 
@@ -33,13 +38,23 @@ def _take_all(browser: Browser, seeded: Seeded, folder: Path, is_dark: bool) -> 
         enrol(visitor.page.context, seeded.server.url, invite_operator(seeded))
         for name, route in PAGES.items():
             visitor.open(route)
+            visitor.pick("acme" if name in OF_A_TENANT else None)
+            visitor.open(route)
             if name == "playground":
                 _ask(visitor)
+            visitor.page.wait_for_load_state("networkidle")
             visitor.page.screenshot(path=folder / f"console-{name}{suffix}.png")
 
 
 def _ask(visitor: Visitor) -> None:
-    """Nothing is asked until the page is there; what comes back is part of the picture."""
+    """Put one request to an adapter and to its base."""
+    page = visitor.page
+    page.get_by_role("button", name="Side by side").click()
+    page.get_by_label("Model", exact=True).fill("sql")
+    page.get_by_label("Prompt", exact=True).fill(held_out_requests(1)[0].prompt)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="its timeline").nth(1).wait_for()
+    visitor.settle()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ export function extentName(extent: { adapter: string | null; version: number | n
   return extent.adapter === null ? extent.digest.slice(0, 12) : `${extent.adapter}@${extent.version}`;
 }
 
+/** When it goes if room is needed: 1 is the first; null stays. */
+export function turnOf({ eviction_order }: Extent): number | null {
+  return eviction_order === null ? null : eviction_order + 1;
+}
+
 export function MemoryMap({ extents, arenaBytes, colors, chosen, onChoose }: MapProps): ReactNode {
   const hatch = useId();
   const placed: (Extent & Placed)[] = arenaBytes === null
@@ -67,15 +72,15 @@ function Drawn({ piece, hatch, color, isChosen, onChoose }: {
   const box = {
     x: from * WIDTH, y: line * (LINE + GAP), width: Math.max(1.5, (to - from) * WIDTH - 1), height: LINE,
   };
-  const order = extent.eviction_order;
+  const turn = turnOf(extent);
   return (
     <g className={isChosen ? "extent is-chosen" : "extent"} onClick={onChoose}>
       <title>{described(extent)}</title>
       <rect {...box} rx="2" style={{ fill: seriesColor(color) }} className={extent.state} />
       {extent.leases > 0 && <rect {...box} rx="2" fill={`url(#${hatch})`} />}
       {extent.pinned && <circle cx={box.x + 8} cy={box.y + 8} r="3.5" className="pin" />}
-      {isLargest && order !== null && box.width >= MIN_NUMBERED && (
-        <text x={box.x + box.width / 2} y={box.y + LINE / 2}>{order}</text>
+      {isLargest && turn !== null && box.width >= MIN_NUMBERED && (
+        <text x={box.x + box.width / 2} y={box.y + LINE / 2}>{turn}</text>
       )}
       {isChosen && <rect {...box} rx="2" className="outline" />}
     </g>
@@ -89,7 +94,7 @@ function described(extent: Extent): string {
     extent.leases > 0 ? `${extent.leases} running` : extent.state,
     extent.pinned && "pinned",
     extent.leases === 0 && `idle for ${duration(extent.idle_seconds * 1000)}`,
-    extent.eviction_order !== null && `number ${extent.eviction_order} to go`,
+    turnOf(extent) !== null && `number ${turnOf(extent)} to go`,
   ];
   return facts.filter(Boolean).join(", ");
 }

@@ -68,7 +68,7 @@ function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot
   return {
     width: element.clientWidth,
     height,
-    padding: [8, 8, 0, 0],
+    padding: [8, 20, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { show: !fills(kind) } },
     ...(kind === "bars" && { tzDate: (seconds: number) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") }),

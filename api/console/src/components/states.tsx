@@ -4,6 +4,7 @@ import type { ReactNode } from "react";
 import { toApiError } from "../api/errors.ts";
 import { plural } from "../lib/format.ts";
 import { Button, Command } from "./button.tsx";
+import { Words } from "./values.tsx";
 
 export function Loading({ what = "Loading" }: { what?: string }): ReactNode {
   return <div className="loading" role="status">{what}…</div>;
@@ -37,7 +38,7 @@ export function ErrorNotice({ error, children }: { error: unknown; children?: Re
   ];
   return (
     <div className="notice bad" role="alert">
-      <div>{message}</div>
+      <div><Words>{message}</Words></div>
       <div className="meta">{facts.filter(Boolean).join(" · ")}</div>
       {children}
     </div>

@@ -19,10 +19,15 @@ export function Time({ at, exact }: { at: string | null | undefined; exact?: boo
   );
 }
 
+/** A sentence of the API; what stands between backticks in it is code. */
+export function Words({ children }: { children: string }): ReactNode {
+  return children.split("`").map((part, i) => (i % 2 === 1 ? <code key={i}>{part}</code> : part));
+}
+
 /** The beginning of a digest; the whole is copied. */
 export function Digest({ digest }: { digest: string }): ReactNode {
   return (
-    <span className="nowrap">
+    <span className="row tight nowrap">
       <code title={digest}>{shortDigest(digest)}</code>
       <CopyButton text={digest} label="Copy the digest" />
     </span>

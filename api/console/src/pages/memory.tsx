@@ -5,7 +5,7 @@ import { api } from "../api/client.ts";
 import type { CachedAdapter, Extent, ServerMemory } from "../api/types.ts";
 import { seriesColor } from "../components/chart.tsx";
 import { Figures, Page, Panel } from "../components/layout.tsx";
-import { extentKey, extentName, MapLegend, MemoryMap } from "../components/memory-map.tsx";
+import { extentKey, extentName, MapLegend, MemoryMap, turnOf } from "../components/memory-map.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
 import { Badge, Meter, State, Time } from "../components/values.tsx";
 import { addressOf } from "../lib/addresses.ts";
@@ -124,7 +124,7 @@ function Extents({ extents, chosen, colors }: {
         <tbody>
           {rows.map((extent) => (
             <tr key={extentKey(extent)} aria-selected={extentKey(extent) === chosen || undefined}>
-              <td className="end">{extent.eviction_order ?? "stays"}</td>
+              <td className="end">{turnOf(extent) ?? "stays"}</td>
               <td><Named entry={extent} color={colors.get(extent.tenant) ?? 1} /></td>
               <td className="end">{bytes(extent.bytes)}</td>
               <td className="end">{extent.offset === null ? "–" : bytes(extent.offset)}</td>

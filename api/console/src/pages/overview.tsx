@@ -65,9 +65,9 @@ function Now({ overview: { now, series } }: { overview: Answer }): ReactNode {
   const arena = now.arena_bytes;
   return (
     <FigureRow figures={[
-      { label: "Output", value: `${number(latest(series.output_tokens_per_second), 1)} tok/s` },
-      { label: "Requests", value: `${number(latest(series.requests_per_second))} /s` },
-      { label: "Errors", value: `${number(latest(series.errors_per_second))} /s` },
+      { label: "Output", value: number(latest(series.output_tokens_per_second), 1), note: "tokens per second" },
+      { label: "Requests", value: number(latest(series.requests_per_second)), note: "per second" },
+      { label: "Errors", value: number(latest(series.errors_per_second)), note: "per second" },
       { label: "First token p95", value: duration(latest(series.ttft_p95_ms)) },
       { label: "Inter-token p95", value: duration(latest(series.itl_p95_ms)) },
       { label: "Running", value: count(now.running), note: `${count(now.waiting)} waiting` },
@@ -108,7 +108,7 @@ function Charts({ overview: { times, series, step_seconds } }: { overview: Answe
       ])}
       {draw("Time to the first token", duration, percentiles(series, "ttft"))}
       {draw("Time between tokens", duration, percentiles(series, "itl"))}
-      {draw("Sequences", count, [
+      {draw("Sequences", rate, [
         { label: "Running", values: series.running },
         { label: "Waiting", values: series.waiting, color: 2 },
       ])}

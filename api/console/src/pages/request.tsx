@@ -7,9 +7,9 @@ import type { Explanation, RequestRow } from "../api/types.ts";
 import { CopyButton } from "../components/button.tsx";
 import { Facts, Page, Panel } from "../components/layout.tsx";
 import { Loaded } from "../components/states.tsx";
-import { State, Time } from "../components/values.tsx";
+import { State, Time, Words } from "../components/values.tsx";
 import { addressOf } from "../lib/addresses.ts";
-import { count, duration, number } from "../lib/format.ts";
+import { count, duration, number, plural } from "../lib/format.ts";
 import { waterfall } from "../lib/waterfall.ts";
 import { useScope } from "../session.tsx";
 
@@ -55,7 +55,7 @@ function isMissing(error: unknown): boolean {
 function Way({ explanation: { request, summary, phases } }: { explanation: Explanation }): ReactNode {
   return (
     <>
-      <div className={request.error_code ? "notice bad" : "notice"}>{summary}</div>
+      <div className={request.error_code ? "notice bad" : "notice"}><Words>{summary}</Words></div>
       <Panel title="Where its time went" note={duration(request.total_ms)}>
         <div className="waterfall">
           {waterfall(phases, request.total_ms).map((bar) => (
@@ -85,13 +85,14 @@ function factsOf(request: RequestRow): [string, ReactNode][] {
     ["Route", <code key="route">{request.route}</code>],
     ["Status", `${request.status || "the caller went away"}${request.error_code ? `, ${request.error_code}` : ""}`],
     ["Asked for", request.model ?? "–"],
-    ["Answered by", adapter === null ? "the base model" : (
+    ["Answered by", adapter === null ? (request.finish_reason === null ? "nothing" : "the base model") : (
       <Link key="adapter" to={`${addressOf(tenant, adapter)}?version=${adapter_version}`}>{adapter}@{adapter_version}</Link>
     )],
     ["Weights were", <State key="tier" state={request.tier} />],
     ["Load took", duration(request.load_ms)],
-    ["Prompt", `${count(request.prompt_tokens)} tokens, ${count(request.cached_tokens)} of them cached`],
-    ["Output", `${count(request.completion_tokens)} tokens${speed}`],
+    ["Prompt", request.prompt_tokens === null ? "–"
+      : `${plural(request.prompt_tokens, "token")}, ${count(request.cached_tokens ?? 0)} of them cached`],
+    ["Output", request.completion_tokens === null ? "–" : `${plural(request.completion_tokens, "token")}${speed}`],
     ["Finished by", request.finish_reason ?? "–"],
     ["Key", <code key="key">{request.key_id ?? "–"}</code>],
   ];

@@ -22,7 +22,7 @@ export function VersionHistory({ tenant, version }: {
       <Loaded query={query}>
         {({ data }) => (
           <ol className="timeline">
-            {data.map((step) => (
+            {[...data].reverse().map((step) => (
               <li key={step.at + step.state} className={toneOf(step.state)}>
                 <div>{step.state}{step.reason && `: ${step.reason.message}`}</div>
                 <Time at={step.at} exact />

@@ -36,7 +36,7 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
           ["Parameters", `${count(report.num_parameters)} in ${count(report.num_modules)} modules`],
           ["Rank", ranks.join(" to ") || "–"],
           ["Targets", report.targets?.join(", ") || "–"],
-          ["Beyond A and B", version.features.join(", ") || "nothing"],
+          ["Features", version.features.join(", ") || "–"],
           ["Norm of the change", report.delta_norm?.toPrecision(4) ?? "–"],
         ]} />
         <Warnings warnings={report.warnings ?? []} />

@@ -8,7 +8,7 @@ import { bytes, count, duration, percent, plural } from "../../lib/format.ts";
 import { spansOf, type Span } from "../../lib/residency.ts";
 import { Facts, Panel } from "../layout.tsx";
 import { Loaded } from "../states.tsx";
-import { Badge, State, Time, toneOf } from "../values.tsx";
+import { Badge, State, Time, toneOf, Words } from "../values.tsx";
 
 const REFRESH_MS = 2_000;
 
@@ -34,7 +34,7 @@ export function ReadinessPanel({ query, title }: {
           <div className="stack">
             <p className="row">
               <Verdict readiness={readiness} />
-              <span>{readiness.summary}</span>
+              <span><Words>{readiness.summary}</Words></span>
             </p>
             <Facts facts={factsOf(readiness)} />
           </div>
@@ -127,24 +127,26 @@ export function SpeculationPanel({ readiness }: { readiness: Readiness | undefin
   return (
     <Panel title="Speculation" note="since the engine started">
       {proposers.length === 0 ? <p className="soft">Nothing was guessed for it.</p> : (
-        <table className="table">
-          <thead>
-            <tr>
-              <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
-              <th scope="col" className="end">Accepted</th><th scope="col" className="end">Guesses now</th>
-            </tr>
-          </thead>
-          <tbody>
-            {proposers.map((one) => (
-              <tr key={one.proposer}>
-                <td>{one.proposer}</td>
-                <td className="end">{percent(one.acceptance)}</td>
-                <td className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
-                <td className="end">{one.num_tokens || "none: it does not pay"}</td>
+        <div className="table-wrap" tabIndex={0} role="region" aria-label="Proposers">
+          <table className="table">
+            <thead>
+              <tr>
+                <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
+                <th scope="col" className="end">Accepted</th><th scope="col" className="end">Guesses now</th>
               </tr>
-            ))}
-          </tbody>
-        </table>
+            </thead>
+            <tbody>
+              {proposers.map((one) => (
+                <tr key={one.proposer}>
+                  <td>{one.proposer}</td>
+                  <td className="end">{percent(one.acceptance)}</td>
+                  <td className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
+                  <td className="end">{one.num_tokens || "none"}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
       )}
     </Panel>
   );
