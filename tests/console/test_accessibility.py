@@ -7,29 +7,30 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from support.accessibility import grave_violations
+from support.accessibility import COLORS, STANDARDS, grave_violations
 from support.chromium import PHONE
 from support.console import PAGES, Visitor, visiting
 from support.seeded import Seeded
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
+@pytest.fixture(scope="module", params=[False, True], ids=["light", "dark"])
 def reader(
     request: pytest.FixtureRequest, browser: Browser, seeded: Seeded, operator: Visitor
-) -> Iterator[Visitor]:
-    """The operator's session in one of the two appearances."""
+) -> Iterator[tuple[Visitor, list[str]]]:
+    """The operator's session in one of the two appearances, and the rules that matter there."""
     cookies = operator.page.context.cookies()
-    with visiting(browser, seeded.server.url, dark=request.param == "dark") as visitor:
+    with visiting(browser, seeded.server.url, dark=request.param) as visitor:
         visitor.page.context.add_cookies(cookies)  # type: ignore[arg-type]
         visitor.open("/")
         visitor.pick("acme")
-        yield visitor
+        yield visitor, COLORS if request.param else STANDARDS
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_breaks_a_rule_gravely(reader: Visitor, name: str) -> None:
-    reader.open(PAGES[name])
-    assert grave_violations(reader.page) == []
+def test_no_page_breaks_a_rule_gravely(reader: tuple[Visitor, list[str]], name: str) -> None:
+    visitor, rules = reader
+    visitor.open(PAGES[name])
+    assert grave_violations(visitor.page, rules) == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
