@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+NICENESS = 10
+"""Of the fetcher process: transfers yield the processor to the engine."""
 _PREFIX = "AWS_"
 _VARIABLES = frozenset({"BOTO_CONFIG"})
 

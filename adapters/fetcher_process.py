@@ -27,6 +27,7 @@ from typing import Never
 from .disk_cache import DiskCache
 from .errors import AdapterError, AdapterUnavailable
 from .fetcher import FetchedBlock, Fetcher
+from .fetcher_environment import NICENESS
 from .fetcher_messages import (
     INVALID_STORE,
     NO_CALL,
@@ -61,8 +62,6 @@ from .store import ObjectStore, open_store
 
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
-NICENESS = 10
-"""Transfers yield the processor to the engine."""
 PROGRESS_BYTES = 4 << 20
 """How often progress is told."""
 RECEIVE_BYTES = 1 << 16

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from loraplex.adapters.fetcher_process import NICENESS
+from loraplex.adapters.fetcher_environment import NICENESS
 from loraplex.adapters.store.local import LocalStore
 
 

@@ -412,6 +412,6 @@ def test_passwords_and_tokens_are_nowhere(
 ) -> None:
     tokens = [each.http.cookies[COOKIE] for each in (admin, owner)]
     assert leaks(server.log.read_bytes(), tokens) == []
-    assert leaks(database_bytes(server.settings.data_dir), tokens) == []
+    assert leaks(database_bytes(server.settings), tokens) == []
     assert leaks(httpx.get(f"{server.url}/metrics").content, tokens) == []
     assert not set(leaks(repr(DOCUMENT).encode())) - {"lpx_join_" + "0" * 43}
