@@ -159,7 +159,7 @@ def test_the_life_of_an_adapter_as_json(
 
 def test_tables_for_people(command: Command, adapters: list[Path]) -> None:
     command("push", str(adapters[0]), "bot", "--alias", "prod")
-    assert command("ls")[1].splitlines()[1].split() == ["bot", "1:ready", "prod=1"]
+    assert command("ls")[1].splitlines()[1].split()[:4] == ["bot", "1:ready", "1", "prod=1"]
     header, row = command("show", "bot")[1].splitlines()
     assert header.split()[:4] == ["version", "state", "aliases", "tier"]
     assert row.split()[:3] == ["1", "ready", "prod"]
