@@ -115,10 +115,14 @@ def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None
 
 def _room(load: AdapterExplanation) -> str:
     return (
-        f"It needs {load.needed_bytes} bytes in one piece; {load.free_bytes} are free, "
-        f"{load.largest_free_bytes} of them in one piece, and {load.leased_bytes} are under "
-        "running requests."
+        f"It needs {_mib(load.needed_bytes)} in one piece; {_mib(load.free_bytes)} are free, "
+        f"{_mib(load.largest_free_bytes)} of them in one piece, and {_mib(load.leased_bytes)} are "
+        "under running requests."
     )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _queue(load: AdapterExplanation) -> str:
