@@ -30,6 +30,7 @@ from benchmarks.timed_engine import SMOKE_SHAPE, Order, TimedEngine, make_model,
 from loraplex.adapters.identity import AdapterKey
 from loraplex.api.bench.models import BaseShape, make_adapter
 from loraplex.platform.adapters import registry, service
+from loraplex.platform.adapters.listing import AdapterQuery, list_summaries
 from loraplex.platform.adapters.service import NewVersion
 from loraplex.platform.database import Database
 from loraplex.platform.sessions import TenantSession
@@ -227,6 +228,8 @@ def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]
             _register(session, f"adapter-{number}")
     name = registry.parse_model_name(f"adapter-{size // 2}")
     numbers = iter(range(size, size + plan.num_catalog_calls))
+    with database.transaction(tenant_id, read_only=True) as session:
+        half = list_summaries(session, AdapterQuery(), limit=size // 2)[-1].cursor
 
     def resolve() -> None:
         with database.transaction(tenant_id, read_only=True) as session:
@@ -234,7 +237,7 @@ def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]
 
     def list_page() -> None:
         with database.transaction(tenant_id, read_only=True) as session:
-            service.list_adapters(session, after=f"adapter-{size // 2}", limit=50)
+            list_summaries(session, AdapterQuery(), after=half, limit=50)
 
     def register() -> None:
         with database.transaction(tenant_id) as session:
