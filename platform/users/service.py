@@ -78,12 +78,15 @@ def get_active_user(session: TenantSession, user_id: str) -> User:
 
 
 def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """The user, for who may do as much: whoever sets the password acts as the user.
+    """The user, for who may do as much, from anywhere: whoever sets the password acts as the user.
 
     Raises UserNotFound or GrantTooWide.
     """
     user = get_user_to_change(session, user_id)
     _check_covered(by, user.role)
+    if by.networks is not None:
+        message = "A user signs in from anywhere, and your key is not good everywhere."
+        raise GrantTooWide(message, param="networks")
     return user
 
 

@@ -176,3 +176,16 @@ def test_another_tenants_user_is_not_there(
             act(session, user_id, caller_of(acme))
         messages.add(str(caught.value).replace(user_id, ""))
     assert len(messages) == 1
+
+
+def test_a_key_that_is_restricted_to_networks_invites_nobody(
+    database: Database, acme: Tenant
+) -> None:
+    """Whoever sets the password signs in from anywhere, and makes keys that are good anywhere."""
+    user = add(database, acme, "ada", OWNER)
+    restricted = caller_of(acme, networks=["10.0.0.0/8"])
+    with database.transaction(acme.id) as session:
+        with pytest.raises(GrantTooWide) as caught:
+            users.get_user_to_invite(session, user.id, by=restricted)
+        assert caught.value.param == "networks"
+        assert users.get_user_to_invite(session, user.id, by=caller_of(acme)).id == user.id
