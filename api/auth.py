@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ..platform.accounts.tokens import SESSION_PREFIX, parse_token
+from ..platform.accounts.tokens import SESSION_PREFIX, AccountToken, parse_token
 from ..platform.audit.event import Origin
 from ..platform.base import utc_now
 from ..platform.errors import SessionEnded
@@ -23,10 +23,12 @@ from ..platform.keys.principal import (
     Principal,
     Scope,
 )
+from ..platform.keys.token import parse_token as parse_key
 from ..platform.networks import Network, is_within
 from .browser import (
     CSRF_HEADER,
     SAFE_METHODS,
+    Transport,
     check_same_origin,
     session_token,
     transport_of,
@@ -78,8 +80,8 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
     tenant = request.headers.get(TENANT_HEADER)
     transport = transport_of(request, runtime.settings.trusted_proxies)
-    cookie = session_token(request, transport)
-    if cookie is None or "authorization" in request.headers:
+    cookie = _cookie(request, transport)
+    if cookie is None:
         return await runtime.control_plane.authenticate(bearer_token(request), tenant)
     token = parse_token(cookie, SESSION_PREFIX)
     if token is None:
@@ -90,6 +92,19 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
         if not hmac.compare_digest(sent.encode(), token.csrf_token.encode()):
             raise ApiError("csrf_failed")
     return await runtime.control_plane.authenticate_session(cookie, tenant)
+
+
+def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
+    """The id of the key, or of the session, that an authenticated request came with; no secret."""
+    cookie = _cookie(request, transport_of(request, trusted_proxies))
+    if cookie is None:
+        return parse_key(bearer_token(request)).key_id
+    return AccountToken(cookie).hash
+
+
+def _cookie(request: Request, transport: Transport) -> str | None:
+    """The session's cookie, if that is what the request counts by: a key goes before it."""
+    return None if "authorization" in request.headers else session_token(request, transport)
 
 
 @terms(errors=("session_required",), session=True)

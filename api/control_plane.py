@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from ..platform.accounts.service import AccountService
+from ..platform.accounts.tokens import SESSION_PREFIX
 from ..platform.audit.event import Changed, Origin
 from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
 from ..platform.audit.verification import Verified
@@ -183,6 +184,8 @@ class ControlPlane:
         Raises a PlatformError: InvalidApiKey,
         TenantSuspended, or TenantNotFound for a slug that the key has nothing to do with.
         """
+        if token.startswith(SESSION_PREFIX):  # known perhaps, but no key
+            raise InvalidApiKey
         service = self.operators if is_operators(token) else self.keys
         return await self._authenticate(service, token, tenant_slug)
 

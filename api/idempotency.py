@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..platform.errors import PlatformError
 from ..platform.idempotency.models import MAX_IDEMPOTENCY_KEY_LENGTH
 from ..platform.idempotency.service import IdempotentAnswers, KeyedRequest
-from ..platform.keys.token import parse_token
 from ..platform.sessions import PlatformSession
-from .auth import authenticate, bearer_token
+from .auth import authenticate, credential_id
 from .bodies import CONTROL_BODY_BYTES, read_body
 from .errors import ApiError, as_api_error, error_response
 from .runtime import Runtime
@@ -169,7 +168,7 @@ async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     )
     digest = hashlib.sha256("\0".join(what).encode() + b"\0" + body).digest()
     keyed = KeyedRequest(
-        owner=parse_token(bearer_token(request)).key_id,
+        owner=credential_id(request, runtime.settings.trusted_proxies),
         key=keys[0],
         request_hash=digest,
         request_id=request.state.request_id,

@@ -19,7 +19,7 @@ class IdempotentAnswer(Base):
     __tablename__ = "idempotent_answers"
 
     owner: Mapped[str] = mapped_column(String(OWNER_LENGTH), primary_key=True)
-    """The id of the API key that it was sent with: what one key was answered, no other is."""
+    """The id of the API key or session that it was sent with: no other is answered the same."""
     key: Mapped[str] = mapped_column(String(MAX_IDEMPOTENCY_KEY_LENGTH), primary_key=True)
     request_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
     """Of method, path, query, tenant and body: the same key for another request is an error."""

@@ -35,7 +35,7 @@ class KeyedRequest:
     """A request under an `Idempotency-Key`."""
 
     owner: str
-    """The id of the API key: another key of the same user may be allowed less."""
+    """The id of the API key or session: another one of the same user may be allowed less."""
     key: str
     request_hash: bytes
     request_id: str

@@ -97,6 +97,28 @@ def test_a_session_acts_as_its_account_does_with_a_key(admin: Browser, owner: Br
     check_envelope(foreign, "tenant_not_found")
 
 
+def test_what_the_cookie_holds_is_no_key(owner: Browser, server: ServerUnderTest) -> None:
+    assert owner.http.get("/v1/me").is_success, "the server knows the session for some seconds"
+    sent = {"authorization": f"Bearer {owner.http.cookies[COOKIE]}"}
+    check_envelope(httpx.get(f"{server.url}/v1/me", headers=sent), "invalid_api_key")
+
+
+def test_a_session_sends_a_request_again_and_it_is_done_once(
+    owner: Browser, server: ServerUnderTest, tenant: Caller, visit: Callable[[], Browser]
+) -> None:
+    body, key = {"email": "again@sign-in.example", "role": "viewer"}, {"idempotency-key": "again"}
+    first = owner.http.post("/v1/users", json=body, headers=key)
+    assert first.status_code == 201, first.text
+    again = owner.http.post("/v1/users", json=body, headers=key)
+    assert (again.status_code, again.content) == (201, first.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    forged = {**key, "x-csrf-token": "0" * 64}
+    check_envelope(owner.http.post("/v1/users", json=body, headers=forged), "csrf_failed")
+    other = visit()
+    other.sign_in("owner@sign-in.example", "sign-in").raise_for_status()
+    check_envelope(other.http.post("/v1/users", json=body, headers=key), "user_exists")
+
+
 def test_the_cookie_is_kept_from_scripts_other_sites_and_other_transports(
     admin: Browser, server: ServerUnderTest, visit: Callable[[], Browser]
 ) -> None:
@@ -358,6 +380,7 @@ CONFIRMED = [
     ("POST", "/v1/keys", {"name": "x", "scopes": ["infer"]}),
     ("POST", "/v1/keys/000000000000/rotate", {}),
     ("POST", f"/v1/users/{'0' * 36}/invitation", None),
+    ("PATCH", f"/v1/users/{'0' * 36}", {"role": "owner"}),
     ("DELETE", "/v1/adapters/bot", None),
     ("DELETE", "/v1/adapters/bot/versions/1", None),
 ]
@@ -365,6 +388,7 @@ OPERATORS_CONFIRMED = [
     ("PATCH", "/admin/tenants/sign-in", {"suspended": False}),
     ("POST", "/admin/operators/sign-in-admin/invitation", None),
     ("POST", "/admin/operators/sign-in-admin/keys", {}),
+    ("PATCH", "/admin/operators/sign-in-admin", {"role": "admin"}),
 ]
 
 
