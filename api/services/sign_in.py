@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import structlog
-
 from ...platform.accounts import failures
 from ...platform.accounts.passwords import Passwords
 from ...platform.accounts.repository import Holder
@@ -25,8 +23,6 @@ from ...platform.sessions import PlatformSession, UnitOfWork
 from ..control_plane import ControlPlane
 from ..errors import ApiError
 from ..threads import WorkerThreads
-
-log = structlog.get_logger(__name__)
 
 NUM_HASHING = 2
 MAX_WAITING = 32
@@ -135,7 +131,7 @@ class SignIn:
     async def _check_own(self, caller: AnyPrincipal, password: str, origin: Origin) -> None:
         """Raise unless this is the password of whoever is signed in."""
         account_id = _account_id(caller)
-        subjects = self._subjects.of(account_id, "", None)
+        subjects = self._subjects.of_session(account_id)
         async with self._attempt(subjects):
             holder = await self._control_plane.read_all_tenants(
                 lambda session: self._control_plane.accounts.get(session, account_id)
@@ -145,14 +141,18 @@ class SignIn:
     @asynccontextmanager
     async def _attempt(self, subjects: Sequence[str]) -> AsyncIterator[None]:
         """Room to hash one password, if none of these is locked. Raises SignInLocked, ApiError."""
+        await self._check_unlocked(subjects)  # who is locked does not wait in the others' way
         async with self._place():
-            now = utc_now()
-            until = await self._control_plane.read_all_tenants(
-                lambda session: failures.locked_until(session, subjects, now)
-            )
-            if until is not None:
-                raise SignInLocked((until - now).total_seconds())
+            await self._check_unlocked(subjects)
             yield
+
+    async def _check_unlocked(self, subjects: Sequence[str]) -> None:
+        now = utc_now()
+        until = await self._control_plane.read_all_tenants(
+            lambda session: failures.locked_until(session, subjects, now)
+        )
+        if until is not None:
+            raise SignInLocked((until - now).total_seconds())
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

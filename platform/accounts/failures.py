@@ -33,6 +33,10 @@ class Subjects:
         account = self._hash("account", tenant_slug or "", name.lower())
         return [account, *([] if address is None else [self._hash("address", _network(address))])]
 
+    def of_session(self, account_id: str) -> list[str]:
+        """Of somebody who is signed in and gives the password anew: nobody else can lock that."""
+        return [self._hash("session", account_id)]
+
     def _hash(self, *parts: str) -> str:
         return hmac.new(self._key, "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 

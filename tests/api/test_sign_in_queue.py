@@ -1,0 +1,84 @@
+"""Who waits for a password to be hashed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from loraplex.api.control_plane import ControlPlane
+from loraplex.api.errors import ApiError
+from loraplex.api.services.sign_in import MAX_WAITING, NUM_HASHING, SignIn
+from loraplex.platform.accounts.failures import MAX_FAILURES, Subjects, note_failure
+from loraplex.platform.accounts.passwords import Passwords
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import SignInFailed, SignInLocked
+
+SECRET = b"secret"
+GUESSER = ip_address("192.0.2.7")
+
+
+class SlowPasswords(Passwords):
+    """Compares when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(memory_kib=8, num_passes=1)
+        self.may_go_on = Event()
+
+    def is_password(self, password: str, stored: str | None) -> bool:
+        self.may_go_on.wait()
+        return super().is_password(password, stored)
+
+
+@pytest.fixture
+def control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    database.upgrade()
+    with database.platform_transaction() as session:
+        for _ in range(MAX_FAILURES):
+            note_failure(session, Subjects(SECRET).of("x", None, GUESSER), utc_now())
+    plane = ControlPlane(database, SECRET)
+    yield plane
+    plane.close()
+
+
+def test_whoever_is_locked_is_told_so_even_where_everybody_waits(
+    control_plane: ControlPlane,
+) -> None:
+    """So a locked address neither waits for a place nor takes one from the others."""
+    refused, locked, others = asyncio.run(_crowd(control_plane))
+    assert isinstance(refused, ApiError)
+    assert refused.code == "overloaded"
+    assert isinstance(locked, SignInLocked)
+    assert {type(error) for error in others} == {SignInFailed}
+
+
+async def _crowd(control_plane: ControlPlane) -> tuple[Exception, Exception, list[Exception]]:
+    """How one too many is refused, how one that is locked, and how those before them are."""
+    passwords = SlowPasswords()
+    sign_in = SignIn(control_plane, SECRET, passwords)
+
+    async def attempt(name: str, address: str) -> Exception:
+        with pytest.raises((SignInFailed, SignInLocked, ApiError)) as caught:
+            await sign_in.open(name, None, "guess", address=ip_address(address), request_id="req")
+        return caught.value
+
+    others = [
+        asyncio.create_task(attempt(f"other-{number}", f"198.51.100.{number}"))
+        for number in range(NUM_HASHING + MAX_WAITING)
+    ]
+    try:
+        while sign_in._num_waiting < MAX_WAITING:
+            await asyncio.sleep(0.01)
+        refused = await attempt("one-too-many", "203.0.113.1")
+        locked = await attempt("anybody", str(GUESSER))
+    finally:
+        passwords.may_go_on.set()
+    ends = await asyncio.gather(*others)
+    await sign_in.aclose()
+    return refused, locked, ends
