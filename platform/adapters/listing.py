@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_
 from ...adapters.identity import AdapterKey
 from ..base import UtcDateTime, utc_now
 from ..errors import InvalidValue
+from ..names import is_adapter_name, is_slug
 from ..overview.models import AdapterUse
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
@@ -199,9 +200,11 @@ class _Listing:
             order, key, name, slug = json.loads(base64.urlsafe_b64decode(cursor.encode()))
             if order != self._order:
                 raise ValueError("a cursor of another order")
+            if not (is_adapter_name(name) and is_slug(slug)):
+                raise ValueError("a cursor of no list")
             if self._order in (AdapterOrder.CREATED, AdapterOrder.LAST_USED):
-                return datetime.fromisoformat(key).astimezone(UTC), str(name), str(slug)
-            return float(key), str(name), str(slug)
+                return datetime.fromisoformat(key).astimezone(UTC), name, slug
+            return float(key), name, slug
         except (ValueError, TypeError, OverflowError):
             raise InvalidValue("It is no `next_after` of this list.", param="after") from None
 

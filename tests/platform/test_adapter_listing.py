@@ -129,7 +129,10 @@ def test_a_row_has_what_belongs_to_its_adapter(filled: Database, acme: Tenant) -
     assert (second.num_requests, second.last_used_at, second.p95_ms) == (0, None, None)
 
 
-@pytest.mark.parametrize("after", ["", "x", "eA==", "WyJuYW1lIl0=", "W10="])
+# The last is of the right form, and its name is a text that no database takes: "\\ud800".
+@pytest.mark.parametrize(
+    "after", ["", "x", "eA==", "WyJuYW1lIl0=", "W10=", "WyJuYW1lIiwwLCJcdWQ4MDAiLCJhY21lIl0="]
+)
 def test_a_cursor_of_another_list_is_refused(after: str, database: Database, acme: Tenant) -> None:
     with (
         database.transaction(acme.id, read_only=True) as session,
