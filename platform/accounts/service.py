@@ -106,7 +106,6 @@ class AccountService:
         )
         if not account or not self._is_invited(account):
             raise InvitationEnded
-        account.invitation_hash = account.invitation_expires_at = None
         self._set_password(session, account, password_hash)
         return account
 
@@ -173,7 +172,10 @@ class AccountService:
     def change_password(
         self, session: UnitOfWork, account_id: str, password_hash: str, *, keep: str
     ) -> None:
-        """Set another password; all sessions end but the one of this token."""
+        """Set another password; all sessions end but the one of this token, and so do invitations.
+
+        Whoever held either may be why the password is changed. Raises SessionEnded.
+        """
         account = repository.lock_account(session, Account.id == account_id)
         if account is None:
             raise SessionEnded
@@ -224,6 +226,7 @@ class AccountService:
         self, session: UnitOfWork, account: Account, password_hash: str, *, keep: str | None = None
     ) -> None:
         account.password_hash, account.password_set_at = password_hash, self._clock()
+        account.invitation_hash = account.invitation_expires_at = None
         self.end_all(session, account.id, keep=keep)
         session.flush()
 

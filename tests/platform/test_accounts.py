@@ -139,6 +139,19 @@ def test_a_new_invitation_ends_the_one_before(database: Database, accounts: Acco
     enrol(database, accounts, second)
 
 
+def test_another_password_ends_the_invitation_that_is_open(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    session_token = sign_in(database, accounts, holder)
+    with database.platform_transaction() as session:
+        assert holder.operator is not None
+        invitation = accounts.invite_operator(session, holder.operator).token
+        accounts.change_password(session, holder.account.id, "another", keep=session_token)
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.enrol(session, invitation, "theirs")
+
+
 def test_a_session_ends_when_it_is_not_used_and_at_the_latest_after_twelve_hours(
     database: Database, accounts: AccountService, clock: SettableClock
 ) -> None:
@@ -337,6 +350,15 @@ def test_names_and_addresses_are_locked_each_by_itself(database: Database) -> No
         fail(database, SUBJECTS.of(f"guess-{number}", "acme", ADDRESS), NOON)
     assert is_locked(database, SUBJECTS.of("root", None, ADDRESS), NOON)
     assert not is_locked(database, SUBJECTS.of("guess-1", "acme", ip_address("192.0.2.8")), NOON)
+
+
+def test_whoever_is_signed_in_is_not_locked_by_guesses_from_outside(database: Database) -> None:
+    subjects = Subjects(b"secret")
+    with database.platform_transaction() as session:
+        for _ in range(failures.MAX_FAILURES):
+            failures.note_failure(session, subjects.of("account", None, None), NOON)
+        assert failures.locked_until(session, subjects.of("account", None, None), NOON)
+        assert failures.locked_until(session, subjects.of_session("account"), NOON) is None
 
 
 def test_addresses_of_one_ipv6_network_are_one_caller() -> None:
