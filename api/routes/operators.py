@@ -15,7 +15,7 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.operators.models import Operator
 from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
-from ..auth import Confirmed, origin_of, require_operator
+from ..auth import Confirmation, Confirmed, origin_of, read_confirmation, require_operator
 from ..bodies import json_body
 from ..browser import base_url, transport_of
 from ..contract import answers
@@ -103,13 +103,17 @@ async def change_operator(
     operator: Writer,
     name: str,
     if_match: IfMatch,
+    confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[OperatorChange, Depends(json_body(OperatorChange))],
 ) -> Response:
     """Change an operator: give another role, disable, or enable again.
 
     A disabled operator's keys are revoked for good, and its password and sessions end. Nobody
-    changes themselves, and the last active administrator stays.
+    changes themselves, and the last active administrator stays. For another role a session needs
+    the password anew.
     """
+    if "role" in body.model_fields_set:
+        confirmation.check()
     service, accounts = runtime.control_plane.operators, runtime.control_plane.accounts
 
     def change(session: PlatformSession) -> Changed[OperatorView]:
@@ -145,7 +149,8 @@ async def invite_operator(
     plane = runtime.control_plane
 
     def invite(session: PlatformSession) -> Changed[IssuedInvitation]:
-        issued = plane.accounts.invite_operator(session, plane.operators.get(session, name))
+        operator = plane.operators.get_to_change(session, name)
+        issued = plane.accounts.invite_operator(session, operator)
         return Changed(issued, Event("operator.invite", name))
 
     issued = await plane.change_platform(origin_of(request, operator), invite)

@@ -132,7 +132,8 @@ async def confirm_session(
 ) -> Response:
     """Give the password anew.
 
-    For ten minutes the session may make keys and invitations, suspend tenants and delete.
+    For ten minutes the session may make keys and invitations, give roles, suspend tenants and
+    delete.
     """
     token, origin = _own_token(request, runtime), origin_of(request, caller)
     password = body.password.get_secret_value()
@@ -151,7 +152,7 @@ async def change_password(
     caller: SessionCaller,
     body: Annotated[PasswordBody, Depends(json_body(PasswordBody))],
 ) -> Response:
-    """Set another password; all other sessions of the account end."""
+    """Set another password; all other sessions of the account end, and so does an invitation."""
     await runtime.sign_in.change_password(
         caller,
         _own_token(request, runtime),

@@ -14,7 +14,7 @@ from ...platform.keys.principal import Principal, Scope, TenantRole
 from ...platform.keys.service import ApiKeyService
 from ...platform.sessions import TenantSession
 from ...platform.users import service
-from ..auth import Confirmed, origin_of, require
+from ..auth import Confirmation, Confirmed, origin_of, read_confirmation, require
 from ..bodies import json_body
 from ..browser import base_url, transport_of
 from ..contract import answers
@@ -106,13 +106,16 @@ async def change_user(
     principal: Manager,
     user_id: str,
     if_match: IfMatch,
+    confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[UserChange, Depends(json_body(UserChange))],
 ) -> Response:
     """Change a user: give another role, disable, or enable again.
 
     A disabled user's keys are revoked for good, and its password and sessions end. Nobody changes
-    themselves, and the last active owner stays.
+    themselves, and the last active owner stays. For another role a session needs the password anew.
     """
+    if "role" in body.model_fields_set:
+        confirmation.check()
     keys, accounts = runtime.control_plane.keys, runtime.control_plane.accounts
 
     def change(session: TenantSession) -> Changed[UserView]:
