@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -119,4 +118,4 @@ def check_same_origin(request: Request, transport: Transport, *, is_needed: bool
 def base_url(request: Request, transport: Transport) -> str:
     """Where the browser, or whoever else asks, found this server."""
     scheme = "https" if transport is Transport.TLS else "http"
-    return f"{scheme}://{urlsplit('//' + request.headers.get('host', '')).netloc}"
+    return f"{scheme}://{request.headers.get('host', '')}"
