@@ -12,8 +12,8 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step
-.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check screenshots \
-	simulate soak bench adapter-evidence kernels-report gpu-check clean \
+.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check \
+	console-packages screenshots simulate soak bench adapter-evidence kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -109,7 +109,9 @@ $(CONSOLE)/node_modules/.installed: $(NODE_VENV)/.installed $(CONSOLE)/package-l
 	cd $(CONSOLE) && PATH=$(CURDIR)/$(NODE_VENV)/bin:$$PATH npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-console: $(CONSOLE)/node_modules/.installed ## check, test and build the admin console into api/static/console
+console-packages: $(CONSOLE)/node_modules/.installed ## fetch what building the console takes, from npm
+
+console: console-packages ## check, test and build the admin console into api/static/console
 	cd $(CONSOLE) && PATH=$(CURDIR)/$(NODE_VENV)/bin:$$PATH npm run build
 
 console-check: console ## fail if the committed console is not what its source builds

@@ -26,17 +26,19 @@ class Exchange:
         self.metrics = Metrics(lambda: None)
         self.readiness = Readiness(cast(EngineClient, None))
         self.readiness.is_draining = is_draining
-        settings = SimpleNamespace(allowed_hosts=None)
+        settings = SimpleNamespace(allowed_hosts=None, trusted_proxies=())
         runtime = SimpleNamespace(
             metrics=self.metrics,
             readiness=self.readiness,
             tracing=None,
             request_log=None,
+            overview=None,
             settings=settings,
         )
         state = SimpleNamespace(runtime=runtime)
         self.scope: dict[str, Any] = {
             "type": "http",
+            "scheme": "http",
             "method": "GET",
             "path": path,
             "query_string": b"key=secret-query",

@@ -22,6 +22,8 @@ from loraplex.api.metrics import Metrics
 from loraplex.api.readiness import Readiness
 from loraplex.api.request_context import RequestContext
 from loraplex.api.request_measures import RequestMeasures
+from loraplex.api.services.memories import Memories
+from loraplex.api.services.overview import Overview
 from loraplex.api.services.request_log import RequestLog
 from loraplex.api.tracing import EndedRequest, Tracing, open_tracing
 from loraplex.engine.client import EngineClient
@@ -146,10 +148,12 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
         tracing=Tracing(recorder),
         readiness=Readiness(cast(EngineClient, None)),
         request_log=RequestLog(cast(ControlPlane, None), metrics),
-        settings=SimpleNamespace(allowed_hosts=None),
+        settings=SimpleNamespace(allowed_hosts=None, trusted_proxies=()),
+        overview=Overview(cast(ControlPlane, None), cast(Memories, None), "server"),
     )
     scope = {
         "type": "http",
+        "scheme": "http",
         "method": "POST",
         "path": route,
         "headers": [(name.encode(), value.encode()) for name, value in TRACEPARENT.items()],

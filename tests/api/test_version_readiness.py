@@ -30,10 +30,10 @@ LOAD = AdapterExplanation(
     reason=None,
     retry_in_seconds=None,
     order=2,
-    needed_bytes=500,
-    free_bytes=600,
-    largest_free_bytes=300,
-    leased_bytes=700,
+    needed_bytes=500 << 20,
+    free_bytes=600 << 20,
+    largest_free_bytes=300 << 20,
+    leased_bytes=700 << 20,
     is_pinned=False,
 )
 
@@ -103,10 +103,10 @@ def test_the_sentence_says_what_it_waits_for() -> None:
     words = judged(version(), LOAD).summary
     assert words.startswith("acme/bot@1: ")
     for figure in (
-        "500 bytes",
-        "600 are free",
-        "300 of them",
-        "700 are under",
+        "500.0 MiB in",
+        "600.0 MiB are free",
+        "300.0 MiB of them",
+        "700.0 MiB are under",
         "2 other loads are",
     ):
         assert figure in words

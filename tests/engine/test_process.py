@@ -125,11 +125,14 @@ def test_says_that_it_is_ready_and_serves(engine: Engine) -> None:
     assert ready.info.model_type == "fake"
     engine.submit("r", [7, 8], max_tokens=3)
     tokens: list[TokensGenerated] = []
-    while len(tokens) < 3:
+    ends: list[RequestFinished] = []
+    while not ends:
         message = engine.receive()
-        tokens += message.tokens if isinstance(message, StepEvents) else []
+        if isinstance(message, StepEvents):
+            tokens += message.tokens
+            ends += message.finished
     assert [event.token_ids for event in tokens] == [[7], [8], [7]]
-    assert engine.receive_end().reason is FinishReason.LENGTH
+    assert [end.reason for end in ends] == [FinishReason.LENGTH]
 
 
 def test_a_failed_start_is_reported_by_code(tmp_path: Path) -> None:
