@@ -103,8 +103,8 @@ def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None
     match reason:
         case "rejected" | "being_checked" if version.reason_code:
             return f"{REASONS[reason]} ({version.reason_code}: {version.reason_message})"
-        case "waiting_for_room" if load is not None:
-            return f"{REASONS[reason]} {_room(load)}{_queue(load)}"
+        case "waiting_for_room" if load is not None and load.needed_bytes is not None:
+            return f"{REASONS[reason]} {_room(load, load.needed_bytes)}{_queue(load)}"
         case "reading" | "fetching" | "copying" if load is not None:
             return f"{REASONS[reason]}{_queue(load)}"
         case "load_failed" if load is not None and load.reason is not None:
@@ -113,9 +113,9 @@ def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None
             return REASONS[reason]
 
 
-def _room(load: AdapterExplanation) -> str:
+def _room(load: AdapterExplanation, needed_bytes: int) -> str:
     return (
-        f"It needs {_mib(load.needed_bytes)} in one piece; {_mib(load.free_bytes)} are free, "
+        f"It needs {_mib(needed_bytes)} in one piece; {_mib(load.free_bytes)} are free, "
         f"{_mib(load.largest_free_bytes)} of them in one piece, and {_mib(load.leased_bytes)} are "
         "under running requests."
     )

@@ -112,8 +112,9 @@ def test_the_sentence_says_what_it_waits_for() -> None:
         assert figure in words
     assert "1 other load is ahead" in judged(version(), replace(LOAD, order=1)).summary
     assert "ahead" not in judged(version(), replace(LOAD, order=0)).summary
-    unsized = replace(LOAD, state=State.FETCHING, needed_bytes=None)
-    assert "None" not in judged(version(), unsized).summary
+    for state in (State.FETCHING, State.HOST):
+        unsized = replace(LOAD, state=state, needed_bytes=None)
+        assert "None" not in judged(version(), unsized).summary
 
 
 def test_a_failed_load_says_why_and_when_the_next_is() -> None:
