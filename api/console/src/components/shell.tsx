@@ -4,6 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useEffect, useRef, useState, type ReactNode } from "react";
 import { Link, NavLink, useLocation } from "react-router";
 import { api } from "../api/client.ts";
+import { toApiError } from "../api/errors.ts";
 import { signOut } from "../api/session.ts";
 import { useScope, useSession, useSessionContext, type Scope } from "../session.tsx";
 import { Button } from "./button.tsx";
@@ -147,9 +148,14 @@ function TenantSwitch(): ReactNode {
 function Who(): ReactNode {
   const session = useSession();
   const { setSession } = useSessionContext();
+  const toast = useToast();
   const leave = async (): Promise<void> => {
-    await signOut().catch(() => undefined);
-    setSession(null);
+    try {
+      await signOut();
+      setSession(null);
+    } catch (error) {
+      toast(`You are still signed in. ${toApiError(error).message}`, "bad");
+    }
   };
   return (
     <div className="rail-foot">
