@@ -50,6 +50,7 @@ def hold(route: Route) -> None:
 
 def show_tenant(page: Page, slug: str) -> None:
     page.get_by_label("Tenant", exact=True).fill(slug)
+    page.keyboard.press("Enter")
 
 
 def test_nothing_of_the_tenant_before_is_in_sight_while_the_next_ones_loads(
@@ -195,3 +196,28 @@ def test_signing_out_in_one_tab_clears_the_others(tabs: tuple[Visitor, Page]) ->
     other.get_by_role("button", name="Sign out").click()
     expect(one.page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert OTHERS not in one.page.content()
+
+
+def test_a_tenant_is_picked_when_its_name_is_whole(visitor: Visitor) -> None:
+    visitor.pick(None)
+    visitor.open("/settings")
+    page = visitor.page
+    field = page.get_by_label("Tenant", exact=True)
+    field.press_sequentially("acme")
+    expect(page.get_by_role("button", name="Show all tenants")).to_have_count(0)
+    field.press_sequentially("-eu")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("There is no tenant acme-eu.")).to_be_visible()
+    field.press_sequentially("acme")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Show all tenants")).to_be_visible()
+
+
+def test_an_alias_that_is_refused_keeps_its_name(visitor: Visitor) -> None:
+    visitor.open("/adapters/acme/sql/aliases")
+    page = visitor.page
+    page.route("**/aliases/beta", refuse)
+    page.get_by_label("Name", exact=True).fill("beta")
+    page.get_by_role("button", name="Set the alias").click()
+    expect(page.get_by_role("alert")).to_contain_text("overloaded")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("beta")

@@ -134,15 +134,19 @@ function TenantSwitch(): ReactNode {
       <input id="tenant" className="input" list="tenants" placeholder="All tenants" spellCheck={false}
         autoComplete="off" value={text ?? tenant ?? ""}
         onChange={(event) => {
-          const typed = event.target.value;
-          if (slugs.includes(typed) || typed === "") choose(typed);
-          else setText(typed);
+          if (isTyped(event.nativeEvent)) setText(event.target.value);
+          else choose(event.target.value);
         }}
-        onBlur={() => setText(null)} />
+        onBlur={() => { if (text !== null) choose(text); }} />
       <datalist id="tenants">{slugs.map((slug) => <option key={slug} value={slug} />)}</datalist>
       {tenant && <Button tone="plain" small onClick={() => choose("")}>Show all tenants</Button>}
     </form>
   );
+}
+
+/** What is typed may be the beginning of a longer name; what is picked from the list is whole. */
+function isTyped(event: Event): boolean {
+  return event instanceof InputEvent && !["", "insertReplacementText"].includes(event.inputType);
 }
 
 function Who(): ReactNode {
