@@ -37,9 +37,17 @@ def test_no_page_shows_or_fetches_anything_of_another_tenant(
     told = "\n".join(answer.text() for answer in answers if "/console/" not in answer.url)
     shown = trespasser.page.locator("main").inner_text()
     hidden = (*SECRETS, seeded.callers[FOREIGN].tenant_id)
-    assert "object" in told
+    assert "object" in told or "tenant_not_found" in told
     assert [word for word in hidden if word in told or word in shown] == []
     assert trespasser.executed() == []
+
+
+def test_no_adapter_of_ones_own_is_shown_under_anothers_name(trespasser: Visitor) -> None:
+    """`assistant` is `acme`'s: at the other's address it would be changed in that one's place."""
+    with trespasser.page.expect_response("**/v1/adapters/assistant") as answer:
+        trespasser.open(f"/adapters/{FOREIGN}/assistant")
+    assert answer.value.status == 404
+    assert "tenant_not_found" in trespasser.page.locator("main").inner_text()
 
 
 def test_the_api_refuses_the_session_what_is_not_its_tenants(

@@ -2,6 +2,7 @@
 
 import { lazy, Suspense, type ReactNode } from "react";
 import { Navigate, Outlet, Route, Routes, useLocation } from "react-router";
+import { Boundary } from "./components/boundary.tsx";
 import { Confirmation } from "./components/confirmation.tsx";
 import { Page } from "./components/layout.tsx";
 import { Shell } from "./components/shell.tsx";
@@ -54,12 +55,15 @@ export function App(): ReactNode {
 }
 
 function SignedIn(): ReactNode {
-  const { session } = useSessionContext();
+  const { session, tenant } = useSessionContext();
   const { pathname, search } = useLocation();
   if (session === null) return <Navigate to="/sign-in" state={{ from: pathname + search }} replace />;
   return (
     <Shell>
-      <Suspense fallback={<Loading />}><Outlet /></Suspense>
+      {/* Of another tenant the page begins anew: nothing of the one before stays in sight. */}
+      <Boundary place={pathname}>
+        <Suspense key={tenant} fallback={<Loading />}><Outlet /></Suspense>
+      </Boundary>
       <Confirmation />
     </Shell>
   );

@@ -1,14 +1,17 @@
 /** Who is signed in, and for which tenant the pages speak. */
 
-import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useQuery, useQueryClient, type QueryClient } from "@tanstack/react-query";
 import { createContext, useContext, useEffect, useMemo, useState, type ReactNode } from "react";
 import { hooks } from "./api/client.ts";
 import { loadSession, signOut, type Session } from "./api/session.ts";
 import { ErrorState } from "./components/states.tsx";
+import { lastActivity, noteActivity } from "./lib/activity.ts";
 
 const SESSION_KEY = ["session"];
 const TENANT_KEY = "loraplex.tenant";
 const ACTIVITY = ["pointerdown", "keydown", "visibilitychange"] as const;
+/** The browser's other tabs have the same cookie, and so the same session. */
+const otherTabs = new BroadcastChannel("loraplex.session");
 
 interface SessionContextValue {
   session: Session | null;
@@ -29,9 +32,8 @@ export function SessionProvider({ children }: { children: ReactNode }): ReactNod
 
   const value = useMemo<SessionContextValue>(() => {
     const setSession = (next: Session | null): void => {
-      client.removeQueries({ predicate: (one) => one.queryKey[0] !== SESSION_KEY[0] });
-      client.setQueryData(SESSION_KEY, next);
-      if (next === null) hooks.csrfToken = null;
+      begin(client, next);
+      otherTabs.postMessage(null);
     };
     const pickTenant = (slug: string | null): void => {
       if (slug === null) sessionStorage.removeItem(TENANT_KEY);
@@ -44,6 +46,9 @@ export function SessionProvider({ children }: { children: ReactNode }): ReactNod
   useEffect(() => {
     hooks.onSignedOut = () => value.setSession(null);
   }, [value]);
+  useEffect(() => {
+    otherTabs.onmessage = () => void follow(client);
+  }, [client]);
   useSignOutWhenIdle(session, value.setSession);
 
   if (query.isPending) return null;
@@ -51,7 +56,23 @@ export function SessionProvider({ children }: { children: ReactNode }): ReactNod
   return <SessionContext value={value}>{children}</SessionContext>;
 }
 
-/** Pages that refresh themselves keep the server's session alive; people who left do not. */
+/** Forget what the session before was told, and go on with `next`. */
+function begin(client: QueryClient, next: Session | null): void {
+  client.removeQueries({ predicate: (one) => one.queryKey[0] !== SESSION_KEY[0] });
+  client.setQueryData(SESSION_KEY, next);
+  if (next === null) hooks.csrfToken = null;
+}
+
+/** Another tab has signed in or out: whoever it is, the pages of this tab begin anew. */
+async function follow(client: QueryClient): Promise<void> {
+  begin(client, null);
+  begin(client, await loadSession().catch(() => null));
+}
+
+/**
+ * Pages that refresh themselves keep the server's session alive; people who left do not. Who works
+ * in another tab has not left.
+ */
 function useSignOutWhenIdle(
   session: Session | null,
   setSession: (session: Session | null) => void,
@@ -59,18 +80,22 @@ function useSignOutWhenIdle(
   useEffect(() => {
     if (session === null) return;
     let timer = 0;
-    const restart = (): void => {
-      window.clearTimeout(timer);
-      timer = window.setTimeout(() => {
-        void signOut().catch(() => undefined);
-        setSession(null);
-      }, session.idle_seconds * 1000);
+    const check = (): void => {
+      const rest = lastActivity() + session.idle_seconds * 1000 - Date.now();
+      if (rest > 0) {
+        timer = window.setTimeout(check, rest);
+        return;
+      }
+      void signOut().catch(() => undefined);
+      setSession(null);
     };
-    restart();
-    for (const event of ACTIVITY) document.addEventListener(event, restart, { passive: true });
+    const note = (): void => noteActivity();
+    note();
+    check();
+    for (const event of ACTIVITY) document.addEventListener(event, note, { passive: true });
     return () => {
       window.clearTimeout(timer);
-      for (const event of ACTIVITY) document.removeEventListener(event, restart);
+      for (const event of ACTIVITY) document.removeEventListener(event, note);
     };
   }, [session, setSession]);
 }

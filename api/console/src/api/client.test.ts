@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
-import { hooks, send, urlOf } from "./client.ts";
+import { hooks, send, tagged, urlOf } from "./client.ts";
 import { ApiError } from "./errors.ts";
 
 const realFetch = globalThis.fetch;
@@ -33,9 +33,9 @@ test("path parts are encoded, so that a name cannot reach another path", () => {
   );
 });
 
-test("queries leave out what is not given and repeat lists", () => {
-  const query = { after: undefined, adapter: "", limit: 0, group_by: ["day", "adapter"], q: "a&b" };
-  assert.equal(urlOf("/v1/usage", {}, query), "/v1/usage?limit=0&group_by=day&group_by=adapter&q=a%26b");
+test("queries leave out what is not given, say what is empty, and repeat lists", () => {
+  const query = { after: undefined, since: null, adapter: "", limit: 0, group_by: ["day", "adapter"], q: "a&b" };
+  assert.equal(urlOf("/v1/usage", {}, query), "/v1/usage?adapter=&limit=0&group_by=day&group_by=adapter&q=a%26b");
 });
 
 test("changes carry the CSRF token, reads do not", async () => {
@@ -46,12 +46,20 @@ test("changes carry the CSRF token, reads do not", async () => {
   assert.deepEqual(sent.map((one) => one.headers.get("x-csrf-token")), [null, "t0ken"]);
 });
 
-test("only an operator names the tenant", async () => {
+test("every request says which tenant is meant, so that no other is changed in its place", async () => {
   const sent = answering(new Response(), new Response());
   await send("/v1/keys", { method: "get", tenant: "acme" });
-  hooks.isOperator = true;
-  await send("/v1/keys", { method: "get", tenant: "acme" });
-  assert.deepEqual(sent.map((one) => one.headers.get("x-loraplex-tenant")), [null, "acme"]);
+  await send("/admin/keys", { method: "get", tenant: null });
+  assert.deepEqual(sent.map((one) => one.headers.get("x-loraplex-tenant")), ["acme", null]);
+});
+
+test("what was read can be changed on the condition that it is still that", async () => {
+  const sent = answering(new Response('{"weight":1}', { headers: { etag: '"v1"' } }), new Response("{}"));
+  const path = { slug: "acme" };
+  const { data, etag } = await tagged("get", "/admin/tenants/{slug}", { path });
+  assert.equal(data.weight, 1);
+  await tagged("patch", "/admin/tenants/{slug}", { path, body: { weight: 2 }, ifMatch: etag });
+  assert.deepEqual(sent.map((one) => one.headers.get("if-match")), [null, '"v1"']);
 });
 
 test("a refusal keeps its words, code, request and pause", async () => {

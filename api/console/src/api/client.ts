@@ -46,16 +46,15 @@ export interface Call<M extends Method, P extends PathOf<M>> {
   path?: PathPartsOf<M, P>;
   query?: QueryOf<M, P>;
   body?: BodyOf<M, P>;
-  /** The tenant on whom an operator acts. A tenant's user has but one: leave it out, or null. */
+  /** The tenant that is meant; a user who means another than their own is refused. */
   tenant?: string | null | undefined;
   /** The ETag of what was read: the change is made only if it is still that. */
-  ifMatch?: string;
+  ifMatch?: string | null;
   signal?: AbortSignal;
 }
 
 interface Hooks {
   csrfToken: string | null;
-  isOperator: boolean;
   /** The session is over. */
   onSignedOut: () => void;
   /** Ask for the password again; false if the person gave up. */
@@ -65,7 +64,6 @@ interface Hooks {
 /** What the session has to say about requests; `session.tsx` and the dialogs set it. */
 export const hooks: Hooks = {
   csrfToken: null,
-  isOperator: false,
   onSignedOut: () => undefined,
   confirm: () => Promise.resolve(false),
 };
@@ -76,6 +74,21 @@ export async function api<M extends Method, P extends PathOf<M>>(
   path: P,
   call: Call<M, P> = {},
 ): Promise<Answer<M, P>> {
+  return (await tagged(method, path, call)).data;
+}
+
+export interface Tagged<T> {
+  data: T;
+  /** What `ifMatch` of a change names; null where the answer has none. */
+  etag: string | null;
+}
+
+/** Call the API for something that is to be changed only if nobody else has. Throws ApiError. */
+export async function tagged<M extends Method, P extends PathOf<M>>(
+  method: M,
+  path: P,
+  call: Call<M, P> = {},
+): Promise<Tagged<Answer<M, P>>> {
   const url = urlOf(path as string, call.path, call.query);
   const headers = new Headers({ accept: "application/json" });
   if (call.ifMatch) headers.set("if-match", call.ifMatch);
@@ -87,7 +100,8 @@ export async function api<M extends Method, P extends PathOf<M>>(
   if (call.signal) init.signal = call.signal;
   const response = await send(url, init);
   const text = await response.text();
-  return (text === "" ? undefined : JSON.parse(text)) as Answer<M, P>;
+  const data = (text === "" ? undefined : JSON.parse(text)) as Answer<M, P>;
+  return { data, etag: response.headers.get("etag") };
 }
 
 export interface SendInit extends Omit<RequestInit, "headers"> {
@@ -117,7 +131,7 @@ async function sendOnce(url: string, init: SendInit): Promise<Response> {
   const headers = new Headers(init.headers);
   const method = init.method.toUpperCase();
   if (method !== "GET" && hooks.csrfToken) headers.set("x-csrf-token", hooks.csrfToken);
-  if (tenant && hooks.isOperator) headers.set("x-loraplex-tenant", tenant);
+  if (tenant) headers.set("x-loraplex-tenant", tenant);
   let response: Response;
   try {
     response = await fetch(url, { ...rest, method, headers, credentials: "same-origin" });
@@ -142,7 +156,7 @@ export function urlOf(template: string, parts?: unknown, query?: unknown): strin
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries((query ?? {}) as Record<string, unknown>)) {
     for (const item of Array.isArray(value) ? value : [value]) {
-      if (item !== undefined && item !== null && item !== "") search.append(name, String(item));
+      if (item !== undefined && item !== null) search.append(name, String(item));
     }
   }
   return search.size === 0 ? path : `${path}?${search}`;

@@ -9,7 +9,6 @@ export type Session = components["schemas"]["SessionView"];
 /** Let the requests that follow speak in the name of `session`. */
 function adopt(session: Session): Session {
   hooks.csrfToken = session.csrf_token;
-  hooks.isOperator = session.kind === "operator";
   return session;
 }
 
@@ -44,8 +43,13 @@ export async function changePassword(current: string, next: string): Promise<voi
   await api("post", "/v1/session/password", { body: { current, new: next } });
 }
 
+/** Throws ApiError if the session may still be good. */
 export async function signOut(): Promise<void> {
-  await api("delete", "/v1/session");
+  try {
+    await api("delete", "/v1/session");
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 401)) throw error;
+  }
 }
 
 export async function signOutEverywhere(): Promise<void> {

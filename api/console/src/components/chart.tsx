@@ -33,7 +33,7 @@ export function seriesColor(index: number): string {
 }
 
 export function Chart(props: ChartProps): ReactNode {
-  const { label, series, format, height = HEIGHT, times } = props;
+  const { label, series, format, height = HEIGHT, times, kind } = props;
   const [pointed, setPointed] = useState<number | null>(null);
   const value = (one: Series): number | null =>
     pointed === null ? latest(one.values) : (one.values[pointed] ?? null);
@@ -52,7 +52,7 @@ export function Chart(props: ChartProps): ReactNode {
             {one.label} <b>{format(value(one))}</b>
           </li>
         ))}
-        {pointed !== null && <li className="faint">{clock(times[pointed])}</li>}
+        {pointed !== null && <li className="faint">{kind === "bars" ? times[pointed]?.slice(0, 10) : clock(times[pointed])}</li>}
       </ul>
     </figure>
   );

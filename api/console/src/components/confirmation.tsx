@@ -10,18 +10,18 @@ import { ErrorNotice } from "./states.tsx";
 
 export function Confirmation(): ReactNode {
   const [open, setOpen] = useState(false);
-  const answer = useRef<(confirmed: boolean) => void>(() => undefined);
+  const waiting = useRef<((confirmed: boolean) => void)[]>([]);
   useEffect(() => {
     hooks.confirm = () =>
       new Promise((resolve) => {
-        answer.current = resolve;
+        waiting.current.push(resolve);
         setOpen(true);
       });
   }, []);
   if (!open) return null;
   const close = (confirmed: boolean): void => {
     setOpen(false);
-    answer.current(confirmed);
+    for (const answer of waiting.current.splice(0)) answer(confirmed);
   };
   return <PasswordDialog onDone={() => close(true)} onClose={() => close(false)} />;
 }

@@ -7,7 +7,7 @@ const FIELDS = ".dialog-body :is(input, select, textarea):enabled";
 
 interface DialogProps {
   title: string;
-  /** Escape, the cross, or a click beside it. */
+  /** Escape or the cross; a click beside it would lose what was typed, sent or shown once. */
   onClose: () => void;
   children: ReactNode;
   footer?: ReactNode;
@@ -27,8 +27,7 @@ export function Dialog({ title, onClose, children, footer, wide }: DialogProps):
   }, []);
   return (
     <dialog ref={ref} className={wide ? "dialog wide" : "dialog"} aria-labelledby={heading}
-      onCancel={(event) => { event.preventDefault(); onClose(); }}
-      onMouseDown={(event) => { if (event.target === ref.current) onClose(); }}>
+      onCancel={(event) => { event.preventDefault(); onClose(); }}>
       <div className="dialog-head">
         <h2 id={heading}>{title}</h2>
         <Button tone="plain" small onClick={onClose} aria-label="Close"><Icon name="close" /></Button>

@@ -1,6 +1,6 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import type { FormEvent, ReactNode } from "react";
-import { api } from "../api/client.ts";
+import { api, tagged } from "../api/client.ts";
 import { LIMITS, limitsOf } from "../lib/limits.ts";
 import { FormDialog } from "./form-dialog.tsx";
 import { SelectField, TextField } from "./form.tsx";
@@ -13,14 +13,16 @@ export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => v
   const client = useQueryClient();
   const query = useQuery({
     queryKey: ["limits", slug],
-    queryFn: ({ signal }) => api("get", "/admin/tenants/{slug}/quota", { path: { slug }, signal }),
+    queryFn: ({ signal }) => tagged("get", "/admin/tenants/{slug}/quota", { path: { slug }, signal }),
+    // The fields show what was read when the dialog opened, and that is what the change is of.
+    gcTime: 0,
+    staleTime: Infinity,
   });
   const submit = async (event: FormEvent<HTMLFormElement>): Promise<boolean> => {
     // What is not there yet would be saved as no limits at all.
     if (query.data === undefined) return true;
     const body = limitsOf(new FormData(event.currentTarget));
-    await api("put", "/admin/tenants/{slug}/quota", { path: { slug }, body });
-    await client.invalidateQueries({ queryKey: ["limits", slug] });
+    await api("put", "/admin/tenants/{slug}/quota", { path: { slug }, body, ifMatch: query.data.etag });
     await client.invalidateQueries({ queryKey: ["limits-in-use", slug] });
     return false;
   };
@@ -28,7 +30,7 @@ export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => v
     <FormDialog title={`Limits of ${slug}`} action="Save the limits" wide onSubmit={submit} onClose={onClose}>
       <p className="soft">They hold from the next request on. An empty field is no limit.</p>
       <Loaded query={query}>
-        {(limits) => (
+        {({ data: limits }) => (
           <div className="columns narrow">
             {LIMITS.map(({ name, label }) => (
               <TextField key={name} name={name} label={label} type="number" min={0} step={1}

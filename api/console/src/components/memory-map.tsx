@@ -100,7 +100,7 @@ function described(extent: Extent): string {
 }
 
 /** What the picture's marks mean. */
-export function MapLegend({ colors }: { colors: Map<string, number> }): ReactNode {
+export function MapLegend({ colors, hasOrder }: { colors: Map<string, number>; hasOrder: boolean }): ReactNode {
   const hatch = useId();
   return (
     <ul className="legend">
@@ -116,7 +116,7 @@ export function MapLegend({ colors }: { colors: Map<string, number> }): ReactNod
           </defs>
           <rect width="14" height="14" className="plain" /><rect width="14" height="14" fill={`url(#${hatch})`} />
         </svg>
-        leased by running requests: never leaves
+        leased: stays while its requests run
       </li>
       <li>
         <svg className="key" viewBox="0 0 14 14" aria-hidden="true">
@@ -124,7 +124,7 @@ export function MapLegend({ colors }: { colors: Map<string, number> }): ReactNod
         </svg>
         pinned
       </li>
-      <li><b>1, 2, …</b> who goes first when room is needed</li>
+      {hasOrder && <li><b>1, 2, …</b> who goes first when room is needed</li>}
     </ul>
   );
 }

@@ -24,7 +24,9 @@ export function ModelField({ label, tenant, base, value, onChange }: ModelFieldP
   const search = useRested(value.split("@")[0] ?? "");
   const query = useQuery({
     queryKey: ["models", tenant, search],
-    queryFn: ({ signal }) => api("get", "/v1/adapters", { query: { search: search === base ? "" : search, limit: NUM_SUGGESTED }, tenant, signal }),
+    queryFn: ({ signal }) => api("get", "/v1/adapters", {
+      query: { search: search === base ? null : search || null, limit: NUM_SUGGESTED }, tenant, signal,
+    }),
     placeholderData: keepPreviousData,
     staleTime: 30_000,
   });

@@ -4,6 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useEffect, useRef, useState, type ReactNode } from "react";
 import { Link, NavLink, useLocation } from "react-router";
 import { api } from "../api/client.ts";
+import { toApiError } from "../api/errors.ts";
 import { signOut } from "../api/session.ts";
 import { useScope, useSession, useSessionContext, type Scope } from "../session.tsx";
 import { Button } from "./button.tsx";
@@ -133,23 +134,32 @@ function TenantSwitch(): ReactNode {
       <input id="tenant" className="input" list="tenants" placeholder="All tenants" spellCheck={false}
         autoComplete="off" value={text ?? tenant ?? ""}
         onChange={(event) => {
-          const typed = event.target.value;
-          if (slugs.includes(typed) || typed === "") choose(typed);
-          else setText(typed);
+          if (isTyped(event.nativeEvent)) setText(event.target.value);
+          else choose(event.target.value);
         }}
-        onBlur={() => setText(null)} />
+        onBlur={() => { if (text !== null) choose(text); }} />
       <datalist id="tenants">{slugs.map((slug) => <option key={slug} value={slug} />)}</datalist>
       {tenant && <Button tone="plain" small onClick={() => choose("")}>Show all tenants</Button>}
     </form>
   );
 }
 
+/** What is typed may be the beginning of a longer name; what is picked from the list is whole. */
+function isTyped(event: Event): boolean {
+  return event instanceof InputEvent && !["", "insertReplacementText"].includes(event.inputType);
+}
+
 function Who(): ReactNode {
   const session = useSession();
   const { setSession } = useSessionContext();
+  const toast = useToast();
   const leave = async (): Promise<void> => {
-    await signOut().catch(() => undefined);
-    setSession(null);
+    try {
+      await signOut();
+      setSession(null);
+    } catch (error) {
+      toast(`You are still signed in. ${toApiError(error).message}`, "bad");
+    }
   };
   return (
     <div className="rail-foot">

@@ -61,12 +61,12 @@ interface Query<T> {
   refetch: () => unknown;
 }
 
-/** The data of a query once it is there; before that, that it loads or why it can't. */
+/** The data of a query once it is there, under the error if it can't be had anew; before, that it loads. */
 export function Loaded<T>({ query, children }: {
   query: Query<T>;
   children: (data: T) => ReactNode;
 }): ReactNode {
-  if (query.data !== undefined) return children(query.data);
-  if (query.error) return <ErrorState error={query.error} onRetry={() => void query.refetch()} />;
-  return <Loading />;
+  const error = query.error ? <ErrorState error={query.error} onRetry={() => void query.refetch()} /> : null;
+  if (query.data === undefined) return error ?? <Loading />;
+  return <>{error}{children(query.data)}</>;
 }

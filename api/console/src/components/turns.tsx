@@ -1,5 +1,6 @@
 import type { ReactNode } from "react";
 import { Link } from "react-router";
+import { requestAddress } from "../lib/addresses.ts";
 import { tokensPerSecond, type Reply } from "../lib/chat.ts";
 import type { Turn } from "../lib/conversation.ts";
 import { count, duration, number } from "../lib/format.ts";
@@ -36,7 +37,7 @@ function Measures({ reply }: { reply: Reply }): ReactNode {
       {speed !== null && <li>{number(speed, 1)} tokens/s</li>}
       {reply.outputTokens !== null && <li>{count(reply.promptTokens)} + {count(reply.outputTokens)} tokens</li>}
       {reply.finishReason && reply.finishReason !== "stop" && <li>ended by {reply.finishReason}</li>}
-      {served?.requestId && <li><Link to={`/requests/${served.requestId}`}>its timeline</Link></li>}
+      {served?.requestId && <li><Link to={requestAddress(served.requestId)}>its timeline</Link></li>}
     </ul>
   );
 }

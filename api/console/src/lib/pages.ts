@@ -3,12 +3,7 @@
 import { keepPreviousData, useQuery, type QueryKey } from "@tanstack/react-query";
 import { useState } from "react";
 import type { Rows } from "../components/data-table.tsx";
-
-export interface PageOf<T> {
-  data: T[];
-  has_more: boolean;
-  next_after?: string | null;
-}
+import type { PageOf } from "./every-row.ts";
 
 export interface PagesOptions {
   /** Milliseconds after which the page in sight is asked for again. */
@@ -51,6 +46,8 @@ export function usePages<T>(
     isStale: query.isPlaceholderData,
     refetch: query.refetch,
     previous: cursors.length > 0 ? goTo(cursors.slice(0, -1)) : undefined,
-    next: page?.has_more && page.next_after ? goTo([...cursors, page.next_after]) : undefined,
+    // Rows that stand in for those asked for say nothing of what comes after these.
+    next: !query.isPlaceholderData && page?.has_more && page.next_after
+      ? goTo([...cursors, page.next_after]) : undefined,
   };
 }

@@ -51,9 +51,11 @@ export default function Adapter(): ReactNode {
       lead={query.data && <Names adapter={query.data} />} actions={actions}>
       <Tabs label="Parts of the adapter"
         tabs={PARTS.map(([path, text]) => [addressOf(tenant, name, ...(path ? [path] : [])), text])} />
-      <Loaded query={query}>
-        {(adapter) => <Part part={part} tenant={tenant} adapter={adapter} />}
-      </Loaded>
+      {part === "deletions" ? <Deletions tenant={tenant} adapter={name} /> : (
+        <Loaded query={query}>
+          {(adapter) => <Part part={part} tenant={tenant} adapter={adapter} />}
+        </Loaded>
+      )}
       {open === "upload" && <UploadDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)} />}
       {open === "delete" && (
         <DeleteDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)}
@@ -70,7 +72,6 @@ function Part({ part, tenant, adapter }: {
 }): ReactNode {
   if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
   if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
-  if (part === "deletions") return <Deletions tenant={tenant} adapter={adapter.name} />;
   return <Versions tenant={tenant} adapter={adapter} />;
 }
 

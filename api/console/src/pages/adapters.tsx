@@ -32,7 +32,7 @@ export default function Adapters(): ReactNode {
   const [state, setState] = useParam("state");
   const [sort, setSort] = useParam("sort", "name");
   const [isUploading, setUploading] = useState(false);
-  const wanted = { search: useRested(search), state, sort, limit: PAGE_SIZE } as Wanted;
+  const wanted = { search: useRested(search) || null, state: state || null, sort, limit: PAGE_SIZE } as Wanted;
   const source = usePages(
     ["adapters", tenant, wanted],
     (after, signal) => {

@@ -1,6 +1,6 @@
 /** Who changed what: a tenant's log or the platform's, and whether its chain is as it was written. */
 
-import { useState, type ReactNode } from "react";
+import { useEffect, useRef, useState, type ReactNode } from "react";
 import { api, type Answer } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
@@ -94,13 +94,16 @@ function Verify({ tenant }: { tenant: string | null }): ReactNode {
   const [state, setState] = useState<Verification | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
+  const running = useRef<AbortController | null>(null);
+  useEffect(() => () => running.current?.abort(), []);
   const verify = async (): Promise<void> => {
+    const { signal } = (running.current = new AbortController());
     setBusy(true);
     setError(null);
     try {
       let after = 0;
       for (;;) {
-        const piece = await api("get", "/admin/audit/verification", { query: { tenant, after } });
+        const piece = await api("get", "/admin/audit/verification", { query: { tenant, after }, signal });
         setState(piece);
         if (piece.is_finished || !piece.is_intact) break;
         after = piece.last_number;

@@ -53,6 +53,7 @@ export default function Join(): ReactNode {
         <div className="stack" style={{ gap: 8 }}>
           <p className="soft">A token is good once, for a day. Another one:</p>
           <Command>loraplex operators invite NAME</Command>
+          <Command>loraplex users invite E-MAIL --tenant TENANT</Command>
         </div>
       )}
       <p><Link to="/sign-in">Sign in with a password</Link></p>

@@ -87,8 +87,8 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
             <div className="map-scroll">
               <MemoryMap extents={extents} arenaBytes={arena_bytes} colors={colors} chosen={chosen} onChoose={setChosen} />
             </div>
-            <MapLegend colors={colors} />
-            <Extents extents={extents} chosen={chosen} colors={colors} />
+            <MapLegend colors={colors} hasOrder={arena_bytes !== null} />
+            <Extents extents={extents} hasOrder={arena_bytes !== null} chosen={chosen} colors={colors} />
           </>
         )}
       </div>
@@ -105,8 +105,10 @@ function ordered(extents: Extent[], chosen: string | null): Extent[] {
   return [...extents].sort((one, other) => rank(one) - rank(other) || (one.offset ?? 0) - (other.offset ?? 0));
 }
 
-function Extents({ extents, chosen, colors }: {
+function Extents({ extents, hasOrder, chosen, colors }: {
   extents: Extent[];
+  /** Who goes first and what lies where is told; it would tell a tenant of others. */
+  hasOrder: boolean;
   chosen: string | null;
   colors: Map<string, number>;
 }): ReactNode {
@@ -116,18 +118,20 @@ function Extents({ extents, chosen, colors }: {
       <table className="table">
         <thead>
           <tr>
-            <th scope="col" className="end">Goes</th><th scope="col">Adapter</th><th scope="col" className="end">Size</th>
-            <th scope="col" className="end">Offset</th><th scope="col">State</th><th scope="col" className="end">Leases</th>
+            {hasOrder && <th scope="col" className="end">Goes</th>}
+            <th scope="col">Adapter</th><th scope="col" className="end">Size</th>
+            {hasOrder && <th scope="col" className="end">Offset</th>}
+            <th scope="col">State</th><th scope="col" className="end">Leases</th>
             <th scope="col" className="end">Idle for</th>
           </tr>
         </thead>
         <tbody>
           {rows.map((extent) => (
-            <tr key={extentKey(extent)} aria-selected={extentKey(extent) === chosen || undefined}>
-              <td className="end">{turnOf(extent) ?? "stays"}</td>
+            <tr key={extentKey(extent)} aria-current={extentKey(extent) === chosen || undefined}>
+              {hasOrder && <td className="end">{turnOf(extent) ?? "stays"}</td>}
               <td><Named entry={extent} color={colors.get(extent.tenant) ?? 1} /></td>
               <td className="end">{bytes(extent.bytes)}</td>
-              <td className="end">{extent.offset === null ? "–" : bytes(extent.offset)}</td>
+              {hasOrder && <td className="end">{bytes(extent.offset)}</td>}
               <td><State state={extent.state} /> {extent.pinned && <Badge tone="accent">pinned</Badge>}</td>
               <td className="end">{count(extent.leases)}</td>
               <td className="end">{extent.leases > 0 ? "–" : duration(extent.idle_seconds * 1000)}</td>

@@ -3,7 +3,7 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
 import { Link, useParams } from "react-router";
-import { api, type Answer } from "../api/client.ts";
+import { api, tagged, type Answer } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
 import { ConfirmDialog } from "../components/dialog.tsx";
 import { FormDialog } from "../components/form-dialog.tsx";
@@ -26,14 +26,14 @@ export default function TenantPage(): ReactNode {
   const [asked, setAsked] = useState<Asked>(null);
   const query = useQuery({
     queryKey: ["tenant", slug],
-    queryFn: ({ signal }) => api("get", "/admin/tenants/{slug}", { path: { slug }, signal }),
+    queryFn: ({ signal }) => tagged("get", "/admin/tenants/{slug}", { path: { slug }, signal }),
   });
   const close = (): void => setAsked(null);
   return (
     <Page title={slug} crumbs={<Link to="/tenants">Tenants</Link>}
-      actions={isAdmin && query.data && <Actions tenant={query.data} onAsk={setAsked} />}>
+      actions={isAdmin && query.data && <Actions tenant={query.data.data} onAsk={setAsked} />}>
       <Loaded query={query}>
-        {(tenant) => (
+        {({ data: tenant, etag }) => (
           <>
             {tenant.suspended_at && <Suspended since={tenant.suspended_at} />}
             <div className="columns">
@@ -45,7 +45,7 @@ export default function TenantPage(): ReactNode {
               actions={isAdmin && <Button small onClick={() => setAsked("limits")}>Change limits</Button>}>
               <LimitsInUse tenant={slug} />
             </Panel>
-            {asked === "edit" && <EditTenant tenant={tenant} onClose={close} />}
+            {asked === "edit" && <EditTenant tenant={tenant} etag={etag} onClose={close} />}
             {asked === "suspend" && <Suspend slug={slug} onClose={close} />}
             {asked === "resume" && <Resume slug={slug} onClose={close} />}
             {asked === "limits" && <LimitsDialog slug={slug} onClose={close} />}
@@ -115,13 +115,19 @@ function useRefresh(slug: string): () => Promise<void> {
   };
 }
 
-function EditTenant({ tenant, onClose }: { tenant: Tenant; onClose: () => void }): ReactNode {
+function EditTenant({ tenant, etag, onClose }: {
+  tenant: Tenant;
+  etag: string | null;
+  onClose: () => void;
+}): ReactNode {
   const refresh = useRefresh(tenant.slug);
+  // Of what the fields show, also when the page has read the tenant anew behind them.
+  const [ifMatch] = useState(etag);
   const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
     const form = new FormData(event.currentTarget);
     const name = String(form.get("name")).trim() || null;
     const body = { name, weight: Number(form.get("weight")) };
-    await api("patch", "/admin/tenants/{slug}", { path: { slug: tenant.slug }, body });
+    await api("patch", "/admin/tenants/{slug}", { path: { slug: tenant.slug }, body, ifMatch });
     await refresh();
   };
   return (

@@ -20,6 +20,7 @@ const RANGES = [["7", "7 days"], ["14", "14 days"], ["30", "30 days"], ["90", "9
 const GROUPS = {
   tenant: "By tenant", adapter: "By adapter", version: "By version", day: "By day",
 } as const satisfies Record<Group, string>;
+const MODELS = [["", "All models"], ["base", "The base model"]] as const;
 const CSV_GROUPS: readonly Group[] = ["day", "adapter", "version"];
 
 /** What both routes of sums take; an operator who looks at all tenants asks the platform's. */
@@ -37,6 +38,7 @@ interface Asked {
   isOperator: boolean;
   /** The days that are looked at, today last. */
   calendar: string[];
+  /** Empty: the base model; null: whatever was asked. */
   adapter: string | null;
 }
 
@@ -58,13 +60,16 @@ export default function UsagePage(): ReactNode {
   const { tenant, isOperator } = useScope();
   const [range, setRange] = useParam("days", "14");
   const [typed, setTyped] = useParam("adapter");
-  const adapter = useRested(typed) || null;
+  const [model, setModel] = useParam("model");
+  const rested = useRested(typed) || null;
+  const adapter = model === "base" ? "" : rested;
   const asked: Asked = { tenant, isOperator, calendar: days(daysOf(range)), adapter };
   return (
     <Page title="Usage" lead="The ledger's sums. Days are those of UTC."
       actions={
         <div className="row filters">
-          <Search label="Adapter" value={typed} onChange={setTyped} />
+          {model !== "base" && <Search label="Adapter" value={typed} onChange={setTyped} />}
+          <Filter label="Model" value={model} onChange={setModel} options={MODELS} />
           <Filter label="Range" value={range} onChange={setRange} options={RANGES} />
           <CsvLink asked={asked} />
         </div>

@@ -40,26 +40,32 @@ export function Aliases({ tenant, adapter }: Props): ReactNode {
   );
 }
 
-/** Sends a change of aliases, keeps its error, and has what it changed read again. */
+/**
+ * Sends a change of aliases and has what it changed read again: `change` throws what went wrong,
+ * `run` keeps it as the error to show.
+ */
 function useAliasChange(tenant: string, adapter: string) {
   const client = useQueryClient();
   const toast = useToast();
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
-  const run = async (call: () => Promise<unknown>, done: string): Promise<void> => {
+  const change = async (call: () => Promise<unknown>, done: string): Promise<void> => {
+    await call();
+    toast(done);
+    await client.invalidateQueries({ queryKey: ["adapter", tenant, adapter] });
+  };
+  const run = async (...what: Parameters<typeof change>): Promise<void> => {
     setBusy(true);
     setError(null);
     try {
-      await call();
-      toast(done);
-      await client.invalidateQueries({ queryKey: ["adapter", tenant, adapter] });
+      await change(...what);
     } catch (thrown) {
       setError(thrown);
     } finally {
       setBusy(false);
     }
   };
-  return { run, error, busy };
+  return { change, run, error, busy };
 }
 
 function readyVersions(adapter: Adapter): [string, string][] {
@@ -73,7 +79,7 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
   const version = adapter.aliases[alias];
   const canary = adapter.canaries[alias];
   const [isRemoving, setRemoving] = useState(false);
-  const { run, error, busy } = useAliasChange(tenant, adapter.name);
+  const { change, run, error, busy } = useAliasChange(tenant, adapter.name);
   const path = { name: adapter.name, alias };
   const rollBack = (): Promise<void> => run(
     () => api("post", "/v1/adapters/{name}/aliases/{alias}/rollback", { path, tenant }),
@@ -100,7 +106,7 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
       </div>
       {isRemoving && (
         <ConfirmDialog title={`Remove the alias ${alias}?`} action="Remove" danger onClose={() => setRemoving(false)}
-          onConfirm={() => run(
+          onConfirm={() => change(
             () => api("delete", "/v1/adapters/{name}/aliases/{alias}", { path, tenant }), `${alias} is removed.`,
           )}>
           <p>Requests for {adapter.name}@{alias} are refused from now on. The versions stay.</p>
@@ -172,9 +178,12 @@ function NewAlias({ tenant, adapter }: Props): ReactNode {
   if (versions.length === 0) return null;
   const submit = (event: FormEvent): void => {
     event.preventDefault();
-    void run(() => api("put", "/v1/adapters/{name}/aliases/{alias}", {
-      path: { name: adapter.name, alias }, body: { version: Number(version) }, tenant,
-    }), `${alias} means version ${version}.`).then(() => setAlias(""));
+    void run(async () => {
+      await api("put", "/v1/adapters/{name}/aliases/{alias}", {
+        path: { name: adapter.name, alias }, body: { version: Number(version) }, tenant,
+      });
+      setAlias("");
+    }, `${alias} means version ${version}.`);
   };
   return (
     <Panel title="New alias">

@@ -2,6 +2,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState, type FormEvent, type ReactNode } from "react";
 import { useNavigate } from "react-router";
 import { pushAdapter, type Progress } from "../../api/upload.ts";
+import { noteActivity } from "../../lib/activity.ts";
 import { CONFIG_FILE, readAdapterFolder, WEIGHTS_FILE, type AdapterFolder } from "../../lib/adapter-folder.ts";
 import { bytes, percent } from "../../lib/format.ts";
 import { Button } from "../button.tsx";
@@ -47,6 +48,11 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
       setProblem((thrown as Error).message);
     }
   };
+  /** Whoever waits for an upload is not idle. */
+  const report = (next: Progress): void => {
+    noteActivity();
+    setProgress(next);
+  };
   const submit = async (event: FormEvent): Promise<void> => {
     event.preventDefault();
     if (folder === null) {
@@ -59,7 +65,7 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
     try {
       const wanted = aliases.split(/[\s,]+/).filter(Boolean);
       const version = await pushAdapter({
-        tenant, name, folder, aliases: wanted, report: setProgress, signal: controller.signal,
+        tenant, name, folder, aliases: wanted, report, signal: controller.signal,
       });
       finish(version.adapter, version.version);
     } catch (thrown) {

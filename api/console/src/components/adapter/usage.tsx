@@ -2,6 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { api } from "../../api/client.ts";
 import { days, sumByDay, type DayRow } from "../../lib/days.ts";
+import { everyRow } from "../../lib/every-row.ts";
 import { bytes, count } from "../../lib/format.ts";
 import { Chart } from "../chart.tsx";
 import { Figures, Panel } from "../layout.tsx";
@@ -15,11 +16,12 @@ export function AdapterUsage({ tenant, adapter }: { tenant: string; adapter: str
   const calendar = days(NUM_DAYS);
   const query = useQuery({
     queryKey: ["adapter", tenant, adapter, "usage", calendar[0]],
-    queryFn: ({ signal }) => api("get", "/v1/usage", {
-      query: { adapter, since: calendar[0]!, group_by: ["day", "version"], limit: MAX_ROWS }, tenant, signal,
-    }),
+    queryFn: ({ signal }) => everyRow<DayRow>((after) => api("get", "/v1/usage", {
+      query: { adapter, since: calendar[0]!, group_by: ["day", "version"], limit: MAX_ROWS, after: after ?? null },
+      tenant, signal,
+    })),
   });
-  return <Loaded query={query}>{({ data }) => <Usage rows={data} calendar={calendar} adapter={adapter} />}</Loaded>;
+  return <Loaded query={query}>{(rows) => <Usage rows={rows} calendar={calendar} adapter={adapter} />}</Loaded>;
 }
 
 function Usage({ rows, calendar, adapter }: {

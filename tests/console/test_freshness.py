@@ -1,0 +1,223 @@
+"""What a page shows is of the tenant, the session and the moment that it says; else it says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from support.console import Visitor, enrol, invite_user, visiting
+from support.seeded import Seeded
+
+OTHERS = "owner@globex.example"
+LIMITS = "/admin/tenants/globex/quota"
+
+
+@pytest.fixture
+def visitor(operator: Visitor, browser: Browser, seeded: Seeded) -> Iterator[Visitor]:
+    """The operator in a browser of its own, looking at `acme`."""
+    with visiting(browser, seeded.server.url) as one:
+        one.page.context.add_cookies(operator.page.context.cookies())  # type: ignore[arg-type]
+        one.open("/settings")
+        one.pick("acme")
+        yield one
+
+
+@pytest.fixture
+def tabs(browser: Browser, seeded: Seeded) -> Iterator[tuple[Visitor, Page]]:
+    """Two tabs of one browser, in which a user of `globex` is signed in."""
+    with visiting(browser, seeded.server.url) as one:
+        enrol(one.page.context, seeded.server.url, invite_user(seeded, "globex", OTHERS))
+        second = one.page.context.new_page()
+        one.page.context.clock.install()
+        for page in (one.page, second):
+            page.goto(f"{one.url}/console/settings")
+            page.get_by_role("button", name="Sign out").wait_for()
+        yield one, second
+
+
+def refuse(route: Route) -> None:
+    error = {"message": "Not now.", "code": "overloaded", "param": None, "request_id": "r"}
+    route.fulfill(status=403, json={"error": error})
+
+
+def hold(route: Route) -> None:
+    """Its answer never comes."""
+
+
+def show_tenant(page: Page, slug: str) -> None:
+    page.get_by_label("Tenant", exact=True).fill(slug)
+    page.keyboard.press("Enter")
+
+
+def test_nothing_of_the_tenant_before_is_in_sight_while_the_next_ones_loads(
+    visitor: Visitor,
+) -> None:
+    visitor.open("/adapters")
+    page = visitor.page
+    expect(page.get_by_role("link", name="assistant")).to_be_visible()
+    page.route("**/v1/adapters?*", hold)
+    show_tenant(page, "globex")
+    expect(page.locator(".loading")).to_be_visible()
+    assert "assistant" not in page.locator("main").inner_text()
+
+
+def test_rows_that_stand_in_for_others_lead_to_no_next_page(visitor: Visitor) -> None:
+    page = visitor.page
+
+    def answer(route: Route) -> None:
+        if "after=" in route.request.url:
+            return
+        body: dict[str, Any] = route.fetch().json()
+        route.fulfill(json={**body, "has_more": True, "next_after": "1"})
+
+    page.route("**/v1/audit?*", answer)
+    visitor.open("/audit")
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_role("button", name="Previous")).to_be_enabled()
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+
+
+def test_figures_that_cannot_be_had_anew_stand_under_the_error(visitor: Visitor) -> None:
+    visitor.open("/memory")
+    page = visitor.page
+    page.route("**/v1/memory", refuse)
+    expect(page.get_by_role("alert")).to_contain_text("overloaded")
+    expect(page.get_by_role("heading", name="Device arena")).to_be_visible()
+
+
+def test_limits_that_somebody_else_has_changed_are_not_overwritten(
+    visitor: Visitor, seeded: Seeded
+) -> None:
+    visitor.open("/tenants/globex")
+    page = visitor.page
+    page.get_by_role("button", name="Change limits").click()
+    page.get_by_label("Keys", exact=True).fill("77")
+    before = seeded.admin.get(LIMITS).json()
+    theirs = {name: value for name, value in before.items() if name not in ("object", "tenant")}
+    seeded.change("PUT", LIMITS, {**theirs, "users": 55})
+    try:
+        page.get_by_role("button", name="Save the limits").click()
+        expect(page.get_by_role("alert")).to_contain_text("etag_mismatch")
+        kept = seeded.admin.get(LIMITS).json()
+        assert (kept["users"], kept["keys"]) == (55, before["keys"])
+    finally:
+        seeded.change("PUT", LIMITS, theirs)
+
+
+def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:
+    page = visitor.page
+    goes = page.get_by_role("columnheader", name="Goes")
+    visitor.open("/memory")
+    expect(page.get_by_text("stays", exact=True)).to_have_count(0)
+    expect(goes).to_have_count(0)
+    visitor.pick(None)
+    visitor.open("/memory")
+    expect(goes).to_have_count(1)
+
+
+def test_usage_is_narrowed_to_the_base_model(visitor: Visitor) -> None:
+    visitor.open("/usage")
+    page = visitor.page
+    with page.expect_response("**/admin/usage?*adapter=&*") as answer:
+        page.get_by_label("Model", exact=True).select_option("base")
+    assert answer.value.ok
+    visitor.settle()
+    expect(page.get_by_role("table").get_by_role("cell", name="assistant")).to_have_count(0)
+
+
+def test_a_page_that_fails_leaves_the_others(visitor: Visitor) -> None:
+    page = visitor.page
+    page.route("**/console/assets/usage-*.js", lambda route: route.abort())
+    visitor.open("/settings")
+    visitor.go("Usage")
+    expect(page.get_by_role("heading", name="This page failed")).to_be_visible()
+    visitor.go("Keys")
+    expect(page.get_by_role("heading", level=1, name="Keys")).to_be_visible()
+
+
+def test_a_click_beside_a_dialog_loses_nothing(visitor: Visitor) -> None:
+    visitor.open("/keys")
+    page = visitor.page
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name", exact=True).fill("half typed")
+    page.mouse.click(5, 5)
+    expect(page.get_by_label("Name", exact=True)).to_have_value("half typed")
+
+
+def test_a_verification_ends_with_its_page(visitor: Visitor) -> None:
+    page = visitor.page
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        piece = {"is_finished": False, "is_intact": True, "last_number": len(asked), "breach": None}
+        route.fulfill(content_type="application/json", body=json.dumps(piece))
+
+    page.route("**/admin/audit/verification*", answer)
+    visitor.open("/audit")
+    page.get_by_role("button", name="Verify the chain").click()
+    page.get_by_text("verified up to entry").wait_for()
+    visitor.go("Settings")
+    page.wait_for_load_state("networkidle")
+    before = len(asked)
+    page.evaluate("fetch('/v1/session')")
+    visitor.go("Keys")
+    assert len(asked) == before
+
+
+def test_who_could_not_sign_out_is_told(visitor: Visitor) -> None:
+    visitor.open("/settings")
+    page = visitor.page
+    page.route("**/v1/session", lambda route: route.abort())
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_text("You are still signed in.")).to_be_visible()
+    expect(page.get_by_role("heading", level=1, name="Settings")).to_be_visible()
+
+
+def test_who_works_in_one_tab_is_not_signed_out_by_another(tabs: tuple[Visitor, Page]) -> None:
+    one, other = tabs
+    clock = one.page.context.clock
+    clock.fast_forward("20:00")
+    other.keyboard.press("Shift")
+    clock.fast_forward("20:00")
+    expect(other.get_by_role("button", name="Sign out")).to_be_visible()
+    expect(one.page.get_by_role("button", name="Sign out")).to_be_visible()
+    clock.fast_forward("31:00")
+    expect(one.page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(other.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_signing_out_in_one_tab_clears_the_others(tabs: tuple[Visitor, Page]) -> None:
+    one, other = tabs
+    other.get_by_role("button", name="Sign out").click()
+    expect(one.page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert OTHERS not in one.page.content()
+
+
+def test_a_tenant_is_picked_when_its_name_is_whole(visitor: Visitor) -> None:
+    visitor.pick(None)
+    visitor.open("/settings")
+    page = visitor.page
+    field = page.get_by_label("Tenant", exact=True)
+    field.press_sequentially("acme")
+    expect(page.get_by_role("button", name="Show all tenants")).to_have_count(0)
+    field.press_sequentially("-eu")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("There is no tenant acme-eu.")).to_be_visible()
+    field.press_sequentially("acme")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Show all tenants")).to_be_visible()
+
+
+def test_an_alias_that_is_refused_keeps_its_name(visitor: Visitor) -> None:
+    visitor.open("/adapters/acme/sql/aliases")
+    page = visitor.page
+    page.route("**/aliases/beta", refuse)
+    page.get_by_label("Name", exact=True).fill("beta")
+    page.get_by_role("button", name="Set the alias").click()
+    expect(page.get_by_role("alert")).to_contain_text("overloaded")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("beta")
