@@ -232,18 +232,24 @@ class CudaCapture:
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Compute once, which compiles what is to be compiled, then capture."""
+        graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            compute()
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
+        try:
+            # Around the capture too: one that fails does not give the stream back itself.
+            with torch.cuda.stream(self._stream):
+                compute()
+                self._record(graph, compute)
+        finally:
+            current.wait_stream(self._stream)
+        return graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], None]) -> None:
         # Loader threads go on copying meanwhile: what they do must not end the capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
             compute()
-        return graph.replay
 
 
 def open_decode_graphs(
