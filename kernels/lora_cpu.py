@@ -7,7 +7,8 @@ arithmetic of a decoding step, with its few tokens of many adapters. There they 
 one matmul over the A matrices of all active adapters, a selection, one matmul per slice over their
 B matrices. For a 1.1 B Llama in bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX,
 that took 22.6 ms a step where segments took 80. In fp32, six of its layers with 16 tokens of 12
-rank-8 adapters, one core of an AMD EPYC: the window 22 ms beside the base's 70, segments 13.
+rank-8 adapters, one core of an AMD EPYC: the window 22 ms beside the base's 70, segments 13, before
+their few rows were multiplied as four (see `few_rows`), which costs half as much again.
 
 Why adapters cannot reach each other's tokens in the window, whatever they overflow to: token t's
 products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
