@@ -27,6 +27,9 @@ from .loaders import UNPACED, Pace, Paced
 from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
+CUDA_TABLE_BYTES = 2 << 20
+"""Of the first table on CUDA: captured graphs read it where it lies, and a longer one makes them
+void while requests wait."""
 CUDA_PIECE_ELEMENTS = 4 << 20
 
 SliceEntry = tuple[int, int, int]
@@ -91,15 +94,14 @@ class Arena:
         """Called with each row that is removed: who keeps copies of its matrices zeroes them, or
         hands them to `copy_budget`."""
         self._occupants: dict[int, _Occupant] = {}  # by row
-        self._generations = [0] * INITIAL_ROWS
-        self._free_rows = list(range(INITIAL_ROWS))  # heap: low rows first keep the table short
+        num_rows = initial_rows(len(layout.slices), device)
+        self._generations = [0] * num_rows
+        self._free_rows = list(range(num_rows))  # heap: low rows first keep the table short
         self._cuda = _CudaCopies(device, pace) if device.type == "cuda" else None
         self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
-        self.row_tables = [self._untouched] * INITIAL_ROWS
-        self.row_extras = [{}] * INITIAL_ROWS
-        self.table = torch.zeros(
-            INITIAL_ROWS, len(layout.slices), 3, dtype=torch.int64, device=device
-        )
+        self.row_tables = [self._untouched] * num_rows
+        self.row_extras = [{}] * num_rows
+        self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
 
     @property
     def capacity(self) -> int:
@@ -272,6 +274,13 @@ class Arena:
         self.row_extras = self.row_extras + [{}] * num_rows
         self._generations += [0] * num_rows
         self._free_rows = list(range(num_rows, 2 * num_rows))
+
+
+def initial_rows(num_slices: int, device: torch.device) -> int:
+    """Of the first table, for a base of so many slices."""
+    if device.type == "cpu":
+        return INITIAL_ROWS
+    return max(INITIAL_ROWS, CUDA_TABLE_BYTES // (num_slices * 3 * torch.int64.itemsize))
 
 
 def _by_slice(extras: Sequence[PlacedExtra], start: int) -> RowExtras:

@@ -161,6 +161,7 @@ def _window_bytes(config: EngineConfig, arena_bytes: int) -> int:
 def available_bytes(device: torch.device) -> int:
     """Memory that could still be allocated on the device."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # PyTorch keeps what was freed, as weights that became codes
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_meminfo_available(), _cgroup_available())
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .few_rows import enough_rows, repeat_last_row
 from .kv_pages import KvPages
 
 
@@ -223,7 +224,13 @@ def _softmax_attention(
 ) -> Tensor:
     """`q [B, H, Q, D]`, `k, v [B, H, K, D]`, `visible` broadcasts to `[B, H, Q, K]`."""
     if options.softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=options.scale)
+        num_queries = q.shape[-2]
+        if num_queries > 1:  # of one alone it would take longer
+            q = enough_rows(q)
+        if visible.shape[-2] > 1:
+            visible = repeat_last_row(visible, q.shape[-2])
+        out = F.scaled_dot_product_attention(q, k, v, visible, scale=options.scale)
+        return out[..., :num_queries, :]
     scores = (q @ k.transpose(-1, -2)).float() * options.scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.adapters.arena import INITIAL_ROWS, Arena
+from loraplex.adapters.arena import CUDA_TABLE_BYTES, INITIAL_ROWS, Arena, initial_rows
 from loraplex.adapters.block import Extra, ExtraKind, PlacedExtra
 from loraplex.adapters.extents import Extent, Placement
 from loraplex.adapters.host_cache import HostCache
@@ -236,6 +236,13 @@ def test_the_table_grows_and_keeps_its_rows(tmp_path: Path) -> None:
         assert arena.identity(placement.row) == (block.key, placement.generation)
         a, _ = matrices(arena, placement.row, 5)
         torch.testing.assert_close(a, block.matrices(5)[0])
+
+
+def test_a_table_that_graphs_read_seldom_grows_and_stays_small() -> None:
+    cuda = torch.device("cuda")
+    num_slices_of_8b = 32 * 7 + 2
+    assert 256 < initial_rows(num_slices_of_8b, cuda) <= CUDA_TABLE_BYTES // (24 * num_slices_of_8b)
+    assert initial_rows(1 << 20, cuda) == initial_rows(num_slices_of_8b, CPU) == INITIAL_ROWS
 
 
 def test_copies_run_beside_reads_of_resident_adapters(tmp_path: Path) -> None:

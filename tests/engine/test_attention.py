@@ -94,3 +94,24 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
         expected = plain_attention(q[start : start + queries[i]], keys[i], values[i], options)
         assert (out[start : start + queries[i]] - expected).abs().max() < 1e-5
         start += queries[i]
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="what MKL does is compared")
+def test_a_token_s_attention_is_the_same_to_the_bit_however_many_are_verified_with_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = LayerKvShape(KV_HEADS, 16, 16, None)
+    cache = KvCache(
+        one_group(1, 4), [shape], block_size=32, kv_format=KvFormat(torch.float32), device=CPU
+    )
+    keys, values = cache.keys[0], cache.values[0]
+    for pages in (keys, values):
+        pages.data[1:3] = torch.randn(pages.data[1:3].shape, generator=generator)
+    q = torch.randn(6, HEADS, 16, generator=generator)
+    results = []
+    for num_rows in (1, 2, 3, 4, 6):  # from one position on, which attends to as many keys
+        span = Span([0] * num_rows, start=40, tables=[[1, 2]])
+        inputs = make_inputs([span], groups=cache.groups, block_size=32, device=CPU)
+        options = AttentionOptions(scale=0.3)
+        results.append(paged_attention(q[:num_rows], keys, values, inputs.attention[0], options)[0])
+    for result in results[1:]:
+        assert torch.equal(result, results[0])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,6 +213,64 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(
     assert replayed == eager
     assert (engines.num_replayed, engines.num_eager) == (0, 4)
     assert engines.recorder.num_captured == num_tried, "once is enough"
+
+
+class FakeCuda:
+    """Streams by name, and captures that fail as PyTorch's do: they leave their stream current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = self.main = FakeStream()
+        names = {
+            "Stream": lambda _device: FakeStream(),
+            "graph_pool_handle": object,
+            "current_stream": lambda _device: self.current,
+            "stream": self._stream,
+            "CUDAGraph": lambda: SimpleNamespace(replay=None),
+            "graph": self._graph,
+        }
+        for name, value in names.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextmanager
+    def _stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def _graph(self, _graph: object, *, stream: FakeStream, **_options: object) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self.waited_for: list[FakeStream] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited_for.append(other)
+
+
+@pytest.mark.parametrize("failing_call", [1, 2], ids=["computing", "capturing"])
+def test_a_capture_that_fails_leaves_the_stream_that_was_current(
+    monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    seen: list[FakeStream] = []
+
+    def compute() -> None:
+        seen.append(cuda.current)
+        if len(seen) == failing_call:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        decode_graphs.CudaCapture(torch.device("cuda"))(compute)
+    assert cuda.current is cuda.main
+    assert cuda.main.waited_for == seen[-1:], "what was computed there is not overtaken"
+    assert cuda.main not in seen
 
 
 def test_hidden_states_are_those_of_the_step(

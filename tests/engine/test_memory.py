@@ -234,3 +234,17 @@ def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, env=ENV, check=True)
     assert 56 * MIB < int(out.stdout) < 100 * MIB
     assert available_bytes(torch.device("cpu")) > 0
+
+
+def test_what_pytorch_keeps_of_freed_device_memory_is_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = {"device": 3 * MIB, "kept": 5 * MIB}
+
+    def give_back() -> None:
+        free["device"] += free["kept"]
+        free["kept"] = 0
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free["device"], 80 * MIB))
+    assert available_bytes(torch.device("cuda")) == 8 * MIB
