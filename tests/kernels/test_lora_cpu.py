@@ -103,29 +103,6 @@ def test_segments_equal_the_reference(dtype: torch.dtype, lengths: tuple[int, ..
     assert torch.equal(result[:3], y[:3])
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="what MKL does is compared")
-@pytest.mark.parametrize("rank", [4, 16, 64])
-def test_a_token_s_delta_is_the_same_to_the_bit_however_many_share_its_segment(rank: int) -> None:
-    outs = (64, 32, 32)
-    weights = PoisonedWeights(
-        make_layout((128, outs)), num_rows=1, dtype=torch.float32, capacity=1 << 19
-    )
-    weights.put(0, dict.fromkeys(range(3), rank))
-    generator = torch.Generator().manual_seed(rank)
-    x, y = (torch.randn(9, width, generator=generator) for width in (128, sum(outs)))
-    results = []
-    for start, end in ((4, 5), (3, 5), (4, 7), (3, 7), (0, 9)):
-        result = y.clone()
-        segments = (Segment(start, end, 0),)
-        add_segments(x, result, weights, segments, first_slice=0, slice_outs=outs)
-        assert torch.equal(result[:start], y[:start])
-        assert torch.equal(result[end:], y[end:])
-        results.append(result[4])
-    assert not torch.equal(results[0], y[4])
-    for result in results[1:]:
-        assert torch.equal(result, results[0])
-
-
 def test_window_equals_the_reference_while_adapters_join_leave_and_take_over_rows() -> None:
     rng = random.Random(0)
     weights, window = make_weights(), make_window()
