@@ -162,6 +162,9 @@ class EngineProcess:
         try:
             while True:
                 on_message(decode_from_engine(await self._socket.recv_multipart()))
+                # Receiving does not wait while there is something to receive: a process that never
+                # falls silent would keep the loop from everybody else.
+                await asyncio.sleep(0)
         except Exception:
             _log.exception("engine_message_not_understood")
             self.kill()

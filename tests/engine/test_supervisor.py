@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
-from loraplex.engine.supervisor import RestartPolicy, engine_environment
+from loraplex.engine.heartbeat import Heartbeat
+from loraplex.engine.messages import FromEngine, StepEvents
+from loraplex.engine.supervisor import EngineProcess, RestartPolicy, engine_environment
+from loraplex.engine.transport import encode
 
 
 def test_delays_double_up_to_the_longest() -> None:
@@ -38,3 +46,41 @@ def test_the_engines_environment_has_no_credentials() -> None:
     }
     passed = engine_environment(environment)
     assert passed.keys() == {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PYTHONPATH"}
+
+
+class NeverSilent:
+    """A socket on which the next message is there before the last one was read."""
+
+    num_left = 100_000
+
+    async def recv_multipart(self) -> tuple[bytes, bytes]:
+        self.num_left -= 1
+        if not self.num_left:
+            raise EOFError
+        return encode(StepEvents())
+
+
+class ShortLived:
+    async def wait(self) -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    def kill(self) -> None:
+        """The end of its messages ends it too, too late."""
+
+
+def test_a_process_that_never_falls_silent_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        socket = NeverSilent()
+        process = EngineProcess(
+            cast(Any, ShortLived()),
+            cast(Any, socket),
+            Heartbeat(tmp_path / "heartbeat"),
+            ExitStack(),
+        )
+        messages: list[FromEngine] = []
+        assert await process.run(messages.append) == 7
+        assert messages
+        assert socket.num_left > 0
+
+    asyncio.run(scenario())

@@ -167,7 +167,7 @@ class FakeCore:
             self._advance(request)
         messages, self._outbox = [self._events, *self._outbox], []
         self._events = StepEvents()
-        return messages
+        return messages if messages != [StepEvents()] else []
 
     def _submit(self, request: GenerationRequest) -> None:
         if request.prompt_token_ids == RAISE:
