@@ -109,11 +109,16 @@ def sum_reservations(session: TenantSession, now: Reading) -> Reserved:
 def renew_reservations(
     session: PlatformSession, server_id: str, now: Reading, expires_at: float
 ) -> int:
-    """Put off the expiry of all that this server has; how many they are."""
-    change = update(Reservation).where(Reservation.server_id == server_id)
+    """Put off the expiry of all that this server has; how many they are.
+
+    Those that are being settled are left out: waiting for one while holding another, which the same
+    transaction settles next, would never end.
+    """
+    query = select(Reservation.request_id).where(Reservation.server_id == server_id)
+    free = query.with_for_update(skip_locked=True)
+    change = update(Reservation).where(Reservation.request_id.in_(free))
     values = {"clock": now.clock, "expires_at": expires_at}
-    query = change.values(values).returning(Reservation.request_id)
-    return len(session.execute(query).all())
+    return len(session.execute(change.values(values).returning(Reservation.request_id)).all())
 
 
 def list_reservations_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:

@@ -76,11 +76,13 @@ def add_residency(session: TenantSession, residencies: Sequence[Residency]) -> N
 
     It counts for the lowest version of that content that is not deleted, of any if all are.
     """
-    for residency in sorted(residencies):
+    byte_seconds: Counter[tuple[date, str, int]] = Counter()
+    for residency in residencies:
         version = repository.find_version_of_content(session, residency.digest)
         if version is not None:
-            day = _day_row(session, residency.day, *version)
-            day.residency_byte_seconds += residency.byte_seconds
+            byte_seconds[residency.day, *version] += residency.byte_seconds
+    for key, amount in sorted(byte_seconds.items()):  # in the order of `record_all`
+        _day_row(session, *key).residency_byte_seconds += amount
     session.flush()
 
 

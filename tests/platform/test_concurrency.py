@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import TypeVar
 
@@ -29,15 +29,20 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
-from loraplex.platform.sessions import PlatformSession
+from loraplex.platform.quotas import service as quotas
+from loraplex.platform.sessions import UnitOfWork
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
+from loraplex.platform.usage.repository import Group, Residency, UsageQuery
 from loraplex.platform.usage.service import Usage
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
+from support.databases import empty_all_tables
+from support.limits import SERVER_ID, limit, make_demand
 from support.uploads import abandon_stale, make_upload
 
 NUM_THREADS = 6
 NUM_ROUNDS = 4
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 Result = TypeVar("Result")
 
@@ -51,6 +56,17 @@ def at_the_same_time(work: Callable[[int], Result]) -> list[Result]:
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         return list(threads.map(run, range(NUM_THREADS)))
+
+
+def wait_until_one_is_blocked(session: UnitOfWork) -> None:
+    """Return when another transaction waits for this one; SQLite's wait before they begin."""
+    if session.get_bind().dialect.name == "sqlite":
+        return
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    deadline = time.monotonic() + 60
+    while session.connection().exec_driver_sql(waiting).scalar_one() == 0:
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.01)
 
 
 def test_gives_each_version_its_own_number(database: Database, acme: Tenant) -> None:
@@ -96,6 +112,71 @@ def test_counts_a_request_once(database: Database, acme: Tenant) -> None:
             return usage.record(session, used)
 
     assert sum(at_the_same_time(record)) == 1
+
+
+def make_usage(request_id: str, adapter_name: str) -> Usage:
+    return Usage(
+        request_id=request_id,
+        adapter_name=adapter_name,
+        adapter_version=1,
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=1,
+        finish_reason="stop",
+        ended_at=NOON,
+    )
+
+
+def test_requests_and_residency_of_a_day_come_one_after_the_other(
+    database: Database, acme: Tenant
+) -> None:
+    """Whatever the order of the contents' digests, which residency comes with."""
+    low, high = sorted(("one content", "another"), key=make_digest)
+    with database.transaction(acme.id) as session:
+        make_version(session, "a", high)
+        make_version(session, "b", low)
+        usage.record_all(session, [make_usage("first", "a"), make_usage("second", "b")])
+
+    def add_residency() -> None:
+        residencies = [Residency(NOON.date(), make_digest(content), 7) for content in (low, high)]
+        with database.transaction(acme.id) as session:
+            usage.add_residency(session, residencies)
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction(acme.id) as session:
+            usage.record(session, make_usage("third", "a"))
+            adding = threads.submit(add_residency)
+            wait_until_one_is_blocked(session)
+            usage.record(session, make_usage("fourth", "b"))
+        adding.result()
+    with database.transaction(acme.id, read_only=True) as session:
+        sums = usage.sum_usage(session, UsageQuery(groups=(Group.ADAPTER,)))
+        assert [(entry.num_requests, entry.residency_byte_seconds) for entry in sums] == [
+            (2, 7)
+        ] * 2
+
+
+def test_a_servers_renewal_does_not_wait_for_requests_that_are_being_settled(
+    postgres_database: Database,
+) -> None:
+    """Else the two could wait for each other: one transaction settles several requests."""
+    database = postgres_database
+    empty_all_tables(database)
+    acme = make_tenant(database, "acme")
+    limit(database, acme.id, concurrent_requests=2)
+    with database.transaction(acme.id) as session:
+        for request_id in ("first", "second"):
+            quotas.reserve(session, make_demand(request_id), server_id=SERVER_ID)
+
+    def renew() -> int:
+        with database.platform_transaction() as session:
+            return quotas.renew(session, SERVER_ID)
+
+    with ThreadPoolExecutor(1) as threads, database.transaction(acme.id) as session:
+        quotas.release(session, "second")
+        assert threads.submit(renew).result(timeout=60) == 1, "that of the first"
+        quotas.release(session, "first")
+    assert renew() == 0
 
 
 def test_acknowledges_each_byte_of_an_upload_once(database: Database, acme: Tenant) -> None:
@@ -266,17 +347,6 @@ def test_the_limit_of_pins_holds(database: Database, acme: Tenant) -> None:
     assert sum(at_the_same_time(pin)) == 2
     with database.transaction(acme.id, read_only=True) as session:
         assert len(wishes.list_wishes(session, "support-bot")) == 2
-
-
-def wait_until_one_is_blocked(session: PlatformSession) -> None:
-    """Return when another transaction waits for this one; SQLite's wait before they begin."""
-    if session.get_bind().dialect.name == "sqlite":
-        return
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    deadline = time.monotonic() + 60
-    while session.connection().exec_driver_sql(waiting).scalar_one() == 0:
-        assert time.monotonic() < deadline, "nobody waits"
-        time.sleep(0.01)
 
 
 def test_a_wish_that_is_removed_as_expired_can_be_renewed(database: Database, acme: Tenant) -> None:
