@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, select
 
+from ..locked_rows import lock_or_add
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
 from .figures import COUNTS, SUMS, FigureSums
@@ -106,8 +107,8 @@ def add(session: PlatformSession, server_id: str, moment: float, gathered: Gathe
                 )
                 session.add(_begin(sample))
             _add(sample, figures)
-    for (tenant_id, name), use in gathered.uses.items():
-        _add_use(session, tenant_id, name, use)
+    for key in sorted(gathered.uses):  # in one order: other servers add to the same rows
+        _add_use(session, *key, gathered.uses[key])
 
 
 def purge(session: PlatformSession, now: float) -> int:
@@ -248,11 +249,9 @@ def _merged(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int
 
 
 def _add_use(session: PlatformSession, tenant_id: str, name: str, use: UseSums) -> None:
-    row = session.get(AdapterUse, (tenant_id, name), with_for_update=True)
-    if row is None:
-        row = AdapterUse(tenant_id=tenant_id, adapter_name=name, latency_counts={})
-        row.last_used_at = use.last_used_at
-        session.add(row)
+    unused = AdapterUse(tenant_id=tenant_id, adapter_name=name, latency_counts={}, p95_ms=0.0)
+    unused.last_used_at = use.last_used_at
+    row = lock_or_add(session, unused)
     counts = _merged(row.latency_counts, use.latency_counts)
     while sum(counts.values()) > MAX_LATENCIES:
         counts = {bucket: half for bucket, count in counts.items() if (half := count // 2)}

@@ -11,6 +11,7 @@ from threading import Barrier
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import select
 
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters import uploads, wishes
@@ -29,6 +30,9 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
+from loraplex.platform.overview import service as overview
+from loraplex.platform.overview.models import AdapterUse
+from loraplex.platform.overview.service import Gathered, UseSums
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.sessions import UnitOfWork
 from loraplex.platform.tenants.models import Tenant
@@ -177,6 +181,26 @@ def test_a_servers_renewal_does_not_wait_for_requests_that_are_being_settled(
         assert threads.submit(renew).result(timeout=60) == 1, "that of the first"
         quotas.release(session, "first")
     assert renew() == 0
+
+
+def test_servers_that_note_the_use_of_the_same_adapters_lose_nothing(
+    database: Database, acme: Tenant
+) -> None:
+    names = [f"bot-{number}" for number in range(20)]
+
+    def note(number: int) -> None:
+        order = names[number:] + names[:number]
+        for _ in range(NUM_ROUNDS):
+            uses = {(acme.id, name): UseSums(NOON, {"1": 1}) for name in order}
+            with database.platform_transaction() as session:
+                overview.add(session, f"server-{number}", NOON.timestamp(), Gathered(uses=uses))
+
+    at_the_same_time(note)
+    with database.transaction(acme.id, read_only=True) as session:
+        counts = {
+            row.adapter_name: row.latency_counts for row in session.scalars(select(AdapterUse))
+        }
+    assert counts == {name: {"1": NUM_THREADS * NUM_ROUNDS} for name in names}
 
 
 def test_acknowledges_each_byte_of_an_upload_once(database: Database, acme: Tenant) -> None:
