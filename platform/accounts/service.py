@@ -197,10 +197,10 @@ class AccountService:
 
     def close(self, session: UnitOfWork, account_id: str) -> None:
         """Forget password, invitation and sessions: whose they were was disabled."""
-        self.end_all(session, account_id)
-        session.flush()
         account = repository.lock_account(session, Account.id == account_id)
-        if account is not None:
+        if account is not None:  # and from now on nobody signs in with it
+            self.end_all(session, account_id)
+            session.flush()
             session.delete(account)
 
     def purge(self, session: PlatformSession) -> int:

@@ -28,6 +28,7 @@ from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.users import service as users
+from support.databases import wait_until_one_is_blocked
 from support.identity import SettableClock, caller_of, peppers
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -255,6 +256,21 @@ def test_what_ends_which_sessions(
         return True
 
     assert [is_signed_in(token) for token in tokens] == remaining
+
+
+def test_whoever_signs_in_while_they_are_being_disabled_is_signed_out_again(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    with ThreadPoolExecutor(1) as threads:
+        with database.platform_transaction() as session:
+            token = accounts.open(session, holder).token.text
+            session.flush()
+            closing = threads.submit(close, accounts, database, [], holder)
+            wait_until_one_is_blocked(session)
+        closing.result()
+    with pytest.raises(SessionEnded):
+        who(database, accounts, token)
 
 
 def test_a_password_that_was_changed_meanwhile_lets_nobody_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,13 +33,12 @@ from loraplex.platform.overview import service as overview
 from loraplex.platform.overview.models import AdapterUse
 from loraplex.platform.overview.service import Gathered, UseSums
 from loraplex.platform.quotas import service as quotas
-from loraplex.platform.sessions import UnitOfWork
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.repository import Group, Residency, UsageQuery
 from loraplex.platform.usage.service import Usage
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
-from support.databases import empty_all_tables
+from support.databases import empty_all_tables, wait_until_one_is_blocked
 from support.limits import SERVER_ID, limit, make_demand
 from support.uploads import abandon_stale, make_upload
 
@@ -60,17 +58,6 @@ def at_the_same_time(work: Callable[[int], Result]) -> list[Result]:
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         return list(threads.map(run, range(NUM_THREADS)))
-
-
-def wait_until_one_is_blocked(session: UnitOfWork) -> None:
-    """Return when another transaction waits for this one; SQLite's wait before they begin."""
-    if session.get_bind().dialect.name == "sqlite":
-        return
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    deadline = time.monotonic() + 60
-    while session.connection().exec_driver_sql(waiting).scalar_one() == 0:
-        assert time.monotonic() < deadline, "nobody waits"
-        time.sleep(0.01)
 
 
 def test_gives_each_version_its_own_number(database: Database, acme: Tenant) -> None:

@@ -25,6 +25,7 @@ from sqlalchemy import create_engine, make_url
 
 from loraplex.platform.database import Database
 from loraplex.platform.models import Base
+from loraplex.platform.sessions import UnitOfWork
 from support.waiting import wait_for
 
 
@@ -95,6 +96,14 @@ def empty_all_tables(database: Database) -> None:
     with database.platform_transaction() as session:
         for table in reversed(Base.metadata.sorted_tables):
             session.execute(table.delete())
+
+
+def wait_until_one_is_blocked(session: UnitOfWork) -> None:
+    """Return when another transaction waits for this one; SQLite's wait before they begin."""
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        wait_for(lambda: connection.exec_driver_sql(waiting).scalar_one(), seconds=60)
 
 
 class RestartablePostgres:
