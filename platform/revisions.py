@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from alembic import command
 from alembic.config import Config
@@ -15,16 +16,20 @@ from .errors import RevisionMismatch
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
 """Beside this package, in a checkout and in an installed wheel."""
+_ALEMBIC = Lock()
+"""Alembic keeps what it migrates in a module, for all threads."""
 
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Migrate the database forward, in one transaction."""
-    command.upgrade(_config(url), revision)
+    with _ALEMBIC:
+        command.upgrade(_config(url), revision)
 
 
 def downgrade(url: str, revision: str) -> None:
     """Migrate the database back; `base` is before the first revision."""
-    command.downgrade(_config(url), revision)
+    with _ALEMBIC:
+        command.downgrade(_config(url), revision)
 
 
 def current_revision(connection: Connection) -> str | None:

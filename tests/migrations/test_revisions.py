@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from alembic import command
@@ -210,6 +212,20 @@ def test_upgrading_again_changes_nothing(database: Database, engine: Engine) -> 
     before = count_rows(engine)
     database.upgrade()
     assert count_rows(engine) == before
+
+
+def test_threads_upgrade_one_after_another(tmp_path: Path) -> None:
+    barrier = Barrier(4)
+
+    def upgrade(number: int) -> str | None:
+        database = Database(f"sqlite:///{tmp_path / str(number % 2)}.db")
+        barrier.wait()
+        database.upgrade()
+        database.close()
+        return database.current_revision()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(upgrade, range(4))) == {revisions.head_revision()}
 
 
 MIGRATOR = """

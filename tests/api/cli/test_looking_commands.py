@@ -94,7 +94,8 @@ def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
 def test_doctor_finds_a_sound_installation_sound(
     run: Run, server: ServerUnderTest, caller: Caller
 ) -> None:
-    found = ask(run, caller, "doctor", "--data-dir", str(server.settings.data_dir))
+    where = ("--data-dir", str(server.settings.data_dir))
+    found = ask(run, caller, "doctor", *where, "--database", server.settings.database_url)
     states = {finding["check"]: finding["state"] for finding in found}
     assert set(states.values()) == {"ok"}
     assert {"python", "torch", "data folder", "database", "store", "server", "key"} <= set(states)
