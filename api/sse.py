@@ -18,12 +18,17 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
 
+_LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
+"""That JSON leaves as they are. To this format they are none, but many readers split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
-    """One event; `payload` is JSON and so has no line breaks."""
+    """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
     named = b"" if name is None else f"event: {name}\n".encode()
+    if not payload.isascii():
+        for raw, escaped in _LINE_BREAKS.items():
+            payload = payload.replace(raw, escaped)
     return named + b"data: " + payload + b"\n\n"
 
 

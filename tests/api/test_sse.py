@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.types import Message
 
 from loraplex.api import sse
 from loraplex.api.disconnects import ClientDisconnected, unless_disconnected
 from loraplex.api.sse import DONE, PING, EventStream, sse_data
+
+BREAKS = [char for char in map(chr, range(0x110000)) if len(f"a{char}b".splitlines()) > 1]
+
+
+@pytest.mark.parametrize("char", BREAKS, ids=lambda char: f"U+{ord(char):04X}")
+def test_an_event_is_one_line_wherever_a_reader_splits(char: str) -> None:
+    said = {"text": f"\\{char}é\U0001f600{char}"}
+    data, end = sse_data(msgspec.json.encode(said)).decode().splitlines()
+    assert json.loads(data.removeprefix("data: ")) == said
+    assert end == ""
 
 
 class Connection:
