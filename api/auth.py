@@ -65,7 +65,7 @@ async def authenticate(
     """
     address = peer_address(request, runtime.settings.trusted_proxies)
     request.state.address = address
-    caller = await _caller(request, runtime)
+    caller = request.state.caller = await _caller(request, runtime)
     if isinstance(caller, Principal):
         if caller.networks is not None and not is_within(address, caller.networks):
             raise ApiError("address_not_allowed")

@@ -66,6 +66,7 @@ from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.quantization_contract import QuantizationContract, check_reference
 from .services.reconciliation import Reconciliation
+from .services.refusals import Refusals
 from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
@@ -94,6 +95,7 @@ class Runtime:
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
+    refusals: Refusals
     sign_in: SignIn
     memories: Memories
     overview: Overview
@@ -241,6 +243,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(sign_in.aclose)
         request_log = RequestLog(control_plane, metrics)
         stack.push_async_callback(request_log.close)
+        refusals = Refusals(control_plane)
+        stack.push_async_callback(refusals.close)
         started_at = int(time.time())
         await metering.recover()
         await admission.recover()
@@ -253,6 +257,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             await service.recover()
         reconciliation.start()
         request_log.start()
+        refusals.start()
         garbage.start()
         jobs.start()
         expiring_keys.start()
@@ -269,6 +274,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             reconciliation=reconciliation,
             idempotent_answers=idempotent_answers,
             request_log=request_log,
+            refusals=refusals,
             sign_in=sign_in,
             memories=memories,
             overview=overview,

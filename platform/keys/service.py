@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from ..audit.event import Party
 from ..base import utc_now
 from ..errors import (
     ApiKeyRevoked,
@@ -115,13 +116,13 @@ class ApiKeyService:
         is_right = is_text_of(found.key if found else None, token, self._peppers)
         if found is None or not is_right:
             raise InvalidApiKey
-        now = self._clock()
-        found.key.check_usable(now)
-        if found.user is not None and found.user.disabled_at is not None:
-            raise ApiKeyRevoked
-        if found.tenant.is_suspended:
-            raise TenantSuspended
-        return Authenticated(_principal(found), is_use_to_be_noted(found.key, self._peppers, now))
+        now, principal = self._clock(), _principal(found)
+        try:
+            _check_usable(found, now)
+        except (InvalidApiKey, TenantSuspended) as refusal:
+            refusal.refused = Party(principal.tenant_id, principal.actor)
+            raise
+        return Authenticated(principal, is_use_to_be_noted(found.key, self._peppers, now))
 
     def note_use(self, session: PlatformSession, text: str) -> None:
         """Write down that the key was used, and sign it under the present pepper."""
@@ -240,6 +241,14 @@ class ApiKeyService:
         session.add(key)
         session.flush()
         return IssuedKey(key, token.text)
+
+
+def _check_usable(found: KeyHolder, now: datetime) -> None:
+    found.key.check_usable(now)
+    if found.user is not None and found.user.disabled_at is not None:
+        raise ApiKeyRevoked
+    if found.tenant.is_suspended:
+        raise TenantSuspended
 
 
 def _principal(found: KeyHolder) -> Principal:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import IntegrityError
 
+from ..audit.event import Party
 from ..base import utc_now
 from ..errors import (
     ApiKeyRevoked,
@@ -157,14 +158,16 @@ class OperatorService:
         if found is None or not is_right:
             raise InvalidApiKey
         key, operator = found
+        principal = OperatorPrincipal(operator.id, operator.name, operator.role, key.expires_at)
         now = self._clock()
-        key.check_usable(now)
-        if operator.disabled_at is not None:
-            raise ApiKeyRevoked
-        return AuthenticatedOperator(
-            OperatorPrincipal(operator.id, operator.name, operator.role, key.expires_at),
-            is_use_to_be_noted(key, self._peppers, now),
-        )
+        try:
+            key.check_usable(now)
+            if operator.disabled_at is not None:
+                raise ApiKeyRevoked
+        except InvalidApiKey as refusal:
+            refusal.refused = Party(None, principal.actor)
+            raise
+        return AuthenticatedOperator(principal, is_use_to_be_noted(key, self._peppers, now))
 
     def note_use(self, session: PlatformSession, text: str) -> None:
         """Write down that the key was used, and sign it under the present pepper."""
