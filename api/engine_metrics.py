@@ -13,7 +13,10 @@ from ..engine.messages import EngineStats
 
 _GAUGES = {
     "num_running": ("requests_running", "Sequences in the batch."),
-    "num_waiting": ("requests_waiting", "Sequences that wait for room or for their adapter."),
+    "num_waiting": (
+        "requests_waiting",
+        "Sequences that wait for room, for their adapter or for their grammar.",
+    ),
     "num_swapped": ("sequences_swapped", "Waiting sequences whose KV is in host memory."),
     "num_free_kv_blocks": ("kv_blocks_free", "KV blocks that no request holds."),
     "kv_usage": (
