@@ -87,11 +87,12 @@ bench-mixed-step: ## what adapters add to a decode step of the engine, beside th
 bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
-docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings
+docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings, metrics
 	$(BIN)/python -m loraplex.api.openapi > docs/openapi.json
 	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
+	$(BIN)/python -m loraplex.api.metrics_reference > docs/metrics.md
 
 screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
 	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images

@@ -65,10 +65,10 @@ async def authenticate(
     """
     address = peer_address(request, runtime.settings.trusted_proxies)
     request.state.address = address
-    caller = await _caller(request, runtime)
+    caller = request.state.caller = await _caller(request, runtime)
+    if caller.networks is not None and not is_within(address, caller.networks):
+        raise ApiError("address_not_allowed")
     if isinstance(caller, Principal):
-        if caller.networks is not None and not is_within(address, caller.networks):
-            raise ApiError("address_not_allowed")
         request.state.tenant_id = caller.tenant_id
         request.state.key_id = caller.key_id
     return caller

@@ -9,7 +9,7 @@ import structlog
 
 from ..platform.accounts.service import AccountService
 from ..platform.accounts.tokens import SESSION_PREFIX
-from ..platform.audit.event import Changed, Origin
+from ..platform.audit.event import Changed, Event, Origin
 from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
 from ..platform.audit.verification import Verified
 from ..platform.database import Database
@@ -146,6 +146,19 @@ class ControlPlane:
         if tenant_id is None:
             return await self.change_platform(origin, change)
         return await self.change(tenant_id, origin, change)
+
+    async def note(self, tenant_id: str | None, origin: Origin, event: Event) -> None:
+        """Write an entry, of the platform's own if `tenant_id` is None, on what changed nothing."""
+
+        def run() -> None:
+            if tenant_id is None:
+                with self._database.platform_transaction() as session:
+                    self._audit_log.record_platform(session, origin, event)
+            else:
+                with self._database.transaction(tenant_id) as confined:
+                    self._audit_log.record(confined, origin, event)
+
+        await self._run(run)
 
     async def read_all_tenants(self, query: Callable[[PlatformSession], Result]) -> Result:
         """The query's result, on everybody's rows: for recovery after a start."""

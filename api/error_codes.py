@@ -221,6 +221,10 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "upload_elsewhere": ErrorCode(
         409, "The upload's bytes lie with another server: send it there, or declare it again."
     ),
+    "upload_lost": ErrorCode(
+        409,
+        "The server that had the upload's bytes did not come back to examine them; push again.",
+    ),
     "upload_conflict": ErrorCode(
         409, "The offset is not where the upload stands, or bytes are missing or too many."
     ),

@@ -141,11 +141,17 @@ def from_error_info(info: ErrorInfo) -> ApiError:
     return _published(info.code, info.message, None, info.retry_after_seconds)
 
 
+def answer_error(request: Request, error: Exception) -> Response:
+    """The answer for any layer's error; whom it refuses is left for the audit log."""
+    request.state.refused = getattr(error, "refused", None)
+    return error_response(request, as_api_error(error))
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every expected error with the envelope; the unexpected is the middleware's."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return error_response(request, as_api_error(error))
+        return answer_error(request, error)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -24,7 +24,7 @@ from ..platform.idempotency.service import IdempotentAnswers, KeyedRequest
 from ..platform.sessions import PlatformSession
 from .auth import authenticate, credential_id
 from .bodies import CONTROL_BODY_BYTES, read_body
-from .errors import ApiError, as_api_error, error_response
+from .errors import ApiError, answer_error
 from .runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class IdempotentRequests:
         try:
             keyed, body = await _read(request)
         except (ApiError, PlatformError) as exc:
-            await error_response(request, as_api_error(exc))(scope, receive, send)
+            await answer_error(request, exc)(scope, receive, send)
             return
         runtime: Runtime = request.app.state.runtime
         with runtime.idempotent_answers.running(keyed):
@@ -84,7 +84,7 @@ class IdempotentRequests:
         try:
             kept = await _change(request, lambda answers, session: answers.begin(session, keyed))
         except PlatformError as exc:
-            response = error_response(request, as_api_error(exc))
+            response = answer_error(request, exc)
             await response(request.scope, request.receive, send)
             return
         if kept is not None:

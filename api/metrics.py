@@ -1,17 +1,19 @@
 """What Prometheus sees. Labels are bounded: routes, statuses, codes, tiers, a few tenants; never
-adapters. `docs/metrics.md` lists everything.
+adapters. `docs/metrics.md` is printed from the texts given here and in the collectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
 from ..engine.tenant_service import TenantLabels
-from .engine_metrics import EngineCollector
+from .engine_metrics import EngineCollector, UtilizationCollector
 from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
 
@@ -22,6 +24,9 @@ _LATENCY_BUCKETS = (
 )
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+Own = TypeVar("Own", bound=MetricWrapperBase)
 
 
 class Metrics:
@@ -36,46 +41,71 @@ class Metrics:
         self._registry.register(EngineCollector(stats))
         self._registry.register(TierCollector(stats, fetcher_stats))
         self._registry.register(SpeculationCollector(stats))
+        self._registry.register(UtilizationCollector(stats))
+        self.own: list[MetricWrapperBase] = []
+        """What is counted here; the collectors have the rest."""
         self._tenants = TenantLabels()
         self._requests = self._counter(
-            "http_requests", "Requests answered.", ("method", "route", "status", "code")
+            "http_requests",
+            "Requests answered; `code` is that of the error.",
+            ("method", "route", "status", "code"),
         )
         self._request_seconds = self._histogram(
             "http_request_seconds", "From arrival to the last byte.", _LATENCY_BUCKETS, ("route",)
         )
         self.first_token_seconds = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS
+            "time_to_first_token_seconds",
+            "TTFT: from arrival to a sequence's first token.",
+            _LATENCY_BUCKETS,
         )
         self.token_gap_seconds = self._histogram(
-            "inter_token_latency_seconds", "Between the token events of a sequence.", _GAP_BUCKETS
+            "inter_token_latency_seconds",
+            "ITL: between the token events of a sequence; tokens that come together are one event.",
+            _GAP_BUCKETS,
         )
         self.output_token_seconds = self._histogram(
             "time_per_output_token_seconds",
-            "Mean time of a sequence's tokens behind the first.",
+            "TPOT: mean time of a sequence's tokens behind the first, each counted.",
             _GAP_BUCKETS,
         )
         self.end_to_end_seconds = self._histogram(
-            "end_to_end_seconds", "From arrival to a sequence's last token.", _LATENCY_BUCKETS
+            "end_to_end_seconds", "From arrival to a whole sequence's end.", _LATENCY_BUCKETS
         )
         self._queue_seconds = self._histogram(
-            "queue_seconds", "From arrival in the engine to the first step.", _LATENCY_BUCKETS
+            "queue_seconds",
+            "From arrival in the engine to the first step, the adapter's wait included.",
+            _LATENCY_BUCKETS,
         )
         self._adapter_wait_seconds = self._histogram(
-            "adapter_wait_seconds", "Time in which only the adapter was missing.", _LATENCY_BUCKETS
+            "adapter_wait_seconds",
+            "Part of that in which only the adapter was missing; requests with an adapter.",
+            _LATENCY_BUCKETS,
         )
         self._adapter_tier = self._counter(
-            "adapter_tier_hits", "Where a request found its adapter.", ("tier",)
+            "adapter_tier_hits",
+            "Where a request found its adapter: device, host, disk, store.",
+            ("tier",),
         )
-        self.sequences = self._counter("sequences", "Sequences ended.", ("finish_reason",))
+        self.sequences = self._counter(
+            "sequences",
+            "Sequences ended: stop, length, aborted, error.",
+            ("finish_reason",),
+        )
         self.request_log_dropped = self._counter(
-            "request_log_dropped", "Entries of the request log that were left out."
+            "request_log_dropped",
+            "Entries that the request log lacks, because the database was away or too much ended "
+            "at once.",
         )
-        self._tokens = self._counter("tokens", "Tokens metered.", ("tenant", "kind"))
-        self._keys_expiring = Gauge(
-            "loraplex_keys_expiring",
-            "Keys that end within seven days and have no successor.",
+        self._tokens = self._counter(
+            "tokens",
+            "Tokens metered, `prompt` and `completion`, by the tenant's slug.",
+            ("tenant", "kind"),
+        )
+        self._keys_expiring = self._gauge(
+            "keys_expiring",
+            "Keys of a `tenant` or `operator` that end within seven days and have no successor; "
+            "counted every five minutes.",
             ("kind",),
-            registry=self._registry,
         )
         self._prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
@@ -88,12 +118,14 @@ class Metrics:
         self, *, is_database_away: Callable[[], bool], num_unsettled: Callable[[], int]
     ) -> None:
         """Ask these whenever somebody looks."""
-        up = Gauge("loraplex_database_up", "The database answers.", registry=self._registry)
+        up = self._gauge(
+            "database_up",
+            "1 while the database answers; else generation goes by what was seen last.",
+        )
         up.set_function(lambda: float(not is_database_away()))
-        unsettled = Gauge(
-            "loraplex_usage_unsettled",
-            "Requests that ended and wait for the database, to be in the ledger.",
-            registry=self._registry,
+        unsettled = self._gauge(
+            "usage_unsettled",
+            "Requests that have ended and wait in the journal for the database.",
         )
         unsettled.set_function(lambda: float(num_unsettled()))
 
@@ -124,9 +156,19 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(f"loraplex_{name}", text, labels, registry=self._registry)
+        return self._add(Counter(f"loraplex_{name}", text, labels, registry=None))
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return self._add(Gauge(f"loraplex_{name}", text, labels, registry=None))
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
     ) -> Histogram:
-        return Histogram(f"loraplex_{name}", text, labels, buckets=buckets, registry=self._registry)
+        return self._add(
+            Histogram(f"loraplex_{name}", text, labels, buckets=buckets, registry=None)
+        )
+
+    def _add(self, metric: Own) -> Own:
+        self.own.append(metric)
+        self._registry.register(metric)
+        return metric

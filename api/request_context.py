@@ -16,15 +16,19 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..platform.audit.event import Party
+from ..platform.keys.principal import AnyPrincipal
 from .browser import STRICT_TRANSPORT, is_over_tls
 from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected
 from .errors import ApiError, error_response
 from .hosts import is_allowed, parse_hosts
 from .limit_headers import limit_headers
 from .metrics import Metrics
+from .peer_address import peer_address
 from .readiness import Readiness
 from .request_measures import RequestMeasures
 from .services.overview import Overview
+from .services.refusals import REFUSALS, Refusals, party_of
 from .services.request_log import GENERATING_ROUTES, RequestLog
 from .tracing import EndedRequest, Tracing
 
@@ -77,6 +81,7 @@ class _ObservedRequest:
         self.metrics: Metrics = runtime.metrics
         self.request_log: RequestLog = runtime.request_log
         self.overview: Overview = runtime.overview
+        self.refusals: Refusals = runtime.refusals
         self.tracing: Tracing | None = runtime.tracing
         self.readiness: Readiness = runtime.readiness
         self.hosts = parse_hosts(runtime.settings.allowed_hosts)
@@ -158,6 +163,8 @@ class _ObservedRequest:
                 seconds=seconds,
                 measures=self.measures,
             )
+        if code in REFUSALS:
+            self.note_refusal(method, route, code)
         log.info(
             "request_finished",
             request_id=self.state["request_id"],
@@ -183,6 +190,22 @@ class _ObservedRequest:
                     measures=self.measures,
                 )
             )
+
+    def note_refusal(self, method: str, route: str, code: str) -> None:
+        caller: AnyPrincipal | None = self.state.get("caller")
+        party: Party | None = self.state.get("refused")
+        if party is None and caller is not None:
+            party = party_of(caller)
+        if party is None:
+            return  # no key that there is, nor anybody's name
+        address = peer_address(Request(self.scope), self.trusted_proxies)
+        self.refusals.add(
+            party,
+            code=code,
+            resource=f"{method} {route}",
+            request_id=self.state["request_id"],
+            address=None if address is None else str(address),
+        )
 
 
 def _rounded(figures: Mapping[str, str | int | float]) -> dict[str, object]:

@@ -31,7 +31,7 @@ from ..engine.messages import EngineInfo
 from ..engine.token_journal import NUM_SLOTS, TokenJournal
 from ..engine.tokenizer import Tokenizer
 from ..platform.accounts import failures
-from ..platform.adapters import repository
+from ..platform.adapters import repository, upload_upkeep
 from ..platform.adapters.models import AdapterVersion
 from ..platform.adapters.registry import AdapterRef
 from ..platform.base import utc_now
@@ -58,6 +58,7 @@ from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
 from .services.leases import Leases
+from .services.lost_uploads import end_lost_uploads
 from .services.memories import Memories
 from .services.metering import Metering
 from .services.overview import Overview
@@ -66,6 +67,7 @@ from .services.probes import PROBE_TEXT, probe_prompts
 from .services.pushes import Pushes
 from .services.quantization_contract import QuantizationContract, check_reference
 from .services.reconciliation import Reconciliation
+from .services.refusals import Refusals
 from .services.request_log import RequestLog
 from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
@@ -94,6 +96,7 @@ class Runtime:
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
+    refusals: Refusals
     sign_in: SignIn
     memories: Memories
     overview: Overview
@@ -241,6 +244,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(sign_in.aclose)
         request_log = RequestLog(control_plane, metrics)
         stack.push_async_callback(request_log.close)
+        refusals = Refusals(control_plane)
+        stack.push_async_callback(refusals.close)
         started_at = int(time.time())
         await metering.recover()
         await admission.recover()
@@ -253,6 +258,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             await service.recover()
         reconciliation.start()
         request_log.start()
+        refusals.start()
         garbage.start()
         jobs.start()
         expiring_keys.start()
@@ -269,6 +275,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             reconciliation=reconciliation,
             idempotent_answers=idempotent_answers,
             request_log=request_log,
+            refusals=refusals,
             sign_in=sign_in,
             memories=memories,
             overview=overview,
@@ -315,6 +322,16 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         ):
             pass
 
+    async def purge_uploads() -> None:
+        before = utc_now() - timedelta(days=settings.upload_days)
+        while await control_plane.write_all_tenants(
+            lambda session: upload_upkeep.purge(session, before)
+        ):
+            pass
+
+    async def end_uploads() -> None:
+        await end_lost_uploads(control_plane)
+
     async def purge_answers() -> None:
         await control_plane.write_all_tenants(idempotency.purge)
 
@@ -330,6 +347,8 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
 
     return [
         Job(name="garbage", every=timedelta(days=1), run=garbage.collect_shared),
+        Job(name="lost-uploads", every=timedelta(minutes=5), run=end_uploads),
+        Job(name="closed-uploads", every=timedelta(hours=1), run=purge_uploads),
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
         Job(name="samples", every=timedelta(hours=1), run=purge_samples),

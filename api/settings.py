@@ -80,6 +80,8 @@ class Settings(BaseSettings):
     """A stream's reader that takes nothing for so long counts as gone."""
     request_log_days: int = Field(default=30, ge=1, le=3660)
     """How long the request log remembers a request."""
+    upload_days: int = Field(default=30, ge=1, le=3660)
+    """How long a closed upload can be asked for. What a version came from stays."""
     drain_seconds: float = Field(default=25.0, ge=0)
     """How long a server that is told to stop lets its requests finish."""
 

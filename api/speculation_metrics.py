@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ..engine.messages import EngineStats, SpeculationStats
 
 _COUNTERS = {
-    "num_drafts": ("speculation_drafts", "Drafts verified."),
+    "num_drafts": ("speculation_drafts", "Drafts verified: a request's guesses of one step."),
     "num_draft_tokens": ("speculation_draft_tokens", "Tokens guessed and verified."),
     "num_accepted_tokens": ("speculation_accepted_tokens", "Guesses that were right."),
     "seconds": ("speculation_proposing_seconds", "Time spent on guessing."),
@@ -43,12 +43,14 @@ def _of_adapters(entries: Iterable[SpeculationStats]) -> Iterator[Metric]:
         by_proposer[entry.proposer].append(entry)
     acceptance = GaugeMetricFamily(
         "loraplex_speculation_acceptance_ratio",
-        "Right first guesses of a draft, lately; mean over adapter versions.",
+        "How often the first token of a draft was right lately, mean over the adapter versions "
+        "used lately.",
         labels=("proposer",),
     )
     adapters = GaugeMetricFamily(
         "loraplex_speculation_adapters",
-        "Adapter versions, and the base, by whether guessing for them pays.",
+        "Adapter versions used lately, and the base, by whether guessing for them pays now: `on`, "
+        "`off`.",
         labels=("proposer", "state"),
     )
     for proposer, own in by_proposer.items():

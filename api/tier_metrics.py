@@ -19,23 +19,35 @@ from ..engine.messages import AdapterTierStats, EngineStats, SecondsHistogram
 
 _GAUGES = {
     "num_leases": ("adapter_leases", "Requests that hold a right to an adapter's place."),
-    "leased_bytes": ("adapter_leased_bytes", "Device bytes under such leases."),
-    "pinned_bytes": ("adapter_pinned_bytes", "Device bytes of adapters that are kept by a pin."),
+    "leased_bytes": (
+        "adapter_leased_bytes",
+        "Device bytes under leases: what cannot make room now.",
+    ),
+    "pinned_bytes": ("adapter_pinned_bytes", "Device bytes of adapters kept by a pin."),
     "fragmentation": (
         "adapter_arena_fragmentation_ratio",
         "Part of the arena's free bytes outside of its largest free run.",
     ),
 }
 _COUNTERS = {
-    "num_leases_reaped": ("adapter_leases_reaped", "Leases without a request: each is a defect."),
-    "num_moves": ("adapter_moves", "Adapters moved so that the arena's free runs join."),
+    "num_leases_reaped": (
+        "adapter_leases_reaped",
+        "Leases whose request was gone: each is a defect, alert on it.",
+    ),
+    "num_moves": (
+        "adapter_moves",
+        "Adapters moved within the arena so that free runs join.",
+    ),
     "moved_bytes": ("adapter_moved_bytes", "Bytes of those moves."),
 }
 _DISK_COUNTERS = {
     "num_hits": ("disk_cache_hits", "Blocks that were on the local disk."),
     "num_misses": ("disk_cache_misses", "Blocks that had to come from the store."),
-    "num_evictions": ("disk_cache_evictions", "Blocks dropped from the local disk."),
-    "num_corrupt": ("disk_cache_corrupt", "Local files that had lost their content."),
+    "num_evictions": ("disk_cache_evictions", "Blocks dropped from the local disk for others."),
+    "num_corrupt": (
+        "disk_cache_corrupt",
+        "Local files that had lost their content, found before use.",
+    ),
 }
 
 
@@ -56,12 +68,16 @@ class TierCollector(Collector):
             yield from _engine_families(engine.adapter_tiers)
         yield _by_label(
             GaugeMetricFamily(
-                "loraplex_adapter_tier_bytes", "Bytes of adapters by tier.", labels=("tier",)
+                "loraplex_adapter_tier_bytes",
+                "Bytes of adapters on disk, in host memory and on the device.",
+                labels=("tier",),
             ),
             {tier.value: num_bytes for tier, num_bytes in held.items()},
         )
         yield CounterMetricFamily(
-            "loraplex_fetcher_restarts", "Fetcher processes that died.", fetcher.num_restarts
+            "loraplex_fetcher_restarts",
+            "Fetcher processes that died and were started again.",
+            fetcher.num_restarts,
         )
         for name, (metric, text) in _DISK_COUNTERS.items():
             yield CounterMetricFamily(f"loraplex_{metric}", text, getattr(fetcher.disk, name))
@@ -74,12 +90,17 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"loraplex_{metric}", text, getattr(tiers, name))
     yield _by_label(
         CounterMetricFamily(
-            "loraplex_adapter_evictions", "Adapters that left the device.", labels=("reason",)
+            "loraplex_adapter_evictions",
+            "Adapters that left the device, by why.",
+            labels=("reason",),
         ),
         tiers.evictions,
     )
     loads = HistogramMetricFamily(
-        "loraplex_adapter_load_seconds", "Stages of adapters' loads.", labels=("stage",)
+        "loraplex_adapter_load_seconds",
+        "Loads by stage: `fetch` (store or disk, to a verified file), `read` (into host memory), "
+        "`wait` (for room on the device), `copy`.",
+        labels=("stage",),
     )
     for stage, histogram in tiers.load_seconds.items():
         loads.add_metric([stage], _buckets(histogram), histogram.sum)

@@ -215,7 +215,6 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._residency.has_pending_work
-        pending = pending or self._grammars.has_pending
         return pending or bool(self._outbox) or self._has_events
 
     @property
@@ -241,7 +240,7 @@ class EngineCore:
             case Submit(submitted):
                 self._submit(submitted)
             case Abort(request_id):
-                if request := self._get(request_id):
+                if request := self._scheduler.get(request_id):
                     self._finish(request, FinishReason.ABORTED)
             case AdapterFetched(key, path, tier):
                 self._residency.fetched(key, path, tier)
@@ -257,10 +256,7 @@ class EngineCore:
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
             case ListRequests():
-                listed = list_requests(
-                    message, self._scheduler, self._clock(), compiling=self._grammars.waiting()
-                )
-                self._outbox.append(listed)
+                self._outbox.append(list_requests(message, self._scheduler, self._clock()))
             case MapMemory(number):
                 mapped = map_memory(
                     number,
@@ -268,7 +264,6 @@ class EngineCore:
                     self._scheduler,
                     self._kv,
                     kv_block_bytes=self._kv_block_bytes,
-                    compiling=self._grammars.waiting(),
                 )
                 self._outbox.append(mapped)
             case _:
@@ -279,7 +274,10 @@ class EngineCore:
         self._residency.poll()
         self._reap_if_due()
         for request, error in self._grammars.poll():
-            self._queue(request, error)
+            if error is None:
+                self._scheduler.release(request)
+            else:
+                self._finish(request, FinishReason.ERROR, error)
         self._outbox += [AdapterEvicted(*answer) for answer in self._drains.poll()]
         batch, started, failed = self._scheduler.schedule()
         self._events.started.extend(started)
@@ -321,7 +319,7 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def _submit(self, submitted: GenerationRequest) -> None:
-        if self._get(submitted.request_id):
+        if self._scheduler.get(submitted.request_id):
             # An end event under this id would end the first request's stream.
             logger.error("request id %s is in use", submitted.request_id)
             return
@@ -340,28 +338,14 @@ class EngineCore:
             _check_token_ids(submitted, self.info.vocab_size)
             _check_reading(submitted)
             self._speculation.check(submitted.speculation)
-            if submitted.sampling.grammar is not None:
-                self._grammars.prepare(request)
-                return
-        except EngineError as exc:
-            self._announce_end(request, FinishReason.ERROR, exc)
-            return
-        self._queue(request)
-
-    def _queue(self, request: Request, error: EngineError | None = None) -> None:
-        """Let the scheduler have the request, unless it has failed."""
-        try:
-            if error is not None:
-                raise error
-            if request.submitted.adapter in self._drains:
+            if adapter in self._drains:
                 raise AdapterDeleted
-            self._scheduler.add(request)
+            has_grammar = submitted.sampling.grammar is not None
+            self._scheduler.add(request, is_held=has_grammar)
+            if has_grammar:
+                self._grammars.prepare(request)
         except EngineError as exc:
-            self._announce_end(request, FinishReason.ERROR, exc)
-
-    def _get(self, request_id: str) -> Request | None:
-        """The request, if it has not ended."""
-        return self._scheduler.get(request_id) or self._grammars.get(request_id)
+            self._finish(request, FinishReason.ERROR, exc)
 
     def _finish(
         self,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency
 from .kv_blocks import KvBlocks
 from .messages import ExtentUse, HostUse, KvUse, LineUse, MemoryMap
-from .request import Request
 from .scheduler import Scheduler
 
 
@@ -20,13 +19,8 @@ def map_memory(
     kv: KvBlocks,
     *,
     kv_block_bytes: Sequence[int],
-    compiling: Collection[Request] = (),
 ) -> MemoryMap:
-    """The answer to MapMemory.
-
-    `kv_block_bytes`: of each KV group. `compiling`: who waits outside of the scheduler for its
-    grammar.
-    """
+    """The answer to MapMemory; `kv_block_bytes` are those of each KV group."""
     group = kv.fullest_group
     pool = kv.pool_use(group)
     figures = residency.figures()
@@ -41,19 +35,17 @@ def map_memory(
             num_cached=pool.num_cached,
             num_used=pool.num_usable - pool.num_free,
         ),
-        lines=_lines(scheduler, kv, group, compiling),
+        lines=_lines(scheduler, kv, group),
         free_bytes=figures.free_bytes,
         largest_free_bytes=figures.largest_free_bytes,
         host_used_bytes=figures.host_bytes,
     )
 
 
-def _lines(
-    scheduler: Scheduler, kv: KvBlocks, group: int, compiling: Collection[Request]
-) -> list[LineUse]:
+def _lines(scheduler: Scheduler, kv: KvBlocks, group: int) -> list[LineUse]:
     """What each tenant's requests for each adapter hold, in the order of the first of them."""
     uses: dict[tuple[str, AdapterKey | None], tuple[int, int, int]] = {}
-    for request in (*scheduler.requests(), *compiling):
+    for request in scheduler.requests():
         line = (request.tenant_id, request.line)
         num_running, num_waiting, num_blocks = uses.get(line, (0, 0, 0))
         if scheduler.is_running(request):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from heapq import nsmallest
 
 from ..adapters.residency import Tier
@@ -20,15 +20,10 @@ REASONS: Mapping[str, str] = {
 """What a request may wait for, by its code."""
 
 
-def list_requests(
-    asked: ListRequests, scheduler: Scheduler, now: float, *, compiling: Collection[Request] = ()
-) -> RequestList:
-    """The answer to ListRequests; `now` by the scheduler's clock. `compiling`: who does not have a
-    compiled grammar yet, and waits outside of the scheduler for it."""
+def list_requests(asked: ListRequests, scheduler: Scheduler, now: float) -> RequestList:
+    """The answer to ListRequests; `now` by the scheduler's clock."""
     found = [
-        request
-        for request in (*scheduler.requests(), *compiling)
-        if asked.tenant_id in (None, request.tenant_id)
+        request for request in scheduler.requests() if asked.tenant_id in (None, request.tenant_id)
     ]
     oldest = nsmallest(asked.limit, found, key=lambda request: request.arrival_time)
     states = [_state(request, scheduler, now) for request in oldest]

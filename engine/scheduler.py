@@ -10,7 +10,7 @@ Torch-free; takes its clock and everything it decides over as arguments.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -107,6 +107,8 @@ class Scheduler:
         self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
         self._groups = Groups(self._running)
         self._deadlines = Deadlines()
+        self._held: dict[Request, None] = {}
+        self._num_held: Counter[str] = Counter()
         self._backlog = Backlog(costs)
         self._preemption = Preemption(
             running=self._running,
@@ -129,7 +131,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._held)
 
     @property
     def num_running(self) -> int:
@@ -189,8 +191,8 @@ class Scheduler:
 
     # --- the life of a request ------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def add(self, request: Request, *, is_held: bool = False) -> None:
+        """Queue a request; one that is held counts as waiting, and runs once it is released.
 
         Raises PromptTooLong if it could not even run alone, DeadlineExceeded if it comes too late,
         TenantQueueFull or Overloaded if it could not run in time.
@@ -202,13 +204,18 @@ class Scheduler:
         assert request.request_id not in self._requests, "request ids are unique"
         request.kv = self._kv.new_sequence()
         self._requests[request.request_id] = request
-        self._waiting.add(request)
-        self._shares.enter(request)
         self._backlog.enter(request)
-        self._groups.add(request)
         self._deadlines.add(request)
-        if request.line:
-            self._residency.request(request.line)
+        if is_held:
+            self._held[request] = None
+            self._num_held[request.tenant_id] += 1
+        else:
+            self._offer(request)
+
+    def release(self, request: Request) -> None:
+        """What the request was held for is there: it waits for its turn like any other."""
+        self._drop_hold(request)
+        self._offer(request)
 
     def finish(self, request: Request) -> None:
         """Let go of a request in whatever state it is; no step may name it any more.
@@ -218,13 +225,11 @@ class Scheduler:
         if self._requests.get(request.request_id) is not request:
             return
         del self._requests[request.request_id]
-        self._groups.remove(request)
         self._deadlines.remove(request)
-        self._shares.leave(request)
-        if request in self._running:
-            self._running.stop(request)
+        if request in self._held:
+            self._drop_hold(request)
         else:
-            self._waiting.remove(request)
+            self._withdraw(request)
         if request.started:
             self._backlog.learn_output(request.num_generated_tokens)
         else:
@@ -281,6 +286,28 @@ class Scheduler:
         if num_bytes and swap_seconds > 0:
             self._costs.observe_swap(num_bytes, swap_seconds)
 
+    def _offer(self, request: Request) -> None:
+        """From here on a step may take the request."""
+        self._waiting.add(request)
+        self._shares.enter(request)
+        self._groups.add(request)
+        if request.line:
+            self._residency.request(request.line)
+
+    def _withdraw(self, request: Request) -> None:
+        self._groups.remove(request)
+        self._shares.leave(request)
+        if request in self._running:
+            self._running.stop(request)
+        else:
+            self._waiting.remove(request)
+
+    def _drop_hold(self, request: Request) -> None:
+        del self._held[request]
+        self._num_held[request.tenant_id] -= 1
+        if not self._num_held[request.tenant_id]:
+            del self._num_held[request.tenant_id]
+
     # --- refusals -------------------------------------------------------------------------------
 
     def _check_fits(self, request: Request) -> None:
@@ -297,9 +324,10 @@ class Scheduler:
         is_full = self._room.is_short or self._running.is_full
         wait = self._backlog.wait_seconds(request, self._last_shape, is_full=is_full)
         later = max(wait, MIN_RETRY_SECONDS)
-        if self._waiting.num_of(request.tenant_id) >= self.limits.max_queued_per_tenant:
+        num_own = self._waiting.num_of(request.tenant_id) + self._num_held[request.tenant_id]
+        if num_own >= self.limits.max_queued_per_tenant:
             raise TenantQueueFull(retry_after_seconds=later)
-        if len(self._waiting) >= self.limits.max_queued:
+        if self.num_waiting >= self.limits.max_queued:
             raise Overloaded(retry_after_seconds=later)
         deadline = request.submitted.deadline_seconds
         if deadline is not None and wait > deadline:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from .audit.event import Party
     from .quotas.standing import Standing
 
 
@@ -15,6 +16,8 @@ class PlatformError(Exception):
     """The control plane could not do this."""
 
     code: ClassVar[str] = "platform_error"
+    refused: Party | None = None
+    """Whom it refuses, for the audit log: whose key is right, or whose account was named."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)

@@ -11,7 +11,7 @@ from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-COLUMNS = ["id", "name", "created_at", "expires_at", "revoked_at", "last_used_at"]
+COLUMNS = ["id", "name", "created_at", "expires_at", "revoked_at", "last_used_at", "networks"]
 
 Operator = Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator's name.")]
 
@@ -21,10 +21,16 @@ def create(
     operator: Operator,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     expires_in_days: Annotated[int, typer.Option(min=1, max=3650)] = 90,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CIDR", help="Where it may be used from; may be repeated.", show_default="any"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Issue a key and print it: this once, and never again."""
-    body = {"name": name, "expires_in_days": expires_in_days}
+    body = {"name": name, "expires_in_days": expires_in_days, "networks": network or None}
     with open_client() as client:
         issued = client.admin.post(api_path("operators", operator, "keys"), body)
     if as_json:

@@ -56,6 +56,7 @@ def operator_key_view(key: OperatorKey) -> OperatorKeyView:
         expires_at=key.expires_at,
         revoked_at=key.revoked_at,
         last_used_at=key.last_used_at,
+        networks=key.networks,
     )
 
 
@@ -104,6 +105,7 @@ def invitation_view(issued: IssuedInvitation, base_url: str) -> InvitationView:
 
 def me_view(caller: AnyPrincipal) -> MeView:
     actor = ActorView(caller.actor.kind, caller.actor.id, caller.actor.name)
+    networks = None if caller.networks is None else [str(net) for net in caller.networks]
     if isinstance(caller, OperatorPrincipal):
         return MeView(
             actor=actor,
@@ -111,7 +113,7 @@ def me_view(caller: AnyPrincipal) -> MeView:
             operator_role=caller.role,
             scopes=sorted(caller.role.scopes),
             adapters=None,
-            networks=None,
+            networks=networks,
             key=None,
             expires_at=caller.expires_at,
         )
@@ -121,7 +123,7 @@ def me_view(caller: AnyPrincipal) -> MeView:
         operator_role=caller.operator_role,
         scopes=sorted(caller.scopes),
         adapters=None if caller.adapters is None else sorted(caller.adapters),
-        networks=None if caller.networks is None else [str(net) for net in caller.networks],
+        networks=networks,
         key=caller.key_id,
         expires_at=caller.expires_at,
     )

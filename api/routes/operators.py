@@ -159,7 +159,9 @@ async def invite_operator(
 
 
 @router.post("/{name}/keys")
-@answers(IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict"))
+@answers(
+    IssuedOperatorKeyView, 201, errors=("operator_not_found", "state_conflict", "grant_too_wide")
+)
 async def create_operator_key(
     request: Request,
     runtime: CurrentRuntime,
@@ -178,8 +180,21 @@ async def create_operator_key(
 
     def issue(session: PlatformSession) -> Changed[IssuedOperatorKeyView]:
         holder = service.get(session, name)
-        issued = service.issue_key(session, holder, name=body.name, lifetime=lifetime)
-        details = {"key": issued.key.id, "name": issued.key.name, "expires_in_days": days}
+        issued = service.issue_key(
+            session,
+            holder,
+            name=body.name,
+            lifetime=lifetime,
+            networks=body.networks,
+            issuer=operator,
+        )
+        key = issued.key
+        details = {
+            "key": key.id,
+            "name": key.name,
+            "expires_in_days": days,
+            "networks": key.networks,
+        }
         event = Event("operator.key.create", holder.name, details)
         return Changed(issued_operator_key_view(issued), event)
 

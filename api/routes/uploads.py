@@ -122,6 +122,7 @@ async def put_content(
         "upload_not_found",
         "upload_conflict",
         "upload_elsewhere",
+        "upload_lost",
         "state_conflict",
         "digest_mismatch",
         "quota_exceeded",

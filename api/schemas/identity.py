@@ -27,6 +27,7 @@ DEFAULT_OPERATOR_KEY_DAYS = 90
 KeyName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_KEY_NAME_LENGTH)]
 DisplayName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_DISPLAY_NAME_LENGTH)]
 Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
+Networks = Annotated[list[str], Field(min_length=1, max_length=MAX_NETWORKS_PER_KEY)]
 LifetimeDays = Annotated[int, Field(ge=1, le=MAX_LIFETIME_DAYS)]
 
 
@@ -105,6 +106,8 @@ class OperatorKeyBody(RequestModel):
     name: KeyName = "default"
     expires_in_days: LifetimeDays | None = DEFAULT_OPERATOR_KEY_DAYS
     """Null: never."""
+    networks: Networks | None = None
+    """From which it may be used, in CIDR notation; null: any."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"name": "laptop", "expires_in_days": 30},)
 
@@ -117,6 +120,8 @@ class OperatorKeyView(msgspec.Struct, frozen=True):
     revoked_at: datetime | None
     last_used_at: datetime | None
     """To the hour."""
+    networks: list[str] | None = None
+    """From which it may be used; null: any."""
     object: Literal["operator.key"] = "operator.key"
 
 
@@ -172,9 +177,7 @@ class KeyBody(RequestModel):
         None
     )
     """The only ones that are there for the key, by name; null: all, and the base model."""
-    networks: Annotated[list[str], Field(min_length=1, max_length=MAX_NETWORKS_PER_KEY)] | None = (
-        None
-    )
+    networks: Networks | None = None
     """From which it may be used, in CIDR notation; null: any."""
     expires_in_days: LifetimeDays | None = None
     """Null: never."""

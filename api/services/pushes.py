@@ -27,7 +27,7 @@ from ...platform.adapters.service import NewVersion
 from ...platform.adapters.states import UploadState, VersionState
 from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event, Origin
-from ...platform.errors import QuotaExceeded, UploadConflict, UploadElsewhere
+from ...platform.errors import InvalidTransition, QuotaExceeded, UploadConflict, UploadElsewhere
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
@@ -227,6 +227,13 @@ class Pushes:
         upload = await self.get(upload.tenant_id, upload.id)
         if upload.state is not UploadState.VALIDATING:
             return await self._outcome(upload)  # another examination has ended meanwhile
+        try:
+            return await self._make_version(upload, origin)
+        except InvalidTransition:  # given up for lost meanwhile: this server was away
+            self._staging.discard(upload.id)
+            return await self._outcome(await self.get(upload.tenant_id, upload.id))
+
+    async def _make_version(self, upload: Upload, origin: Origin) -> Pushed:
         try:
             report = await self._examiners.run(self._examine, upload)
             failpoint("pushes.examined")

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from ...platform.accounts import failures
 from ...platform.accounts.passwords import Passwords
 from ...platform.accounts.repository import Holder
-from ...platform.accounts.service import OpenedSession, actor_of
+from ...platform.accounts.service import OpenedSession, actor_of, party_of
 from ...platform.audit.event import Changed, Event, Origin
 from ...platform.base import utc_now
 from ...platform.errors import SignInFailed, SignInLocked
@@ -61,11 +61,17 @@ class SignIn:
         """
         accounts = self._control_plane.accounts
         subjects = self._subjects.of(name, tenant_slug, address)
-        async with self._attempt(subjects):
-            holder = await self._control_plane.read_all_tenants(
-                lambda session: accounts.find_account(session, name, tenant_slug)
-            )
-            await self._check(password, holder, subjects)
+
+        def find(session: PlatformSession) -> Holder | None:
+            return accounts.find_account(session, name, tenant_slug)
+
+        try:
+            async with self._attempt(subjects):
+                holder = await self._control_plane.read_all_tenants(find)
+                await self._check(password, holder, subjects)
+        except (SignInFailed, SignInLocked) as refusal:
+            refusal.refused = party_of(await self._control_plane.read_all_tenants(find))
+            raise
         assert holder is not None, "nobody's password is right"
 
         def sign_in(session: UnitOfWork) -> Changed[OpenedSession]:

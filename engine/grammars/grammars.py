@@ -42,7 +42,7 @@ class _Pending(NamedTuple):
 
 
 class Grammars:
-    """Requests with a grammar wait here, beside the queue, until it is compiled."""
+    """Requests whose grammar is being compiled; the scheduler holds them meanwhile."""
 
     def __init__(self, backend: Backend | None, *, cache_bytes: int = CACHE_BYTES) -> None:
         """`backend`: None where grammars are not served."""
@@ -69,15 +69,6 @@ class Grammars:
             compiled = self._compilations.submit(key)
             self._cache.put(key, compiled)
         self._pending[request.request_id] = _Pending(request, compiled)
-
-    def get(self, request_id: str) -> Request | None:
-        """The request, if it waits for its grammar."""
-        entry = self._pending.get(request_id)
-        return entry.request if entry else None
-
-    def waiting(self) -> list[Request]:
-        """The requests that wait for their grammars."""
-        return [entry.request for entry in self._pending.values()]
 
     def poll(self) -> Iterator[tuple[Request, EngineError | None]]:
         """The requests that wait no longer: with a matcher, or with the error that ends them."""

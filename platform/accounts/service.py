@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from ..audit.event import UNKNOWN, Party
 from ..base import utc_now
 from ..errors import (
     InvalidTransition,
@@ -260,6 +261,13 @@ def actor_of(holder: Holder) -> Actor:
     return Actor(ActorKind.USER, holder.user.id, holder.user.email)
 
 
+def party_of(holder: Holder | None) -> Party:
+    """Who stands in the log when this account, or none that there is, was named and refused."""
+    if holder is None:
+        return UNKNOWN
+    return Party(None if holder.tenant is None else holder.tenant.id, actor_of(holder))
+
+
 def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
     person = holder.operator or holder.user
     assert person is not None, "an account is an operator's or a user's"
@@ -285,4 +293,6 @@ def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
 
 def _check_tenant(holder: Holder) -> None:
     if holder.tenant is not None and holder.tenant.is_suspended:
-        raise TenantSuspended
+        refusal = TenantSuspended()
+        refusal.refused = party_of(holder)
+        raise refusal

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ..base import JsonObject
-from ..keys.principal import SYSTEM, Actor
+from ..keys.principal import SYSTEM, Actor, ActorKind
 
 Result = TypeVar("Result")
 
@@ -21,6 +21,18 @@ class Origin:
 
 
 BY_SYSTEM = Origin(SYSTEM)
+
+
+class Party(NamedTuple):
+    """Somebody, and in whose chain stands what they were refused."""
+
+    tenant_id: str | None
+    """None: in the platform's."""
+    actor: Actor
+
+
+UNKNOWN = Party(None, Actor(ActorKind.USER, "unknown", "unknown"))
+"""Who named an account that there is not: what was typed may be anything, a password too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from sqlalchemy import JSON, ForeignKeyConstraint, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, TenantOwned
-from ..networks import Network, parse_networks
 from .principal import Grant, Scope
 from .stored_key import StoredKey
 from .token import KEY_ID_LENGTH
@@ -29,8 +28,6 @@ class ApiKey(StoredKey, TenantOwned, Base):
     """Whose it is: it may do no more than its user; None: a machine's."""
     adapters: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """The names of the adapters it is restricted to; None: all, and the base model."""
-    networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """The networks (CIDR) it may come from; None: any."""
     successor_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
     """The key that replaces it; `expires_at` is then the end of the overlap."""
     created_by: Mapped[str | None] = mapped_column(String(MAX_ACTOR_LENGTH))
@@ -42,9 +39,6 @@ class ApiKey(StoredKey, TenantOwned, Base):
         return Grant(
             scopes=frozenset(map(Scope, self.scopes)),
             adapters=None if self.adapters is None else frozenset(self.adapters),
-            networks=self._networks,
+            networks=self.allowed_networks,
+            expires_at=self.expires_at,
         )
-
-    @property
-    def _networks(self) -> tuple[Network, ...] | None:
-        return None if self.networks is None else parse_networks(self.networks)

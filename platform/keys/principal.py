@@ -99,16 +99,18 @@ SYSTEM = Actor(ActorKind.SYSTEM, "system", "system")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What somebody may do in a tenant, with which adapters, and from where."""
+    """What somebody may do in a tenant, with which adapters, from where, and until when."""
 
     scopes: frozenset[Scope]
     adapters: frozenset[str] | None = None
     """By name; None: all, and the base model."""
     networks: tuple[Network, ...] | None = None
     """None: any."""
+    expires_at: datetime | None = None
+    """None: for ever."""
 
     def excess(self, other: Grant) -> str | None:
-        """In what the other goes beyond this: `scopes`, `adapters` or `networks`; None: in nothing.
+        """In which of its fields the other goes beyond this; None: in nothing.
 
         Nobody gives away, or gets hold of, more than they have.
         """
@@ -118,6 +120,8 @@ class Grant:
             return "adapters"
         if not self._covers_networks(other.networks):
             return "networks"
+        if not self._covers_end(other.expires_at):
+            return "expires_at"
         return None
 
     def covers_adapters(self, adapters: frozenset[str] | None) -> bool:
@@ -129,6 +133,11 @@ class Grant:
             return True
         own = self.networks
         return networks is not None and all(is_covered(network, own) for network in networks)
+
+    def _covers_end(self, expires_at: datetime | None) -> bool:
+        if self.expires_at is None:
+            return True
+        return expires_at is not None and expires_at <= self.expires_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +181,14 @@ class Principal:
 
     @property
     def grant(self) -> Grant:
-        """What the caller has, and may give away."""
-        return Grant(self.scopes, self.adapters, self.networks)
+        """What the caller has, and may give away.
+
+        Of an operator, and of whoever is signed in, what its role allows: where and until when
+        they may call this time bounds no key of the tenant's.
+        """
+        if self.key_id is None:
+            return Grant(self.scopes, self.adapters)
+        return Grant(self.scopes, self.adapters, self.networks, self.expires_at)
 
     def can(self, scope: Scope) -> bool:
         """The caller may do this."""
@@ -195,6 +210,8 @@ class OperatorPrincipal:
     """When the key ends; None: never."""
     signed_in: SignedIn | None = None
     """None: it calls with a key."""
+    networks: tuple[Network, ...] | None = None
+    """From which the key may be used; None: any."""
 
     @property
     def actor(self) -> Actor:
@@ -209,6 +226,7 @@ class OperatorPrincipal:
             actor=self.actor,
             scopes=self.role.scopes,
             key_id=None,
+            networks=self.networks,
             expires_at=self.expires_at,
             tenant_weight=tenant_weight,
             operator_role=self.role,

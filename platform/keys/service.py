@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from ..audit.event import Party
 from ..base import utc_now
 from ..errors import (
     ApiKeyRevoked,
@@ -19,7 +20,6 @@ from ..errors import (
 )
 from ..keyring import Keyring
 from ..names import check_adapter_name
-from ..networks import parse_networks
 from ..quotas import service as quotas
 from ..quotas.service import Resource
 from ..sessions import PlatformSession, TenantSession
@@ -39,6 +39,7 @@ from .repository import KeyHolder
 from .stored_key import (
     LAST_USED_GRANULARITY,
     check_key_name,
+    check_networks,
     is_text_of,
     is_use_to_be_noted,
     note_use,
@@ -88,7 +89,7 @@ class ApiKeyService:
         Raises InvalidValue, UserNotFound, QuotaExceeded, or GrantTooWide for more than the issuer
         or the key's user has.
         """
-        wanted = _check_grant(scopes, adapters, networks)
+        wanted = _check_grant(scopes, adapters, networks, expires_at)
         if issuer is not None:
             _check_covered(issuer.grant, wanted, by="your key")
         if user_id is not None:
@@ -100,7 +101,6 @@ class ApiKeyService:
             name=check_key_name(name),
             grant=wanted,
             user_id=user_id,
-            expires_at=expires_at,
             created_by=SYSTEM if issuer is None else issuer.actor,
         )
 
@@ -115,13 +115,13 @@ class ApiKeyService:
         is_right = is_text_of(found.key if found else None, token, self._peppers)
         if found is None or not is_right:
             raise InvalidApiKey
-        now = self._clock()
-        found.key.check_usable(now)
-        if found.user is not None and found.user.disabled_at is not None:
-            raise ApiKeyRevoked
-        if found.tenant.is_suspended:
-            raise TenantSuspended
-        return Authenticated(_principal(found), is_use_to_be_noted(found.key, self._peppers, now))
+        now, principal = self._clock(), _principal(found)
+        try:
+            _check_usable(found, now)
+        except (InvalidApiKey, TenantSuspended) as refusal:
+            refusal.refused = Party(principal.tenant_id, principal.actor)
+            raise
+        return Authenticated(principal, is_use_to_be_noted(found.key, self._peppers, now))
 
     def note_use(self, session: PlatformSession, text: str) -> None:
         """Write down that the key was used, and sign it under the present pepper."""
@@ -182,15 +182,20 @@ class ApiKeyService:
         key.check_rotatable(now)
         if key.successor_id is not None:
             raise InvalidTransition("rotated", "rotated")
-        _check_covered(issuer.grant, key.grant, by="your key")
+        successor = replace(
+            key.grant, expires_at=None if key.expires_at is None else now + _lifetime(key)
+        )
+        # A key may go on as its own successor: rotating is how it does not just end.
+        is_own = key.id == issuer.key_id
+        own = replace(issuer.grant, expires_at=None) if is_own else issuer.grant
+        _check_covered(own, successor, by="your key")
         if overlap:
             quotas.check_room_for_successor(session)
         issued = self._add(
             session,
             name=key.name,
-            grant=key.grant,
+            grant=successor,
             user_id=key.user_id,
-            expires_at=None if key.expires_at is None else now + _lifetime(key),
             created_by=issuer.actor,
         )
         key.successor_id = issued.key.id
@@ -221,7 +226,6 @@ class ApiKeyService:
         name: str,
         grant: Grant,
         user_id: str | None,
-        expires_at: datetime | None,
         created_by: Actor,
     ) -> IssuedKey:
         token = make_token()
@@ -232,7 +236,7 @@ class ApiKeyService:
             adapters=None if grant.adapters is None else sorted(grant.adapters),
             networks=None if grant.networks is None else [str(net) for net in grant.networks],
             user_id=user_id,
-            expires_at=expires_at,
+            expires_at=grant.expires_at,
             created_at=self._clock(),
             created_by=str(created_by),
         )
@@ -240,6 +244,14 @@ class ApiKeyService:
         session.add(key)
         session.flush()
         return IssuedKey(key, token.text)
+
+
+def _check_usable(found: KeyHolder, now: datetime) -> None:
+    found.key.check_usable(now)
+    if found.user is not None and found.user.disabled_at is not None:
+        raise ApiKeyRevoked
+    if found.tenant.is_suspended:
+        raise TenantSuspended
 
 
 def _principal(found: KeyHolder) -> Principal:
@@ -263,15 +275,17 @@ def _principal(found: KeyHolder) -> Principal:
 
 
 def _check_grant(
-    scopes: Iterable[Scope], adapters: Iterable[str] | None, networks: Iterable[str] | None
+    scopes: Iterable[Scope],
+    adapters: Iterable[str] | None,
+    networks: Iterable[str] | None,
+    expires_at: datetime | None,
 ) -> Grant:
     grant = Grant(
         scopes=frozenset(scopes),
         adapters=_check_adapters(adapters),
-        networks=None if networks is None else parse_networks(networks),
+        networks=check_networks(networks),
+        expires_at=expires_at,
     )
-    if grant.networks == ():
-        raise InvalidValue("A key that may come from nowhere is none.", param="networks")
     if grant.adapters is not None and not grant.scopes <= SCOPES_OF_ADAPTERS:
         allowed = ", ".join(sorted(SCOPES_OF_ADAPTERS))
         raise InvalidValue(
@@ -294,6 +308,10 @@ def _check_covered(own: Grant, wanted: Grant, *, by: str) -> None:
     if param == "scopes":
         missing = ", ".join(sorted(wanted.scopes - own.scopes))
         raise GrantTooWide(f"Beyond {by}: {missing}.", param=param)
+    if param == "expires_at":
+        assert own.expires_at is not None, "what has no end covers every end"
+        end = own.expires_at.isoformat(timespec="seconds")
+        raise GrantTooWide(f"No key outlives {by}, which ends at {end}.", param="expires_in_days")
     if param is not None:
         raise GrantTooWide(f"The {param} have to be among those of {by}.", param=param)
 

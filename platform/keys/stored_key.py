@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from sqlalchemy import LargeBinary, String
+from sqlalchemy import JSON, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import UtcDateTime, utc_now
 from ..errors import ApiKeyExpired, ApiKeyRevoked, InvalidTransition, InvalidValue
 from ..keyring import SECRET_ID_LENGTH, Keyring
+from ..networks import Network, parse_networks
 from .token import KEY_ID_LENGTH, KeyToken
 
 MAX_KEY_NAME_LENGTH = 200
@@ -31,6 +33,13 @@ class StoredKey:
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """To the hour: see `LAST_USED_GRANULARITY`."""
+    networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """The networks (CIDR) it may come from; None: any."""
+
+    @property
+    def allowed_networks(self) -> tuple[Network, ...] | None:
+        """The same, to compare addresses with."""
+        return None if self.networks is None else parse_networks(self.networks)
 
     def check_usable(self, now: datetime) -> None:
         """Raises ApiKeyRevoked or ApiKeyExpired."""
@@ -76,6 +85,14 @@ def note_use(key: StoredKey, token: KeyToken, peppers: Keyring, now: datetime) -
         sign(key, token, peppers)
     if is_use_to_be_noted(key, peppers, now):
         key.last_used_at = now
+
+
+def check_networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
+    """The networks; None for any. Raises InvalidValue."""
+    networks = None if texts is None else parse_networks(texts)
+    if networks == ():
+        raise InvalidValue("A key that may come from nowhere is none.", param="networks")
+    return networks
 
 
 def check_key_name(name: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy.exc import IntegrityError
 
+from ..audit.event import Party
 from ..base import utc_now
 from ..errors import (
     ApiKeyRevoked,
+    GrantTooWide,
     InvalidApiKey,
     InvalidTransition,
     KeyNotFound,
@@ -21,8 +23,15 @@ from ..errors import (
     OwnAccount,
 )
 from ..keyring import Keyring
-from ..keys.principal import Actor, OperatorPrincipal, OperatorRole
-from ..keys.stored_key import check_key_name, is_text_of, is_use_to_be_noted, note_use, sign
+from ..keys.principal import Actor, Grant, OperatorPrincipal, OperatorRole
+from ..keys.stored_key import (
+    check_key_name,
+    check_networks,
+    is_text_of,
+    is_use_to_be_noted,
+    note_use,
+    sign,
+)
 from ..keys.token import OPERATOR_PREFIX, make_token, parse_token
 from ..names import check_operator_name
 from ..sessions import PlatformSession
@@ -115,11 +124,18 @@ class OperatorService:
         *,
         name: str,
         lifetime: timedelta | None = DEFAULT_LIFETIME,
+        networks: Iterable[str] | None = None,
+        issuer: OperatorPrincipal | None = None,
     ) -> IssuedOperatorKey:
         """Make a key for the operator; without a lifetime it does not expire.
 
-        Raises InvalidValue, or InvalidTransition for a disabled operator.
+        It may outlive its issuer's: so operators renew theirs. Raises InvalidValue, GrantTooWide
+        for networks beyond the issuer's, or InvalidTransition for a disabled operator.
         """
+        allowed = check_networks(networks)
+        own = Grant(frozenset(), networks=None if issuer is None else issuer.networks)
+        if own.excess(Grant(frozenset(), networks=allowed)) is not None:
+            raise GrantTooWide("The networks have to be among those of your key.", param="networks")
         if operator.disabled_at is not None:
             raise InvalidTransition("disabled", "given a key")
         token = make_token(OPERATOR_PREFIX)
@@ -130,6 +146,7 @@ class OperatorService:
             name=check_key_name(name),
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
+            networks=None if allowed is None else [str(network) for network in allowed],
         )
         sign(key, token, self._peppers)
         session.add(key)
@@ -157,14 +174,22 @@ class OperatorService:
         if found is None or not is_right:
             raise InvalidApiKey
         key, operator = found
-        now = self._clock()
-        key.check_usable(now)
-        if operator.disabled_at is not None:
-            raise ApiKeyRevoked
-        return AuthenticatedOperator(
-            OperatorPrincipal(operator.id, operator.name, operator.role, key.expires_at),
-            is_use_to_be_noted(key, self._peppers, now),
+        principal = OperatorPrincipal(
+            operator.id,
+            operator.name,
+            operator.role,
+            key.expires_at,
+            networks=key.allowed_networks,
         )
+        now = self._clock()
+        try:
+            key.check_usable(now)
+            if operator.disabled_at is not None:
+                raise ApiKeyRevoked
+        except InvalidApiKey as refusal:
+            refusal.refused = Party(None, principal.actor)
+            raise
+        return AuthenticatedOperator(principal, is_use_to_be_noted(key, self._peppers, now))
 
     def note_use(self, session: PlatformSession, text: str) -> None:
         """Write down that the key was used, and sign it under the present pepper."""

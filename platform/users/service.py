@@ -154,5 +154,8 @@ def _check_may_change(session: TenantSession, user: User, by: Principal) -> None
 
 
 def _check_covered(by: Principal, role: TenantRole) -> None:
-    if by.grant.excess(Grant(role.scopes, networks=by.networks)) is not None:
+    # Where the caller's key may be used, and until when, is nothing that a role has.
+    own = by.grant
+    wanted = Grant(role.scopes, networks=own.networks, expires_at=own.expires_at)
+    if own.excess(wanted) is not None:
         raise GrantTooWide(f"A user who is {role} may do more than your key.", param="role")

@@ -263,6 +263,35 @@ def test_a_key_is_refused_from_other_networks(server: ServerUnderTest, caller: C
     check_envelope(answer, "address_not_allowed")
 
 
+def test_an_operators_key_is_refused_from_other_networks_too(server: ServerUnderTest) -> None:
+    root = Holder(server.make_operator("has-networks"))
+    path = "/admin/operators/has-networks/keys"
+
+    def issue_to(holder: Holder, *networks: str) -> httpx.Response:
+        body = {"name": "x", "networks": list(networks) or None}
+        issued: httpx.Response = holder.post(path, json=body)
+        return issued
+
+    here, elsewhere = issue_to(root, "127.0.0.0/8", "::1/128"), issue_to(root, "192.0.2.0/24")
+    assert here.json()["networks"] == ["127.0.0.0/8", "::1/128"]
+    restricted = Holder(here.json()["key"])
+    assert restricted.get("/v1/me").json()["networks"] == ["127.0.0.0/8", "::1/128"]
+    assert restricted.get("/admin/tenants").is_success
+    check_envelope(Holder(elsewhere.json()["key"]).get("/v1/me"), "address_not_allowed")
+    check_envelope(issue_to(restricted), "grant_too_wide", "networks")
+    assert issue_to(restricted, "127.0.0.1").status_code == 201
+
+
+def test_a_key_that_ends_issues_none_that_does_not(caller: Caller) -> None:
+    scopes = ["infer", "keys:manage"]
+    ending = Holder(issue(caller, scopes=scopes, expires_in_days=30)["key"])
+    for days in (None, 31):
+        body = {"name": "longer", "scopes": ["infer"], "expires_in_days": days}
+        check_envelope(ending.post("/v1/keys", json=body), "grant_too_wide", "expires_in_days")
+    shorter = {"name": "shorter", "scopes": ["infer"], "expires_in_days": 29}
+    assert ending.post("/v1/keys", json=shorter).status_code == 201
+
+
 def test_a_restricted_key_meets_the_same_as_if_nothing_else_was_there(
     server: ServerUnderTest, resident: Caller
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_sequences_times(recorded: Recorded) -> None:
     assert recorded.value("time_per_output_token_seconds_sum") == 1.5 / 3
     assert recorded.value("end_to_end_seconds_sum") == 3.75
     assert recorded.value('sequences_total{finish_reason="length"}') == 1
-    assert "aborted" not in recorded.text()
+    assert 'finish_reason="aborted"' not in recorded.text()
 
 
 def test_a_sequence_that_is_not_whole_has_no_end_to_end_time() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from loraplex.api.cli.reference import cli_reference
 from loraplex.api.error_codes import error_reference
+from loraplex.api.metrics_reference import metrics_reference
 from loraplex.api.settings import Settings
 from loraplex.api.settings_reference import settings_reference
 
@@ -21,6 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("cli.md", cli_reference),
         ("errors.md", error_reference),
         ("settings.md", settings_reference),
+        ("metrics.md", metrics_reference),
     ],
 )
 def test_a_page_is_current(page: str, printed: Callable[[], str]) -> None:

@@ -32,6 +32,7 @@ class Exchange:
             readiness=self.readiness,
             tracing=None,
             request_log=None,
+            refusals=None,
             overview=None,
             settings=settings,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
 
 import pytest
@@ -91,6 +92,27 @@ def test_a_grant_covers_the_networks_within_its_own(
     assert grants[0].excess(grants[1]) == (None if is_covered else "networks")
 
 
+NOON = datetime(2040, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "is_covered"),
+    [
+        (None, None, True),
+        (None, NOON, True),
+        (NOON, None, False),
+        (NOON, NOON, True),
+        (NOON, NOON - timedelta(seconds=1), True),
+        (NOON, NOON + timedelta(microseconds=1), False),
+    ],
+)
+def test_a_grant_covers_what_ends_no_later(
+    own: datetime | None, wanted: datetime | None, is_covered: bool
+) -> None:
+    excess = Grant(frozenset(), expires_at=own).excess(Grant(frozenset(), expires_at=wanted))
+    assert excess == (None if is_covered else "expires_at")
+
+
 MANAGER = frozenset({Scope.KEYS_MANAGE, Scope.INFER})
 
 
@@ -141,6 +163,71 @@ def test_nobody_issues_a_key_wider_than_their_own(
     assert caught.value.param == param
     with database.transaction(acme.id, read_only=True) as session:
         assert not keys.list_keys(session)
+
+
+@pytest.mark.parametrize("expires_at", [None, NOON + timedelta(days=1)])
+def test_no_key_outlives_the_key_that_issues_it(
+    database: Database, keys: ApiKeyService, acme: Tenant, expires_at: datetime | None
+) -> None:
+    by = caller_of(acme, expires_at=NOON)
+    with (
+        pytest.raises(GrantTooWide, match="2040-01-01T12:00:00") as caught,
+        database.transaction(acme.id) as session,
+    ):
+        keys.issue(session, name="ci", scopes=[], expires_at=expires_at, issuer=by)
+    assert caught.value.param == "expires_in_days"
+    with database.transaction(acme.id) as session:
+        assert keys.issue(session, name="ci", scopes=[], expires_at=NOON, issuer=by)
+
+
+def test_a_sessions_and_an_operators_end_bind_no_key_of_the_tenants(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    operator = OperatorPrincipal(
+        "id", "root", OperatorRole.ADMIN, NOON, networks=parse_networks(["10.0.0.0/8"])
+    )
+    signed_in = caller_of(acme, expires_at=NOON, key_id=None)
+    with database.transaction(acme.id) as session:
+        for by in (signed_in, operator.within(acme.id, acme.slug, 1.0)):
+            issued = keys.issue(session, name="ci", scopes=[Scope.INFER], issuer=by)
+            assert (issued.key.expires_at, issued.key.networks) == (None, None)
+
+
+def test_rotating_makes_no_key_outlive_another_that_does_it_and_renews_ones_own(
+    database: Database, acme: Tenant
+) -> None:
+    clock = SettableClock(utc_now())
+    keys = ApiKeyService(peppers("secret"), clock=clock)
+    with database.transaction(acme.id) as session:
+        ends = {"days": clock.now + timedelta(days=30), "never": None}
+        issued = {
+            name: keys.issue(session, name=name, scopes=list(Scope), expires_at=end)
+            for name, end in ends.items()
+        }
+    clock.now += timedelta(days=10)
+    with database.platform_transaction(read_only=True) as session:
+        ending = keys.authenticate(session, issued["days"].text).principal
+    for key_id in (issued["never"].key.id, _other(database, keys, acme, clock.now)):
+        with pytest.raises(GrantTooWide), database.transaction(acme.id) as session:
+            keys.rotate(session, key_id, overlap=HOUR, issuer=ending)
+    with database.transaction(acme.id) as session:
+        renewed = keys.rotate(session, issued["days"].key.id, overlap=HOUR, issuer=ending).key
+    assert renewed.expires_at == clock.now + timedelta(days=30)
+
+
+def _other(database: Database, keys: ApiKeyService, tenant: Tenant, now: datetime) -> str:
+    """The id of a key that ends in 30 days."""
+    with database.transaction(tenant.id) as session:
+        end = now + timedelta(days=30)
+        return keys.issue(session, name="other", scopes=[], expires_at=end).key.id
+
+
+def test_a_role_is_given_by_a_key_that_ends(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        by = caller_of(acme, expires_at=NOON, networks=["10.0.0.0/8"])
+        assert users.add_user(session, "eve@example.com", TenantRole.OWNER, by=by)
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -310,7 +397,7 @@ def test_a_successor_may_do_the_same_for_as_long_and_the_old_key_ends_after_the_
     clock.now = born + timedelta(days=10)
     with database.transaction(acme.id) as session:
         new = keys.rotate(session, old.key.id, overlap=HOUR, issuer=issuer)
-    assert new.key.grant == old.key.grant
+    assert replace(new.key.grant, expires_at=old.key.grant.expires_at) == old.key.grant
     assert new.key.expires_at == clock.now + timedelta(days=30)
     for _ in range(2):  # at the end of the overlap only the new one is left
         with database.platform_transaction(read_only=True) as session:

@@ -12,6 +12,7 @@ from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     ApiKeyExpired,
     ApiKeyRevoked,
+    GrantTooWide,
     InvalidApiKey,
     InvalidTransition,
     InvalidValue,
@@ -23,6 +24,7 @@ from loraplex.platform.errors import (
 )
 from loraplex.platform.keys.principal import SYSTEM, Actor, ActorKind, OperatorRole
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.networks import parse_networks
 from loraplex.platform.operators.service import DEFAULT_LIFETIME, OperatorService
 from loraplex.platform.tenants.models import Tenant
 from support.identity import SettableClock, peppers
@@ -159,3 +161,29 @@ def test_revokes_a_key_of_the_operator_that_is_named(
         operators.revoke_key(session, "root", key.id)
     with pytest.raises(ApiKeyRevoked):
         authenticate(database, operators, text)
+
+
+def test_an_operators_key_is_for_its_networks_and_those_it_issues_within_them(
+    database: Database, operators: OperatorService
+) -> None:
+    make(database, operators, "root")
+    with database.platform_transaction() as session:
+        root = operators.get(session, "root")
+        text = operators.issue_key(session, root, name="x", networks=["10.0.0.0/8", "::1"]).text
+    with database.platform_transaction() as session:
+        issuer = operators.authenticate(session, text).principal
+        assert issuer.networks == parse_networks(["10.0.0.0/8", "::1"])
+        within = issuer.within("tenant", "acme", 1.0)
+        assert within.networks == issuer.networks
+        wider: list[list[str] | None] = [None, ["11.0.0.0/8"], ["10.1.0.0/16", "0.0.0.0/0"]]
+        for networks in wider:
+            with pytest.raises(GrantTooWide) as caught:
+                operators.issue_key(session, root, name="y", networks=networks, issuer=issuer)
+            assert caught.value.param == "networks"
+        for nowhere in ([], ["10.0.0.1/8"]):
+            with pytest.raises(InvalidValue):
+                operators.issue_key(session, root, name="y", networks=nowhere)
+        issued = operators.issue_key(
+            session, root, name="y", networks=["10.1.0.0/16"], lifetime=None, issuer=issuer
+        )
+        assert issued.key.networks == ["10.1.0.0/16"]

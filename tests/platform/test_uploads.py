@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 
-from loraplex.platform.adapters import repository, uploads
+from loraplex.platform.adapters import repository, upload_upkeep, uploads
 from loraplex.platform.adapters.models import Upload
 from loraplex.platform.adapters.states import UploadState
 from loraplex.platform.adapters.uploads import NewUpload
@@ -243,3 +244,61 @@ def test_an_upload_that_still_receives_is_not_stale(database: Database, acme: Te
         )
         with pytest.raises(InvalidTransition):
             uploads.advance_upload(session, idle.id, offset=0, num_bytes=1)
+
+
+# --- closed uploads are forgotten ---------------------------------------------------------------
+
+
+def purge(database: Database, *, days: int = 0) -> int:
+    with database.platform_transaction() as session:
+        return upload_upkeep.purge(session, utc_now() - timedelta(days=days))
+
+
+def kept(database: Database, tenant: Tenant) -> set[str]:
+    with database.transaction(tenant.id, read_only=True) as session:
+        return set(session.scalars(select(Upload.id)))
+
+
+def test_closed_uploads_are_forgotten_and_open_ones_are_not(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        made = {state: make_upload(session) for state in UploadState}
+        for state, upload in made.items():
+            bring_upload_to(session, upload, state)
+    assert purge(database, days=1) == 0, "they are young"
+    assert purge(database) == 2
+    forgotten = {made[state].id for state in (UploadState.REJECTED, UploadState.ABANDONED)}
+    assert kept(database, acme) == {upload.id for upload in made.values()} - forgotten
+    assert purge(database) == 0
+
+
+def test_what_a_version_came_from_is_kept_and_repeated_pushes_are_not(
+    database: Database, acme: Tenant
+) -> None:
+    other_file = replace(DECLARED, sha256="cd" * 32)
+    with database.transaction(acme.id) as session:
+        version = make_version(session, content="of the upload")
+        opened = [uploads.open_upload(session, new) for new in (DECLARED, DECLARED, other_file)]
+        for upload in opened:
+            uploads.advance_upload(session, upload.id, offset=0, num_bytes=10)
+            uploads.begin_validation(session, upload.id)
+            uploads.mark_accepted(session, upload.id, version.id)
+        first, _, other = (upload.id for upload in opened)
+    assert purge(database) == 1
+    assert kept(database, acme) == {first, other}
+    with database.transaction(acme.id) as session:
+        found = repository.find_live_version_of_upload(
+            session, "support-bot", sha256="ab" * 32, config_json="{}", base_id=version.base_id
+        )
+    assert found == version.id, "pushing it again sends nothing still"
+
+
+def test_more_are_forgotten_than_fit_a_transaction(
+    database: Database, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_upkeep, "ROWS_AT_ONCE", 2)
+    with database.transaction(acme.id) as session:
+        for _ in range(3):
+            bring_upload_to(session, make_upload(session), UploadState.ABANDONED)
+    assert [purge(database) for _ in range(3)] == [2, 1, 0]

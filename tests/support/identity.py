@@ -41,6 +41,8 @@ def caller_of(
     *,
     adapters: Iterable[str] | None = None,
     networks: Iterable[str] | None = None,
+    expires_at: datetime | None = None,
+    key_id: str | None = "0" * 12,
     user: User | None = None,
 ) -> Principal:
     """A caller in the tenant, as authentication would yield it."""
@@ -53,7 +55,8 @@ def caller_of(
         tenant_slug=tenant.slug,
         actor=actor,
         scopes=frozenset(scopes),
-        key_id="0" * 12,
+        key_id=key_id,
         adapters=None if adapters is None else frozenset(adapters),
         networks=None if networks is None else parse_networks(networks),
+        expires_at=expires_at,
     )

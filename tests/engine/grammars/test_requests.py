@@ -16,15 +16,28 @@ from loraplex.engine.messages import (
     Abort,
     EvictAdapter,
     FinishReason,
+    GenerationRequest,
     ListRequests,
     RequestList,
+    Submit,
 )
-from support.engine import LocalEngine
+from loraplex.engine.sampling_params import SamplingParams
+from support.engine import Answer, LocalEngine
 from support.grammars import ScriptedAutomaton, SequentialExecutor
 from support.models import make_adapter
 
 END = 256
 PROMPT = [7, 8, 9]
+
+
+class SettableClock:
+    """The engine's clock: it stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def only(*tokens: int) -> Callable[[Sequence[int]], Collection[int]]:
@@ -121,6 +134,67 @@ def test_who_waits_for_a_grammar_is_listed_with_the_others(
     assert (state.request_id, state.state, state.waits_for) == (waiting, "waiting", "grammar")
 
 
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"max_queued_per_tenant": 2}, "tenant_queue_full"),
+        ({"max_queued": 2, "max_queued_per_tenant": 2}, "tenant_queue_full"),
+        ({"max_queued": 2, "max_queued_per_tenant": 9}, "overloaded"),
+    ],
+)
+def test_who_waits_for_a_grammar_counts_as_queued(
+    tiny_base: Path,
+    tmp_path: Path,
+    backend: ScriptedBackend,
+    limits: dict[str, int],
+    code: str,
+) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, **limits)
+    engine.core._grammars = backend.grammars()
+    backend.may_go_on.clear()
+    waiting = [submit(engine, "odd") for _ in range(2)]
+    assert engine.core.stats().num_waiting == 2
+    refused = [submit(engine, "breaks"), submit(engine, None)]
+    engine.step()
+    assert [error_code(engine, request_id) for request_id in refused] == [code, code]
+    engine.abort(waiting[0])
+    engine.step()
+    assert engine.core.stats().num_waiting == 1
+    last = submit(engine, "odd")
+    backend.may_go_on.set()
+    engine.run()
+    assert [len(output) for output in engine.tokens([waiting[1], last])] == [12, 12]
+    assert backend.compiled == ["odd"], "a refused request's grammar is not compiled"
+    assert engine.core.stats().num_waiting == 0
+    assert not engine.core.has_work
+    engine.close()
+
+
+def test_a_deadline_passes_while_a_grammar_is_compiled(
+    tiny_base: Path, tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    clock = SettableClock()
+    engine = LocalEngine(tiny_base, tmp_path, clock=clock)
+    engine.core._grammars = backend.grammars()
+    backend.may_go_on.clear()
+    late, patient = "late", submit(engine, "odd")
+    engine.answers[late] = Answer()
+    sampling = SamplingParams(max_tokens=12, grammar=GrammarSpec(GrammarKind.LARK, "odd"))
+    engine.core.handle(
+        Submit(GenerationRequest(late, "acme", PROMPT, sampling, deadline_seconds=5.0))
+    )
+    clock.now += 4.9
+    engine.step()
+    assert engine.answers[late].finished is None
+    clock.now += 0.2
+    engine.step()
+    assert error_code(engine, late) == "deadline_exceeded"
+    backend.may_go_on.set()
+    engine.run()
+    assert len(engine.answers[patient].token_ids) == 12
+    engine.close()
+
+
 def test_a_request_can_be_aborted_while_its_grammar_is_compiled(
     engine: LocalEngine, backend: ScriptedBackend
 ) -> None:
@@ -143,9 +217,10 @@ def test_an_adapter_deleted_meanwhile_ends_the_request(
     backend.may_go_on.clear()
     waiting = engine.submit(PROMPT, key, grammar=GrammarSpec(GrammarKind.LARK, "odd"))
     engine.core.handle(EvictAdapter(key, drain_seconds=30.0))
+    engine.step()
+    assert error_code(engine, waiting) == "adapter_deleted", "it is not waited for"
     backend.may_go_on.set()
     engine.run()
-    assert error_code(engine, waiting) == "adapter_deleted"
     assert error_code(engine, running) is None
 
 
