@@ -104,8 +104,11 @@ class Runtime:
     tracing: Tracing | None
 
 
-def current_runtime(request: Request) -> Runtime:
-    """The runtime of the app that this request came to."""
+async def current_runtime(request: Request) -> Runtime:
+    """The runtime of the app that this request came to.
+
+    A coroutine, or FastAPI would ask a thread for it with every request.
+    """
     runtime: Runtime = request.app.state.runtime
     return runtime
 

@@ -44,6 +44,8 @@ from .seen_adapters import SeenAdapters
 log = structlog.get_logger(__name__)
 
 NUM_TOKENIZERS = 2
+SHORT_PROMPT = 512
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +244,10 @@ class Inference:
         def encode_all() -> list[list[int]]:
             return list(map(encode, prompts))
 
-        has_text = any(isinstance(prompt, str) for prompt in prompts)
         encoded = (
-            await self._turns.run(principal.tenant_id, encode_all) if has_text else encode_all()
+            encode_all()
+            if _is_encoded_at_once(prompts)
+            else await self._turns.run(principal.tenant_id, encode_all)
         )
         if truncate is None:
             return encoded
@@ -430,6 +433,12 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _is_encoded_at_once(prompts: Sequence[str | list[int]]) -> bool:
+    """It takes less than handing it to a thread does."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    return not texts or (len(texts) == 1 and len(texts[0]) <= SHORT_PROMPT)
 
 
 def _demand(order: Order) -> Demand:
