@@ -6,7 +6,7 @@ given the rows of two tenants, one that takes a `PlatformSession` says so in its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, event
@@ -32,6 +32,7 @@ class UnitOfWork(Session):
 
     def __init__(self, engine: Engine, *, read_only: bool) -> None:
         super().__init__(engine, expire_on_commit=False)
+        self.dialect = engine.dialect.name
         self.read_only = read_only
 
 
@@ -52,15 +53,18 @@ class TenantSession(UnitOfWork):
         self.tenant_id = tenant_id
 
     def execute_pinned(
-        self, statement: Executable, values: Mapping[str, Any]
-    ) -> CursorResult[tuple[Any, ...]]:
+        self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> CursorResult[*tuple[Any, ...]]:
         """Run a Core statement that narrows itself by its parameter `tenant_id`, which is set here.
 
-        For what every request needs: the ORM costs several times as much. Raises ScopeViolation.
+        Once, or for each of several values. For what every request needs: the ORM costs several
+        times as much. Raises ScopeViolation.
         """
         if self.read_only and not statement.is_select:
             raise ScopeViolation("this unit of work was opened for reading")
-        return self.connection().execute(statement, {**values, "tenant_id": self.tenant_id})
+        sets = [values] if isinstance(values, Mapping) else values
+        pinned = [{**each, "tenant_id": self.tenant_id} for each in sets]
+        return self.connection().execute(statement, pinned if len(pinned) > 1 else pinned[0])
 
 
 @event.listens_for(TenantSession, "after_begin")

@@ -319,13 +319,18 @@ class Inference:
     async def _admit(self, order: Order) -> Generation:
         """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
 
+        A tenant that nothing limited when its key was looked up is not asked for: its first limit
+        may be seen as late as a key's revocation.
         While the database is away there is nothing to ask: limits rest, what is used counts later.
         One that is only held by others for too long does not let the request past its limits.
         """
         specs = self._sequences(order)
         account = self._open_account(order, specs)
         try:
-            await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
+            if order.principal.is_limited:
+                await self._admission.admit(
+                    order.principal.tenant_id, _demand(order), order.measures
+                )
         except BaseException as exc:
             if not isinstance(exc, DatabaseUnavailable) or isinstance(exc, DatabaseBusy):
                 self._metering.discard(account)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from sqlalchemy import Select, insert, select, tuple_
+from sqlalchemy import Select, Table, insert, select, tuple_
 
 from ..sessions import PlatformSession, TenantSession
 from .models import LogRow, RequestLogEntry
@@ -36,7 +36,7 @@ class LogFilter:
 
 def add(session: PlatformSession, rows: Sequence[LogRow]) -> None:
     """Add entries of any tenants: plain rows, since every request has one."""
-    session.connection().execute(insert(RequestLogEntry.__table__), rows)
+    session.connection().execute(insert(cast(Table, RequestLogEntry.__table__)), rows)
 
 
 def find(session: TenantSession, request_id: str) -> RequestLogEntry | None:

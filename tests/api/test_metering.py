@@ -20,6 +20,7 @@ from loraplex.api.control_plane import ControlPlane
 from loraplex.api.metrics import Metrics
 from loraplex.api.services import metering
 from loraplex.api.services.generation import Outcome, TokenCounts
+from loraplex.api.services.ledger_writer import LedgerWriter
 from loraplex.api.services.metering import Account, Metering
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import Overloaded, TenantQueueFull
@@ -68,7 +69,7 @@ class Life:
         self.metering = Metering(
             journal=self.journal,
             engine=cast(EngineClient, self.engine),
-            control_plane=self.control_plane,
+            ledger=LedgerWriter(self.control_plane),
             metrics=Metrics(lambda: None),
         )
         self.ledger = self.metering._ledger
