@@ -100,11 +100,11 @@ def _steps(
     )
 
     def admit(database: Database, tenant_id: str) -> None:
-        with database.transaction(tenant_id) as session:
+        with database.statements(tenant_id) as session:
             quotas.reserve(session, demand, server_id=SERVER_ID)
 
     def record(database: Database, tenant_id: str) -> None:
-        with database.transaction(tenant_id) as session:
+        with database.statements(tenant_id) as session:
             ledger.record(session, usage)
 
     def add_row(database: Database, tenant_id: str) -> None:

@@ -71,7 +71,7 @@ class Admission:
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
         try:
-            await self._control_plane.write(
+            await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)
             )
         except DatabaseUnavailable:

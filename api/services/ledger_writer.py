@@ -17,7 +17,7 @@ import msgspec
 from ...platform.errors import DatabaseUnavailable, LimitReached
 from ...platform.quotas import service as quotas
 from ...platform.quotas.service import Demand, HeldLimits, Standing, Used
-from ...platform.sessions import TenantSession
+from ...platform.sessions import TenantRows
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
@@ -125,7 +125,7 @@ class LedgerWriter:
     async def _commit(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
         works = [entry.work for entry in entries]
         try:
-            results = await self._control_plane.write(
+            results = await self._control_plane.write_plain(
                 tenant_id, lambda session: list(_carry_out(session, works))
             )
         except asyncio.CancelledError:
@@ -159,7 +159,7 @@ def _tell(entry: _Entry, result: object) -> None:
         entry.done.set_result(result)
 
 
-def _carry_out(session: TenantSession, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
+def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
     """The result of each: first those are settled that have ended, so that who begins has room."""
     ended = [work for work in works if isinstance(work, _Ended)]
     with quotas.hold(session) as held:
@@ -176,7 +176,7 @@ def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
         return exc
 
 
-def _record(session: TenantSession, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
+def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
     """Record what is to be charged; False for what is recorded already, or costs nothing."""
     usages = [_usage(*each) for each in ended if not each.charge.is_nothing]
     are_new = iter(ledger.record_all(session, usages, held))

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import extract, func, select
 
 from ..base import new_id, utc_now
-from ..sessions import UnitOfWork
+from ..sessions import Transaction
 from .bucket import Reading
 
 DATABASE_CLOCK = "database"
@@ -23,10 +23,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOW = select(extract("epoch", func.clock_timestamp()))
 
-Clock = Callable[[UnitOfWork], Reading]
+Clock = Callable[[Transaction], Reading]
 
 
-def read_clock(session: UnitOfWork) -> Reading:
+def read_clock(session: Transaction) -> Reading:
     """What the clock that all servers of this database share shows now."""
     if session.dialect == "sqlite":
         return Reading(_boot_id(), time.monotonic())

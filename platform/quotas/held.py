@@ -16,7 +16,7 @@ from typing import Any
 
 from ..adapters.registry import AdapterRef
 from ..errors import InsufficientQuota, RateLimited, TooManyRequestsAtOnce
-from ..sessions import TenantSession
+from ..sessions import TenantRows
 from . import repository
 from .bucket import Reading
 from .clock import Clock, moment_of, read_clock
@@ -57,7 +57,7 @@ class Used:
 
 
 @contextmanager
-def hold(session: TenantSession, *, clock: Clock = read_clock) -> Iterator[HeldLimits]:
+def hold(session: TenantRows, *, clock: Clock = read_clock) -> Iterator[HeldLimits]:
     """The tenant's limits, from their first use to the end of the unit of work; writes at the end.
 
     Rows of the ledger are added before that, so that two servers never wait for each other.
@@ -70,7 +70,7 @@ def hold(session: TenantSession, *, clock: Clock = read_clock) -> Iterator[HeldL
 class HeldLimits:
     """What the limits leave, as requests take it and give it back."""
 
-    def __init__(self, session: TenantSession, clock: Clock) -> None:
+    def __init__(self, session: TenantRows, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._reservations: list[Mapping[str, Any]] = []

@@ -24,7 +24,7 @@ from ..adapters.models import Adapter, AdapterVersion, Upload
 from ..adapters.states import VISIBLE_STATES, UploadState, VersionState
 from ..base import utc_now
 from ..keys.models import ApiKey
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
 from ..upserts import insert_into, primary_key
 from ..usage.models import UsageRecord
@@ -85,7 +85,7 @@ class Paid(NamedTuple):
     output_tokens: int
 
 
-def lock_limits(session: TenantSession) -> Mapping[str, Any] | None:
+def lock_limits(session: TenantRows) -> Mapping[str, Any] | None:
     """All limits by their names, held like those of `lock_quota`; None if the tenant has none."""
     row = session.execute_pinned(_LOCK_LIMITS, {}).one_or_none()
     return None if row is None else row._asdict()
@@ -99,7 +99,7 @@ _LOCK_LIMITS = (
 )
 
 
-def list_buckets(session: TenantSession) -> Mapping[RateKind, BucketRow]:
+def list_buckets(session: TenantRows) -> Mapping[RateKind, BucketRow]:
     """The tenant's buckets, as the database has them now."""
     rows = session.execute_pinned(_LIST_BUCKETS, {})
     return {row[0]: BucketRow(*row[1:]) for row in rows}
@@ -111,7 +111,7 @@ _LIST_BUCKETS = select(
 ).where(_BUCKETS.c.tenant_id == bindparam("tenant_id"))
 
 
-def write_buckets(session: TenantSession, buckets: Mapping[RateKind, BucketRow]) -> None:
+def write_buckets(session: TenantRows, buckets: Mapping[RateKind, BucketRow]) -> None:
     """Replace these buckets of the tenant, whose quota is held."""
     rows = [{"kind": kind, **row._asdict()} for kind, row in buckets.items()]
     session.execute_pinned(_write_buckets(session.dialect), rows)
@@ -125,7 +125,7 @@ def _write_buckets(dialect: str) -> Executable:
     return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=changed))
 
 
-def add_reservations(session: TenantSession, rows: Sequence[Mapping[str, Any]]) -> None:
+def add_reservations(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add reservations, all their columns but the tenant's and the time."""
     session.execute_pinned(_ADD_RESERVATIONS, rows)
 
@@ -134,7 +134,7 @@ _RESERVATIONS = cast(Table, Reservation.__table__)
 _ADD_RESERVATIONS = insert(_RESERVATIONS).inline()
 
 
-def remove_reservations(session: TenantSession, request_ids: Sequence[str]) -> Mapping[str, Paid]:
+def remove_reservations(session: TenantRows, request_ids: Sequence[str]) -> Mapping[str, Paid]:
     """Remove what these requests of the tenant have reserved; what that had paid, by request."""
     rows = session.execute_pinned(_REMOVE_RESERVATIONS, {"request_ids": request_ids})
     return {row[0]: Paid(row[1], row[2]) for row in rows}
@@ -154,7 +154,7 @@ _REMOVE_RESERVATIONS = (
 )
 
 
-def sum_reservations(session: TenantSession, now: Reading) -> Reserved:
+def sum_reservations(session: TenantRows, now: Reading) -> Reserved:
     """What the tenant's running requests have reserved; expired reservations count for nothing."""
     values = {"clock": now.clock, "seconds": now.seconds}
     row = session.execute_pinned(_SUM_RESERVATIONS, values).one()
@@ -196,7 +196,7 @@ def find_period_use(session: TenantSession, period: Period, begin: datetime) -> 
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
 
-def sum_period(session: TenantSession, period: Period, begin: datetime) -> int | None:
+def sum_period(session: TenantRows, period: Period, begin: datetime) -> int | None:
     """The tokens that the tenant used in the period that began then."""
     values = {"period": period, "begins_at": begin}
     tokens: int | None = session.execute_pinned(_SUM_PERIOD, values).scalar()
@@ -210,7 +210,7 @@ _SUM_PERIOD = select(_PERIODS.c.tokens).where(
 
 
 def add_to_periods(
-    session: TenantSession, period: Period, tokens: Sequence[tuple[datetime, int]]
+    session: TenantRows, period: Period, tokens: Sequence[tuple[datetime, int]]
 ) -> None:
     """Add so many tokens to the tenant's use of the periods that began then."""
     rows = [{"period": period, "begins_at": begin, "tokens": num} for begin, num in tokens]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantRows
 from . import repository
 from .clock import Clock, read_clock
 from .held import LEASE_SECONDS, Demand, Used, hold
@@ -19,7 +19,7 @@ from .standing import Standing
 
 
 def reserve(
-    session: TenantSession, demand: Demand, *, server_id: str, clock: Clock = read_clock
+    session: TenantRows, demand: Demand, *, server_id: str, clock: Clock = read_clock
 ) -> Standing:
     """Let the request pass and write down what it may use; what the tenant has left then.
 
@@ -30,7 +30,7 @@ def reserve(
 
 
 def settle(
-    session: TenantSession,
+    session: TenantRows,
     request_id: str,
     *,
     prompt_tokens: int,
@@ -53,7 +53,7 @@ def settle(
         held.settle([used])
 
 
-def release(session: TenantSession, request_id: str, *, clock: Clock = read_clock) -> None:
+def release(session: TenantRows, request_id: str, *, clock: Clock = read_clock) -> None:
     """The request never ran: all its tokens are given back. May be repeated."""
     with hold(session, clock=clock) as held:
         held.settle([Used(request_id=request_id)])

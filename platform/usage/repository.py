@@ -8,12 +8,12 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Executable, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Executable, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..adapters.models import Adapter, AdapterVersion
 from ..adapters.states import VersionState
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
 from ..upserts import insert_into, primary_key
 from .models import UsageDay, UsageRecord
@@ -90,7 +90,7 @@ REQUEST_SUMS = (
 """What the row of a day adds up of requests."""
 
 
-def add_records(session: TenantSession, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def add_records(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Add rows, all their columns but the tenant's, for requests that have none yet.
 
     The ids of those requests.
@@ -105,7 +105,19 @@ def _add_records(dialect: str) -> Executable:
     return cast(Executable, statement.returning(UsageRecord.__table__.c.request_id))
 
 
-def add_to_days(session: TenantSession, rows: Sequence[Mapping[str, Any]]) -> None:
+def has_record(session: TenantRows, request_id: str) -> bool:
+    """The tenant has a row of this request."""
+    return session.execute_pinned(_HAS_RECORD, {"request_id": request_id}).first() is not None
+
+
+_RECORDS = UsageRecord.__table__
+_HAS_RECORD = select(_RECORDS.c.request_id).where(
+    _RECORDS.c.tenant_id == bindparam("tenant_id"),
+    _RECORDS.c.request_id == bindparam("request_id"),
+)
+
+
+def add_to_days(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add to the tenant's sums of days: by the day's key and the names of all sums of requests.
 
     Rows are made where there are none, and locked until the unit of work ends.

@@ -14,7 +14,7 @@ from ..base import utc_now
 from ..errors import RequestNotFound
 from ..quotas import service as quotas
 from ..quotas.service import HeldLimits, Used
-from ..sessions import PlatformSession, ScopeViolation, TenantSession
+from ..sessions import PlatformSession, ScopeViolation, TenantRows, TenantSession
 from . import repository
 from .models import UsageDay, UsageRecord
 from .repository import Residency, UsageQuery, UsageSum
@@ -39,7 +39,7 @@ class Usage:
     ended_at: datetime = field(default_factory=utc_now)
 
 
-def record(session: TenantSession, usage: Usage) -> bool:
+def record(session: TenantRows, usage: Usage) -> bool:
     """Add the request to the tenant's ledger and to its day, and settle it.
 
     False if it is there already.
@@ -48,7 +48,7 @@ def record(session: TenantSession, usage: Usage) -> bool:
         return record_all(session, [usage], held)[0]
 
 
-def record_all(session: TenantSession, usages: Sequence[Usage], held: HeldLimits) -> list[bool]:
+def record_all(session: TenantRows, usages: Sequence[Usage], held: HeldLimits) -> list[bool]:
     """The same for several requests in one unit of work, for each of them.
 
     First all rows, then the limits, last the days: so two servers never wait for each other.
@@ -101,7 +101,7 @@ def sum_usage_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Seq
     return repository.sum_days_of_all_tenants(session, query)
 
 
-def _add(session: TenantSession, usages: Sequence[Usage]) -> list[bool]:
+def _add(session: TenantRows, usages: Sequence[Usage]) -> list[bool]:
     """Add the requests' rows; False for those that are there already."""
     rows = [
         {**{name: getattr(usage, name) for name in _COLUMNS}, "created_at": usage.ended_at}
@@ -112,7 +112,7 @@ def _add(session: TenantSession, usages: Sequence[Usage]) -> list[bool]:
     for usage in usages:
         are_new.append(bool(new_ids[usage.request_id]))
         new_ids[usage.request_id] = 0  # the same again is not new
-        if not are_new[-1] and repository.find(session, usage.request_id) is None:
+        if not are_new[-1] and not repository.has_record(session, usage.request_id):
             raise ScopeViolation("a request of another tenant")
     return are_new
 
@@ -120,7 +120,7 @@ def _add(session: TenantSession, usages: Sequence[Usage]) -> list[bool]:
 _COLUMNS = tuple(name for name in Usage.__slots__ if name != "ended_at")
 
 
-def _add_to_days(session: TenantSession, usages: Sequence[Usage]) -> None:
+def _add_to_days(session: TenantRows, usages: Sequence[Usage]) -> None:
     days: dict[tuple[date, str, int], Counter[str]] = {}
     for usage in usages:
         day = usage.ended_at.astimezone(UTC).date()

@@ -20,7 +20,7 @@ from loraplex.api.services.ledger_writer import LedgerWriter
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
-from loraplex.platform.sessions import TenantSession
+from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
 from support.limits import SERVER_ID, limit, make_demand
@@ -39,10 +39,12 @@ class HeldControlPlane(ControlPlane):
         self.num_failures = 0
         self.num_written = 0
 
-    async def write(self, tenant_id: str, change: Callable[[TenantSession], Result]) -> Result:
+    async def write_plain(
+        self, tenant_id: str, change: Callable[[TenantStatements], Result]
+    ) -> Result:
         loop = asyncio.get_running_loop()
 
-        def held(session: TenantSession) -> Result:
+        def held(session: TenantStatements) -> Result:
             loop.call_soon_threadsafe(self.is_writing.set)
             assert self.may_write.wait(10)
             if self.num_failures:
@@ -50,7 +52,7 @@ class HeldControlPlane(ControlPlane):
                 raise DatabaseUnavailable
             return change(session)
 
-        result = await super().write(tenant_id, held)
+        result = await super().write_plain(tenant_id, held)
         self.num_written += 1
         return result
 

@@ -17,7 +17,7 @@ from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.models import Reservation, UsageDay, UsageRecord
 from loraplex.platform.quotas.models import RateKind
-from loraplex.platform.sessions import TenantSession
+from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
 from support.limits import SERVER_ID, limit, make_demand
@@ -30,11 +30,11 @@ class Counting(ControlPlane):
     num_writes = 0
     is_away = False
 
-    async def write(self, tenant_id: str, change: Callable[[TenantSession], Any]) -> Any:
+    async def write_plain(self, tenant_id: str, change: Callable[[TenantStatements], Any]) -> Any:
         self.num_writes += 1
         if self.is_away:
             raise DatabaseUnavailable
-        return await super().write(tenant_id, change)
+        return await super().write_plain(tenant_id, change)
 
 
 @pytest.fixture

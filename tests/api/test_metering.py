@@ -239,7 +239,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Pr
     async def scenario() -> None:
         life = Life(home)
         account = life.open(principal)
-        commit = life.control_plane.write
+        commit = life.control_plane.write_plain
 
         async def commit_and_lose(*args: Any) -> None:
             await commit(*args)
@@ -247,7 +247,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Pr
 
         with patch.object(metering, "RETRY_SECONDS", 0.01):
             await life.metering.recover()
-            with patch.object(life.control_plane, "write", commit_and_lose):
+            with patch.object(life.control_plane, "write_plain", commit_and_lose):
                 await life.metering.settle(account, WHOLE)
             await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == [("req-1", 10, 4, 7, "stop")]
