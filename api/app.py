@@ -56,7 +56,14 @@ def create_app(runtime: Runtime) -> FastAPI:
     Every route needs a key or a session: the dependency stands on the root router, and only
     `operations` and signing in are outside of it.
     """
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # Spans and metrics are our own; FastAPI's would look for providers with every request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     app.state.runtime = runtime
     app.include_router(operations.router)
     app.include_router(sessions.open_router)

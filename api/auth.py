@@ -28,7 +28,6 @@ from ..platform.networks import Network, is_within
 from .browser import (
     CSRF_HEADER,
     SAFE_METHODS,
-    Transport,
     check_same_origin,
     session_token,
     transport_of,
@@ -79,14 +78,14 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 
 async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
     tenant = request.headers.get(TENANT_HEADER)
-    transport = transport_of(request, runtime.settings.trusted_proxies)
-    cookie = _cookie(request, transport)
+    cookie = _cookie(request, runtime.settings.trusted_proxies)
     if cookie is None:
         return await runtime.control_plane.authenticate(bearer_token(request), tenant)
     token = parse_token(cookie, SESSION_PREFIX)
     if token is None:
         raise SessionEnded
     if request.method not in SAFE_METHODS:
+        transport = transport_of(request, runtime.settings.trusted_proxies)
         check_same_origin(request, transport, is_needed=True)
         sent = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(sent.encode(), token.csrf_token.encode()):
@@ -96,15 +95,17 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
 
 def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
     """The id of the key, or of the session, that an authenticated request came with; no secret."""
-    cookie = _cookie(request, transport_of(request, trusted_proxies))
+    cookie = _cookie(request, trusted_proxies)
     if cookie is None:
         return parse_key(bearer_token(request)).key_id
     return AccountToken(cookie).hash
 
 
-def _cookie(request: Request, transport: Transport) -> str | None:
+def _cookie(request: Request, trusted_proxies: Sequence[Network]) -> str | None:
     """The session's cookie, if that is what the request counts by: a key goes before it."""
-    return None if "authorization" in request.headers else session_token(request, transport)
+    if "authorization" in request.headers:
+        return None
+    return session_token(request, transport_of(request, trusted_proxies))
 
 
 @terms(errors=("session_required",), session=True)

@@ -26,7 +26,7 @@ from ..platform.keys.service import ApiKeyService
 from ..platform.keys.token import is_operators
 from ..platform.operators.service import OperatorService
 from ..platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
-from ..platform.sessions import PlatformSession, TenantSession, UnitOfWork
+from ..platform.sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
 from ..platform.tenants import service as tenants
 from ..platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
@@ -90,6 +90,17 @@ class ControlPlane:
         def run() -> Result:
             with self._database.transaction(tenant_id) as session:
                 return change(session)
+
+        return await self._run(run)
+
+    async def write_plain(
+        self, tenant_id: str, change: Callable[[TenantStatements], Result]
+    ) -> Result:
+        """The same by plain statements, for what every request writes."""
+
+        def run() -> Result:
+            with self._database.statements(tenant_id) as statements:
+                return change(statements)
 
         return await self._run(run)
 

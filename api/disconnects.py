@@ -24,16 +24,29 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
 
     The request's body must have been read, so that the next thing to receive is the disconnect.
     """
-    working = asyncio.create_task(work)
+    working = asyncio.current_task()
+    assert working is not None
+    num_cancels = working.cancelling()
+    is_gone = False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        is_gone = True
+        working.cancel()
+
     watching = asyncio.create_task(_disconnected(receive))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnected
-        return await working
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and working.cancelling() == num_cancels + 1:
+            raise ClientDisconnected from None
+        raise
     finally:
+        watching.remove_done_callback(leave)
+        if is_gone:
+            working.uncancel()
         await _cancel(watching)
-        await _cancel(working)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ..platform.quotas.standing import Standing
 
@@ -35,6 +35,8 @@ class RequestMeasures:
 
     def figures(self) -> Mapping[str, str | int | float]:
         """What is known, by name."""
-        known = asdict(self)
-        del known["standing"]
+        known = {name: getattr(self, name) for name in _FIGURES}
         return {name: value for name, value in known.items() if value is not None}
+
+
+_FIGURES = tuple(name for name in RequestMeasures.__slots__ if name != "standing")

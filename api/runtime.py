@@ -59,6 +59,7 @@ from .services.inference import Inference
 from .services.jobs import Job, Jobs
 from .services.leases import Leases
 from .services.lost_uploads import end_lost_uploads
+from .services.ledger_writer import LedgerWriter
 from .services.memories import Memories
 from .services.metering import Metering
 from .services.overview import Overview
@@ -107,8 +108,11 @@ class Runtime:
     tracing: Tracing | None
 
 
-def current_runtime(request: Request) -> Runtime:
-    """The runtime of the app that this request came to."""
+async def current_runtime(request: Request) -> Runtime:
+    """The runtime of the app that this request came to.
+
+    A coroutine, or FastAPI would ask a thread for it with every request.
+    """
     runtime: Runtime = request.app.state.runtime
     return runtime
 
@@ -155,9 +159,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
 
         name = settings.served_model_name or _public_name(engine_config.model, model_dir)
         metrics = Metrics(lambda: engine.stats, fetcher.stats)
-        metering = Metering(
-            journal=journal, engine=engine, control_plane=control_plane, metrics=metrics
-        )
+        ledger = LedgerWriter(control_plane)
+        metering = Metering(journal=journal, engine=engine, ledger=ledger, metrics=metrics)
         stack.push_async_callback(metering.close)
         metrics.show_ledger(
             is_database_away=lambda: control_plane.watch.is_away,
@@ -165,7 +168,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         )
         server_id = load_or_create_server_id(settings.data_dir)
         leases = Leases(control_plane, server_id)
-        admission = Admission(control_plane, server_id)
+        admission = Admission(control_plane, ledger, server_id)
         memories = Memories(
             engine=engine,
             disk_stats=lambda: fetcher.stats().disk,

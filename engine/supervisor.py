@@ -17,9 +17,9 @@ from typing import Self
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from .config import EngineConfig
+from .engine_socket import EngineSocket, Frames
 from .heartbeat import Heartbeat
 from .messages import FromEngine, ToEngine
 from .transport import decode_from_engine, encode
@@ -57,7 +57,7 @@ class EngineProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        socket: zmq.asyncio.Socket,
+        socket: EngineSocket,
         heartbeat: Heartbeat,
         resources: ExitStack,
     ) -> None:
@@ -80,7 +80,7 @@ class EngineProcess:
             directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
             heartbeat_path = Path(directory) / "heartbeat"
             heartbeat = Heartbeat(heartbeat_path)
-            context = resources.enter_context(zmq.asyncio.Context())
+            context = resources.enter_context(zmq.Context())
             socket = resources.enter_context(context.socket(zmq.PAIR))
             # Towards the engine the client bounds the requests; from there the engine's end does.
             socket.set_hwm(0)
@@ -104,7 +104,7 @@ class EngineProcess:
             finally:
                 os.close(stdin)
             kept = resources.pop_all()
-        return cls(process, socket, heartbeat, kept)
+        return cls(process, EngineSocket(socket), heartbeat, kept)
 
     @property
     def pid(self) -> int:
@@ -116,24 +116,18 @@ class EngineProcess:
         A process whose messages cannot be understood is killed: what its requests have come to is
         unknown from then on.
         """
-        reader = asyncio.create_task(self._read(on_message))
+        self._socket.listen(lambda frames: self._take(frames, on_message))
         try:
             status = await self._process.wait()
             await asyncio.sleep(DRAIN_SECONDS)
         finally:
-            reader.cancel()
-            await asyncio.wait([reader])
+            self._socket.close()
             self._resources.close()
         return status
 
     def send(self, message: ToEngine) -> None:
         """Send without waiting. To a process that has ended nothing is sent: `run` tells of it."""
-        if self._socket.closed:
-            return
-        sent = asyncio.ensure_future(
-            self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
-        )  # done already: it does not wait
-        if sent.exception() is not None:
+        if not self._socket.send(encode(message)):
             _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
 
     async def stop(self) -> None:
@@ -158,15 +152,12 @@ class EngineProcess:
             await asyncio.sleep(DUMP_SECONDS)
         self.kill()
 
-    async def _read(self, on_message: Callable[[FromEngine], None]) -> None:
+    def _take(self, frames: Frames, on_message: Callable[[FromEngine], None]) -> None:
         try:
-            while True:
-                on_message(decode_from_engine(await self._socket.recv_multipart()))
-                # Receiving does not wait while there is something to receive: a process that never
-                # falls silent would keep the loop from everybody else.
-                await asyncio.sleep(0)
+            on_message(decode_from_engine(frames))
         except Exception:
             _log.exception("engine_message_not_understood")
+            self._socket.close()
             self.kill()
 
 

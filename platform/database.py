@@ -26,7 +26,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
 from . import revisions, row_security
 from .errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
-from .sessions import PlatformSession, TenantSession, UnitOfWork
+from .row_security import confine
+from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for the one before it."""
@@ -67,6 +68,13 @@ class Database:
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
         with _unit_of_work(session):
             yield session
+
+    @contextmanager
+    def statements(self, tenant_id: str) -> Iterator[TenantStatements]:
+        """A unit of work of plain statements on one tenant's rows; otherwise like `transaction`."""
+        with _errors_told(), self._writing.begin() as connection:
+            confine(connection, tenant_id)
+            yield TenantStatements(connection, tenant_id)
 
     @contextmanager
     def platform_transaction(self, *, read_only: bool = False) -> Iterator[PlatformSession]:
@@ -195,9 +203,15 @@ def _is_missing_file(url: URL) -> bool:
 
 @contextmanager
 def _unit_of_work(session: AnyUnitOfWork) -> Iterator[AnyUnitOfWork]:
+    with _errors_told(), session, session.begin():
+        yield session
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
     try:
-        with _unavailable_if_unanswered(), session, session.begin():
-            yield session
+        with _unavailable_if_unanswered():
+            yield
     except DataError as exc:
         # PostgreSQL keeps no NUL in texts, and looks for none: whoever asks has sent it.
         raise InvalidValue(

@@ -6,8 +6,8 @@ given the rows of two tenants, one that takes a `PlatformSession` says so in its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 from sqlalchemy.orm import (
@@ -22,6 +22,24 @@ from .base import TenantOwned
 from .models import Tenant  # from there, so that whoever has a session knows every table
 from .row_security import confine
 
+Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""A statement's parameters, or several of them."""
+Rows = CursorResult[*tuple[Any, ...]]
+
+
+class Transaction(Protocol):
+    """What a session and plain statements have in common."""
+
+    @property
+    def dialect(self) -> str: ...
+    def connection(self) -> Connection: ...
+
+
+class TenantRows(Transaction, Protocol):
+    """The same, of one tenant."""
+
+    def execute_pinned(self, statement: Executable, values: Values) -> Rows: ...
+
 
 class ScopeViolation(AssertionError):
     """Code tried to reach rows outside the session's scope: a bug, never a caller's mistake."""
@@ -33,6 +51,12 @@ class UnitOfWork(Session):
     def __init__(self, engine: Engine, *, read_only: bool) -> None:
         super().__init__(engine, expire_on_commit=False)
         self.read_only = read_only
+        self._dialect = engine.dialect.name
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._dialect
 
 
 class PlatformSession(UnitOfWork):
@@ -51,16 +75,41 @@ class TenantSession(UnitOfWork):
         super().__init__(engine, read_only=read_only)
         self.tenant_id = tenant_id
 
-    def execute_pinned(
-        self, statement: Executable, values: Mapping[str, Any]
-    ) -> CursorResult[tuple[Any, ...]]:
-        """Run a Core statement that narrows itself by its parameter `tenant_id`, which is set here.
-
-        For what every request needs: the ORM costs several times as much. Raises ScopeViolation.
-        """
+    def execute_pinned(self, statement: Executable, values: Values) -> Rows:
+        """As `TenantStatements` does. Raises ScopeViolation."""
         if self.read_only and not statement.is_select:
             raise ScopeViolation("this unit of work was opened for reading")
-        return self.connection().execute(statement, {**values, "tenant_id": self.tenant_id})
+        return TenantStatements(self.connection(), self.tenant_id).execute_pinned(statement, values)
+
+
+class TenantStatements:
+    """A transaction of plain statements on one tenant's rows.
+
+    For what every request writes: the ORM's session costs more than the statements. PostgreSQL
+    keeps to the tenant's rows here too.
+    """
+
+    def __init__(self, connection: Connection, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
+        self._connection = connection
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._connection.dialect.name
+
+    def connection(self) -> Connection:
+        """For statements that ask for nobody's rows."""
+        return self._connection
+
+    def execute_pinned(self, statement: Executable, values: Values) -> Rows:
+        """Run a Core statement that narrows itself by its parameter `tenant_id`, which is set here.
+
+        Once, or for each of several values.
+        """
+        sets = [values] if isinstance(values, Mapping) else values
+        pinned = [{**each, "tenant_id": self.tenant_id} for each in sets]
+        return self._connection.execute(statement, pinned if len(pinned) > 1 else pinned[0])
 
 
 @event.listens_for(TenantSession, "after_begin")

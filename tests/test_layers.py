@@ -77,6 +77,7 @@ EDGES = {
     "engine/process.py": {"zmq", "msgspec"},
     "engine/client.py": {"zmq", "msgspec"},
     "engine/supervisor.py": {"zmq", "msgspec"},
+    "engine/engine_socket.py": {"zmq"},
     "engine/tokenizer.py": {"tokenizers", "jinja2"},
     "engine/detokenizer.py": {"tokenizers"},
     "engine/checkpoint.py": {"huggingface_hub"},

@@ -62,7 +62,7 @@ async def set_limits(
 ) -> Response:
     """Replace the tenant's limits.
 
-    They hold from the next request on, on every server.
+    They hold from the next request on; on other servers a tenant's first ones within seconds.
     """
     limits = Limits(**body.model_dump(include=set(LimitsBody.model_fields)))
 

@@ -13,6 +13,7 @@ from ...platform.quotas import service as quotas
 from ...platform.quotas.service import Demand, Standing
 from ..control_plane import ControlPlane
 from ..request_measures import RequestMeasures
+from .ledger_writer import LedgerWriter
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +26,9 @@ class Admission:
     Who is admitted is settled by its account, in the transaction that writes the ledger's row.
     """
 
-    def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
+    def __init__(self, control_plane: ControlPlane, ledger: LedgerWriter, server_id: str) -> None:
         self._control_plane = control_plane
+        self._ledger = ledger
         self._server_id = server_id
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -34,12 +36,9 @@ class Admission:
         """Reserve what the request may use; notes in `measures` what is left of the rates.
 
         Raises a LimitReached or DatabaseUnavailable; then, and if it is cancelled, nothing stays
-        reserved. A tenant whose requests nothing limits reserves nothing.
+        reserved, nor of a tenant whose requests nothing limits.
         """
-        limits = await self._control_plane.read(tenant_id, quotas.get_limits)
-        if not limits.restrict_requests:
-            return
-        reserving = asyncio.create_task(self._reserve(tenant_id, demand))
+        reserving = self._ledger.reserve(tenant_id, demand, self._server_id)
         try:
             measures.standing = await asyncio.shield(reserving)
         except LimitReached as exc:
@@ -66,19 +65,13 @@ class Admission:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
-    async def _reserve(self, tenant_id: str, demand: Demand) -> Standing:
-        return await self._control_plane.write(
-            tenant_id,
-            lambda session: quotas.reserve(session, demand, server_id=self._server_id),
-        )
-
-    def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Task[Standing]) -> None:
+    def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Future[Standing]) -> None:
         if not reserving.cancelled() and reserving.exception() is None:
             self._spawn(self._release(tenant_id, demand.request_id))
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
         try:
-            await self._control_plane.write(
+            await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)
             )
         except DatabaseUnavailable:

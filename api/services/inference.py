@@ -44,6 +44,8 @@ from .seen_adapters import SeenAdapters
 log = structlog.get_logger(__name__)
 
 NUM_TOKENIZERS = 2
+SHORT_PROMPT = 512
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +244,10 @@ class Inference:
         def encode_all() -> list[list[int]]:
             return list(map(encode, prompts))
 
-        has_text = any(isinstance(prompt, str) for prompt in prompts)
         encoded = (
-            await self._turns.run(principal.tenant_id, encode_all) if has_text else encode_all()
+            encode_all()
+            if _is_encoded_at_once(prompts)
+            else await self._turns.run(principal.tenant_id, encode_all)
         )
         if truncate is None:
             return encoded
@@ -316,13 +319,18 @@ class Inference:
     async def _admit(self, order: Order) -> Generation:
         """Open the order's account and let its tenant's limits decide. Raises a LimitReached.
 
+        A tenant that nothing limited when its key was looked up is not asked for: its first limit
+        may be seen as late as a key's revocation.
         While the database is away there is nothing to ask: limits rest, what is used counts later.
         One that is only held by others for too long does not let the request past its limits.
         """
         specs = self._sequences(order)
         account = self._open_account(order, specs)
         try:
-            await self._admission.admit(order.principal.tenant_id, _demand(order), order.measures)
+            if order.principal.is_limited:
+                await self._admission.admit(
+                    order.principal.tenant_id, _demand(order), order.measures
+                )
         except BaseException as exc:
             if not isinstance(exc, DatabaseUnavailable) or isinstance(exc, DatabaseBusy):
                 self._metering.discard(account)
@@ -430,6 +438,12 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _is_encoded_at_once(prompts: Sequence[str | list[int]]) -> bool:
+    """It takes less than handing it to a thread does."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    return not texts or (len(texts) == 1 and len(texts[0]) <= SHORT_PROMPT)
 
 
 def _demand(order: Order) -> Demand:

@@ -1,27 +1,28 @@
-"""Writing what ended into the ledger: what waits while a transaction runs goes into the next one.
+"""Writing who is admitted and what ended: what waits while a transaction runs goes into the next.
 
-Everybody learns of their row when it is committed. A commit costs as much for many rows as for one,
-so the busier a tenant is, the less a request costs; one alone waits for nobody.
+Everybody learns of their own when it is committed. A commit costs as much for many requests as for
+one, so the busier a tenant is, the less a request costs; one alone waits for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ...platform.errors import DatabaseUnavailable
+from ...platform.errors import DatabaseUnavailable, LimitReached
 from ...platform.quotas import service as quotas
-from ...platform.sessions import TenantSession
+from ...platform.quotas.service import Demand, HeldLimits, Standing, Used
+from ...platform.sessions import TenantRows
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
 from ..control_plane import ControlPlane
 
-MAX_ROWS = 64
+MAX_REQUESTS = 64
 """Of one transaction: what it locks, others wait for."""
 
 
@@ -47,65 +48,95 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: str
     ended_at: datetime
 
+    @property
+    def is_nothing(self) -> bool:
+        """There is nothing to pay."""
+        return not (self.prompt_tokens or self.completion_tokens)
 
-class _Entry(NamedTuple):
+
+class _Begun(NamedTuple):
+    """A request that asks whether it may run."""
+
+    demand: Demand
+    server_id: str
+
+
+class _Ended(NamedTuple):
+    """A request that is to be charged."""
+
     owner: Owner
     charge: Charge
-    is_new: asyncio.Future[bool]
+
+
+class _Entry(NamedTuple):
+    work: _Begun | _Ended
+    done: asyncio.Future[Any]
+    """A Standing for what has begun, for what has ended whether its row is new."""
 
 
 class LedgerWriter:
-    """Writes rows, of each tenant in one transaction at a time; one for the server."""
+    """Writes for requests, of each tenant in one transaction at a time; one for the server."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._control_plane = control_plane
         self._waiting: dict[str, list[_Entry]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
 
+    def reserve(self, tenant_id: str, demand: Demand, server_id: str) -> asyncio.Future[Standing]:
+        """Done once what the request may use is reserved, with what is left; see `quotas.reserve`.
+
+        It is carried out even if whoever waits for it goes away. Ends with a LimitReached or
+        another PlatformError.
+        """
+        return self._add(tenant_id, _Begun(demand, server_id))
+
     async def write(self, owner: Owner, charge: Charge) -> bool:
         """Return once the row is committed; False if it was there, or there is nothing to charge.
 
         Raises a PlatformError.
         """
-        entry = _Entry(owner, charge, asyncio.get_running_loop().create_future())
-        tenant_id = owner.tenant_id
-        self._waiting.setdefault(tenant_id, []).append(entry)
-        if tenant_id not in self._writing:
-            self._writing[tenant_id] = asyncio.create_task(self._write_waiting(tenant_id))
-        return await entry.is_new
+        is_new: bool = await self._add(owner.tenant_id, _Ended(owner, charge))
+        return is_new
 
     def close(self) -> None:
         """Give up what is not written yet; who waits for it is cancelled."""
         for task in self._writing.values():
             task.cancel()
         for entry in chain.from_iterable(self._waiting.values()):
-            entry.is_new.cancel()
+            entry.done.cancel()
         self._waiting.clear()
+
+    def _add(self, tenant_id: str, work: _Begun | _Ended) -> asyncio.Future[Any]:
+        entry = _Entry(work, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant_id, []).append(entry)
+        if tenant_id not in self._writing:
+            self._writing[tenant_id] = asyncio.create_task(self._write_waiting(tenant_id))
+        return entry.done
 
     async def _write_waiting(self, tenant_id: str) -> None:
         try:
             while waiting := self._waiting.pop(tenant_id, None):
-                if rest := waiting[MAX_ROWS:]:
+                if rest := waiting[MAX_REQUESTS:]:
                     self._waiting[tenant_id] = rest
-                await self._commit(tenant_id, waiting[:MAX_ROWS])
+                await self._commit(tenant_id, waiting[:MAX_REQUESTS])
         finally:
             del self._writing[tenant_id]
 
     async def _commit(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
+        works = [entry.work for entry in entries]
         try:
-            are_new = await self._control_plane.write(
-                tenant_id, lambda session: _record(session, entries)
+            results = await self._control_plane.write_plain(
+                tenant_id, lambda session: list(_carry_out(session, works))
             )
         except asyncio.CancelledError:
             for entry in entries:
-                entry.is_new.cancel()
+                entry.done.cancel()
             raise
         except Exception as exc:
             await self._note_failure(tenant_id, entries, exc)
             return
-        for entry, is_new in zip(entries, are_new, strict=True):
-            if not entry.is_new.done():
-                entry.is_new.set_result(is_new)
+        for entry, result in zip(entries, results, strict=True):
+            _tell(entry, result)
 
     async def _note_failure(
         self, tenant_id: str, entries: Sequence[_Entry], error: Exception
@@ -116,21 +147,41 @@ class LedgerWriter:
                 await self._commit(tenant_id, [entry])
             return
         for entry in entries:
-            if not entry.is_new.done():
-                entry.is_new.set_exception(error)
+            _tell(entry, error)
 
 
-def _record(session: TenantSession, entries: Sequence[_Entry]) -> list[bool]:
+def _tell(entry: _Entry, result: object) -> None:
+    if entry.done.done():
+        return
+    if isinstance(result, Exception):
+        entry.done.set_exception(result)
+    else:
+        entry.done.set_result(result)
+
+
+def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
+    """The result of each: first those are settled that have ended, so that who begins has room."""
+    ended = [work for work in works if isinstance(work, _Ended)]
+    with quotas.hold(session) as held:
+        are_new = iter(_record(session, ended, held))
+        for work in works:
+            yield next(are_new) if isinstance(work, _Ended) else _reserve(held, work)
+
+
+def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
+    """A refusal changes nothing, so the others' transaction goes on."""
+    try:
+        return held.reserve(begun.demand, begun.server_id)
+    except LimitReached as exc:
+        return exc
+
+
+def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
     """Record what is to be charged; False for what is recorded already, or costs nothing."""
-    charged = []
-    for entry in entries:
-        if entry.charge.prompt_tokens or entry.charge.completion_tokens:
-            charged.append(entry)
-        else:
-            quotas.release(session, entry.owner.request_id)
-    usages = [_usage(entry.owner, entry.charge) for entry in charged]
-    are_new = dict(zip(charged, ledger.record_all(session, usages), strict=True))
-    return [are_new.get(entry, False) for entry in entries]
+    usages = [_usage(*each) for each in ended if not each.charge.is_nothing]
+    are_new = iter(ledger.record_all(session, usages, held))
+    held.settle([Used(request_id=owner.request_id) for owner, charge in ended if charge.is_nothing])
+    return [False if charge.is_nothing else next(are_new) for _, charge in ended]
 
 
 def _usage(owner: Owner, charge: Charge) -> Usage:

@@ -27,7 +27,6 @@ from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import Principal
-from ..control_plane import ControlPlane
 from ..metrics import Metrics
 from ..threads import WorkerThreads
 from .generation import Outcome
@@ -62,12 +61,12 @@ class Metering:
         *,
         journal: TokenJournal,
         engine: EngineClient,
-        control_plane: ControlPlane,
+        ledger: LedgerWriter,
         metrics: Metrics,
     ) -> None:
         self._journal = journal
         self._engine = engine
-        self._ledger = LedgerWriter(control_plane)
+        self._ledger = ledger
         self._metrics = metrics
         self._threads = WorkerThreads("metering", 1)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -17,7 +17,7 @@ import structlog
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ...platform.requests import service
-from ...platform.requests.models import MODEL_LENGTH, ROUTE_LENGTH, RequestLogEntry
+from ...platform.requests.models import MODEL_LENGTH, ROUTE_LENGTH, LogRow
 from ..control_plane import ControlPlane
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
@@ -38,7 +38,7 @@ class RequestLog:
     def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane
         self._metrics = metrics
-        self._pending: deque[RequestLogEntry] = deque()
+        self._pending: deque[LogRow] = deque()
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
@@ -73,28 +73,28 @@ class RequestLog:
             self._metrics.request_log_dropped.inc()
             return
         self._pending.append(
-            RequestLogEntry(
-                request_id=request_id,
-                tenant_id=tenant_id,
-                created_at=now or utc_now(),
-                key_id=key_id,
-                route=route[:ROUTE_LENGTH],
-                status=status,
-                error_code=code or None,
-                model=measures.model and measures.model[:MODEL_LENGTH],
-                adapter_name=measures.adapter_name,
-                adapter_version=measures.adapter_version,
-                finish_reason=measures.finish_reason,
-                tier=measures.tier,
-                prompt_tokens=measures.prompt_tokens,
-                cached_tokens=measures.cached_tokens,
-                completion_tokens=measures.completion_tokens,
-                queue_ms=_milliseconds(measures.queue_seconds),
-                adapter_wait_ms=_milliseconds(measures.adapter_wait_seconds),
-                load_ms=measures.load_ms,
-                first_token_ms=_milliseconds(measures.first_token_seconds),
-                total_ms=1000 * seconds,
-            )
+            {
+                "request_id": request_id,
+                "tenant_id": tenant_id,
+                "created_at": now or utc_now(),
+                "key_id": key_id,
+                "route": route[:ROUTE_LENGTH],
+                "status": status,
+                "error_code": code or None,
+                "model": measures.model and measures.model[:MODEL_LENGTH],
+                "adapter_name": measures.adapter_name,
+                "adapter_version": measures.adapter_version,
+                "finish_reason": measures.finish_reason,
+                "tier": measures.tier,
+                "prompt_tokens": measures.prompt_tokens,
+                "cached_tokens": measures.cached_tokens,
+                "completion_tokens": measures.completion_tokens,
+                "queue_ms": _milliseconds(measures.queue_seconds),
+                "adapter_wait_ms": _milliseconds(measures.adapter_wait_seconds),
+                "load_ms": measures.load_ms,
+                "first_token_ms": _milliseconds(measures.first_token_seconds),
+                "total_ms": 1000 * seconds,
+            }
         )
 
     async def flush(self) -> None:

@@ -174,6 +174,8 @@ class Principal:
     """When the key ends; None: never."""
     tenant_weight: float = 1.0
     """The tenant's share of the device, in proportion to the others'."""
+    is_limited: bool = True
+    """Something limited the tenant's requests when the caller was looked up, or nobody looked."""
     operator_role: OperatorRole | None = None
     """Of an operator who acts on the tenant."""
     signed_in: SignedIn | None = None

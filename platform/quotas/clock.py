@@ -15,25 +15,23 @@ from pathlib import Path
 from sqlalchemy import extract, func, select
 
 from ..base import new_id, utc_now
-from ..sessions import TenantSession, UnitOfWork
-from ..tenants.models import Tenant
+from ..sessions import Transaction
 from .bucket import Reading
 
 DATABASE_CLOCK = "database"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-Clock = Callable[[UnitOfWork], Reading]
+_NOW = select(extract("epoch", func.clock_timestamp()))
+
+Clock = Callable[[Transaction], Reading]
 
 
-def read_clock(session: UnitOfWork) -> Reading:
+def read_clock(session: Transaction) -> Reading:
     """What the clock that all servers of this database share shows now."""
-    if session.get_bind().dialect.name == "sqlite":
+    if session.dialect == "sqlite":
         return Reading(_boot_id(), time.monotonic())
     # Not now(): that is when the transaction began, before it waited for locks.
-    query = select(extract("epoch", func.clock_timestamp()))
-    if isinstance(session, TenantSession):
-        query = query.select_from(Tenant)  # its own row, the only one that it sees
-    return Reading(DATABASE_CLOCK, float(session.execute(query).scalar_one()))
+    return Reading(DATABASE_CLOCK, float(session.connection().execute(_NOW).scalar_one()))
 
 
 def moment_of(reading: Reading) -> datetime:

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy.exc import IntegrityError
 
 from ..errors import InvalidValue
-from ..sessions import TenantSession
+from ..sessions import PlatformSession, TenantSession
 from . import repository
 from .clock import Clock, moment_of, read_clock
 from .models import Period, PeriodUse, Quota, RateKind
@@ -58,6 +58,11 @@ _BIG = frozenset({"tokens_per_period", "stored_bytes"})
 def get_limits(session: TenantSession) -> Limits:
     """The tenant's limits."""
     return limits_of(repository.find_quota(session))
+
+
+def restrict_requests(session: PlatformSession, tenant_id: str) -> bool:
+    """The tenant's requests have to ask."""
+    return limits_of(repository.find_quota_of(session, tenant_id)).restrict_requests
 
 
 def limits_of(quota: Quota | None) -> Limits:

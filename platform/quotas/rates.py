@@ -1,15 +1,14 @@
-"""A tenant's buckets in the database: filled up to now, charged, and written back."""
+"""A tenant's buckets: filled up to now, and charged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ..errors import RateLimited
-from ..sessions import TenantSession
-from . import repository
 from .bucket import Bucket, Reading
 from .limits import Limits
-from .models import RateBucket, RateKind
+from .models import RateKind
+from .repository import BucketRow
 from .standing import RateStanding, Standing
 
 Costs = Mapping[RateKind, int]
@@ -23,15 +22,15 @@ _WORDS = {
 
 
 class Rates:
-    """The buckets of the rates that are limited. Writers hold the tenant's quota."""
+    """The buckets of the rates that are limited."""
 
-    def __init__(self, session: TenantSession, limits: Limits, now: Reading) -> None:
-        self._session = session
+    def __init__(self, limits: Limits, rows: Mapping[RateKind, BucketRow], now: Reading) -> None:
+        """`rows`: the tenant's buckets as they were written last."""
         self._limits = {kind: limit for kind in RateKind if (limit := limits.rate(kind))}
-        self._rows = dict(repository.list_buckets(session)) if self._limits else {}
         self._buckets = {
-            kind: _bucket(self._rows.get(kind), limit, now) for kind, limit in self._limits.items()
+            kind: _bucket(rows.get(kind), limit, now) for kind, limit in self._limits.items()
         }
+        self._changed: set[RateKind] = set()
 
     @property
     def standing(self) -> Standing:
@@ -68,16 +67,19 @@ class Rates:
     def pay(self, costs: Costs) -> None:
         """Take this from the buckets that there are; a negative cost gives back."""
         for kind in costs.keys() & self._buckets.keys():
-            bucket = self._buckets[kind] = self._buckets[kind].paid(costs[kind])
-            row = self._rows.get(kind)
-            if row is None:
-                row = self._rows[kind] = RateBucket(kind=kind)
-                self._session.add(row)
-            row.level = bucket.level
-            row.clock, row.updated_at = bucket.at
+            self._buckets[kind] = self._buckets[kind].paid(costs[kind])
+            self._changed.add(kind)
+
+    @property
+    def changes(self) -> Mapping[RateKind, BucketRow]:
+        """The buckets that were charged, as they are to be written."""
+        kinds = sorted(self._changed)
+        return {
+            kind: BucketRow(self._buckets[kind].level, *self._buckets[kind].at) for kind in kinds
+        }
 
 
-def _bucket(row: RateBucket | None, limit: int, now: Reading) -> Bucket:
+def _bucket(row: BucketRow | None, limit: int, now: Reading) -> Bucket:
     if row is None:
         return Bucket.full(limit, now)
     return Bucket(limit, row.level, Reading(row.clock, row.updated_at)).refilled(now)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import (
-    ColumnElement,
+    Executable,
     Select,
-    and_,
+    Table,
     bindparam,
+    delete,
     func,
-    literal,
+    insert,
     or_,
     select,
-    union_all,
     update,
 )
 
@@ -23,8 +24,9 @@ from ..adapters.models import Adapter, AdapterVersion, Upload
 from ..adapters.states import VISIBLE_STATES, UploadState, VersionState
 from ..base import utc_now
 from ..keys.models import ApiKey
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
+from ..upserts import insert_into, primary_key
 from ..usage.models import UsageRecord
 from ..users.models import User
 from .bucket import Reading
@@ -46,6 +48,11 @@ def find_quota(session: TenantSession) -> Quota | None:
     return session.scalars(select(Quota)).one_or_none()
 
 
+def find_quota_of(session: PlatformSession, tenant_id: str) -> Quota | None:
+    """This tenant's limits."""
+    return session.get(Quota, tenant_id)
+
+
 def lock_quota(session: TenantSession) -> Quota | None:
     """The tenant's limits, which nobody else holds until this unit of work ends.
 
@@ -63,47 +70,105 @@ def lock_tenant(session: TenantSession) -> None:
 # --- rates and reservations ---------------------------------------------------------------------
 
 
-def list_buckets(session: TenantSession) -> Mapping[RateKind, RateBucket]:
+class BucketRow(NamedTuple):
+    """A bucket as it was written last."""
+
+    level: float
+    clock: str
+    updated_at: float
+
+
+class Paid(NamedTuple):
+    """What a reservation has paid in advance."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+def lock_limits(session: TenantRows) -> Mapping[str, Any] | None:
+    """All limits by their names, held like those of `lock_quota`; None if the tenant has none."""
+    row = session.execute_pinned(_LOCK_LIMITS, {}).one_or_none()
+    return None if row is None else row._asdict()
+
+
+_QUOTAS = Quota.__table__
+_LOCK_LIMITS = (
+    select(*(c for c in _QUOTAS.c if c.name not in ("tenant_id", "updated_at")))
+    .where(_QUOTAS.c.tenant_id == bindparam("tenant_id"))
+    .with_for_update()
+)
+
+
+def list_buckets(session: TenantRows) -> Mapping[RateKind, BucketRow]:
     """The tenant's buckets, as the database has them now."""
-    query = select(RateBucket).execution_options(populate_existing=True)
-    return {bucket.kind: bucket for bucket in session.scalars(query)}
+    rows = session.execute_pinned(_LIST_BUCKETS, {})
+    return {row[0]: BucketRow(*row[1:]) for row in rows}
 
 
-def concerns_limits(session: TenantSession, request_id: str) -> bool:
-    """The tenant has limits of some kind, or the request has reserved something."""
-    return session.execute_pinned(_CONCERNS_LIMITS, {"request_id": request_id}).first() is not None
+_BUCKETS = RateBucket.__table__
+_LIST_BUCKETS = select(
+    _BUCKETS.c.kind, _BUCKETS.c.level, _BUCKETS.c.clock, _BUCKETS.c.updated_at
+).where(_BUCKETS.c.tenant_id == bindparam("tenant_id"))
 
 
-_CONCERNS_LIMITS = union_all(
-    select(literal(1)).where(Quota.__table__.c.tenant_id == bindparam("tenant_id")),
-    select(literal(1)).where(
-        Reservation.__table__.c.tenant_id == bindparam("tenant_id"),
-        Reservation.__table__.c.request_id == bindparam("request_id"),
-    ),
-).limit(1)
+def write_buckets(session: TenantRows, buckets: Mapping[RateKind, BucketRow]) -> None:
+    """Replace these buckets of the tenant, whose quota is held."""
+    rows = [{"kind": kind, **row._asdict()} for kind, row in buckets.items()]
+    session.execute_pinned(_write_buckets(session.dialect), rows)
 
 
-def find_quota_and_reservation(
-    session: TenantSession, request_id: str
-) -> tuple[Quota | None, Reservation | None]:
-    """The tenant's limits, which others may hold, and what the request has reserved."""
-    is_of_request = and_(Reservation.tenant_id == Tenant.id, Reservation.request_id == request_id)
-    query = (
-        select(Quota, Reservation)
-        .select_from(Tenant)
-        .outerjoin(Quota, Quota.tenant_id == Tenant.id)
-        .outerjoin(Reservation, is_of_request)
+@cache
+def _write_buckets(dialect: str) -> Executable:
+    statement = insert_into(RateBucket, dialect)
+    changed = {name: statement.excluded[name] for name in BucketRow._fields}
+    key = primary_key(RateBucket)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=changed))
+
+
+def add_reservations(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add reservations, all their columns but the tenant's and the time."""
+    session.execute_pinned(_ADD_RESERVATIONS, rows)
+
+
+_RESERVATIONS = cast(Table, Reservation.__table__)
+_ADD_RESERVATIONS = insert(_RESERVATIONS).inline()
+
+
+def remove_reservations(session: TenantRows, request_ids: Sequence[str]) -> Mapping[str, Paid]:
+    """Remove what these requests of the tenant have reserved; what that had paid, by request."""
+    rows = session.execute_pinned(_REMOVE_RESERVATIONS, {"request_ids": request_ids})
+    return {row[0]: Paid(row[1], row[2]) for row in rows}
+
+
+_REMOVE_RESERVATIONS = (
+    delete(_RESERVATIONS)
+    .where(
+        _RESERVATIONS.c.tenant_id == bindparam("tenant_id"),
+        _RESERVATIONS.c.request_id.in_(bindparam("request_ids", expanding=True)),
     )
-    row = session.execute(query.execution_options(populate_existing=True)).one()
-    return row[0], row[1]
+    .returning(
+        _RESERVATIONS.c.request_id,
+        _RESERVATIONS.c.paid_input_tokens,
+        _RESERVATIONS.c.paid_output_tokens,
+    )
+)
 
 
-def sum_reservations(session: TenantSession, now: Reading) -> Reserved:
+def sum_reservations(session: TenantRows, now: Reading) -> Reserved:
     """What the tenant's running requests have reserved; expired reservations count for nothing."""
-    tokens = Reservation.input_tokens + Reservation.output_tokens
-    query = select(func.count(Reservation.request_id), func.coalesce(func.sum(tokens), 0))
-    row = session.execute(query.where(_is_alive(now))).one()
+    values = {"clock": now.clock, "seconds": now.seconds}
+    row = session.execute_pinned(_SUM_RESERVATIONS, values).one()
     return Reserved(row[0], int(row[1]))
+
+
+_SUM_RESERVATIONS = select(
+    func.count(),
+    func.coalesce(func.sum(_RESERVATIONS.c.input_tokens + _RESERVATIONS.c.output_tokens), 0),
+).where(
+    _RESERVATIONS.c.tenant_id == bindparam("tenant_id"),
+    _RESERVATIONS.c.clock == bindparam("clock"),
+    _RESERVATIONS.c.expires_at > bindparam("seconds"),
+)
 
 
 def renew_reservations(
@@ -127,10 +192,6 @@ def list_reservations_of_server(session: PlatformSession, server_id: str) -> Seq
     return session.scalars(query.order_by(Reservation.created_at)).all()
 
 
-def _is_alive(now: Reading) -> ColumnElement[bool]:
-    return and_(Reservation.clock == now.clock, Reservation.expires_at > now.seconds)
-
-
 # --- budgets ------------------------------------------------------------------------------------
 
 
@@ -138,6 +199,35 @@ def find_period_use(session: TenantSession, period: Period, begin: datetime) -> 
     """What the tenant used in the period that began then, as the database has it now."""
     query = select(PeriodUse).where(PeriodUse.period == period, PeriodUse.begins_at == begin)
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+
+
+def sum_period(session: TenantRows, period: Period, begin: datetime) -> int | None:
+    """The tokens that the tenant used in the period that began then."""
+    values = {"period": period, "begins_at": begin}
+    tokens: int | None = session.execute_pinned(_SUM_PERIOD, values).scalar()
+    return tokens
+
+
+_PERIODS = PeriodUse.__table__
+_SUM_PERIOD = select(_PERIODS.c.tokens).where(
+    *(_PERIODS.c[name] == bindparam(name) for name in ("tenant_id", "period", "begins_at"))
+)
+
+
+def add_to_periods(
+    session: TenantRows, period: Period, tokens: Sequence[tuple[datetime, int]]
+) -> None:
+    """Add so many tokens to the tenant's use of the periods that began then."""
+    rows = [{"period": period, "begins_at": begin, "tokens": num} for begin, num in tokens]
+    session.execute_pinned(_add_to_periods(session.dialect), rows)
+
+
+@cache
+def _add_to_periods(dialect: str) -> Executable:
+    statement = insert_into(PeriodUse, dialect)
+    added = {"tokens": _PERIODS.c.tokens + statement.excluded.tokens}
+    key = primary_key(PeriodUse)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=added))
 
 
 def sum_ledger_tokens(session: TenantSession, since: datetime, until: datetime) -> int:

@@ -6,16 +6,9 @@ a tenant owns asks for room first.
 
 from __future__ import annotations
 
+from .held import LEASE_SECONDS, Demand, HeldLimits, Used, hold
 from .limits import NO_LIMITS, Limits, get_limits, lock_limits, set_limits
-from .reservations import (
-    LEASE_SECONDS,
-    Demand,
-    list_of_server,
-    release,
-    renew,
-    reserve,
-    settle,
-)
+from .reservations import list_of_server, release, renew, reserve, settle
 from .resources import (
     Resource,
     check_room,
@@ -31,12 +24,14 @@ __all__ = [
     "LEASE_SECONDS",
     "NO_LIMITS",
     "Demand",
+    "HeldLimits",
     "LimitUse",
     "Limits",
     "QuotaUse",
     "RateStanding",
     "Resource",
     "Standing",
+    "Used",
     "check_room",
     "check_room_for_content",
     "check_room_for_successor",
@@ -44,6 +39,7 @@ __all__ = [
     "check_room_for_version",
     "current_use",
     "get_limits",
+    "hold",
     "list_of_server",
     "lock_limits",
     "release",

@@ -62,7 +62,7 @@ def current_use(session: TenantSession, *, clock: Clock = read_clock) -> QuotaUs
 
 
 def _rates(session: TenantSession, limits: Limits, now: Reading) -> dict[str, LimitUse]:
-    standing = Rates(session, limits, now).standing
+    standing = Rates(limits, repository.list_buckets(session), now).standing
     uses = {}
     for kind in RateKind:
         rate = standing.get(kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -15,6 +17,10 @@ from ..usage.models import REQUEST_ID_LENGTH
 ROUTE_LENGTH = 64
 MODEL_LENGTH = 200
 CODE_LENGTH = 64
+
+
+LogRow = Mapping[str, Any]
+"""All columns of an entry, by name."""
 
 
 class RequestLogEntry(TenantOwned, Base):

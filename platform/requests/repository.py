@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import Select, Table, insert, select, tuple_
 
 from ..sessions import PlatformSession, TenantSession
-from .models import RequestLogEntry
+from .models import LogRow, RequestLogEntry
 
 
 class Place(NamedTuple):
@@ -32,6 +32,11 @@ class LogFilter:
     status: int | None = None
     since: datetime | None = None
     until: datetime | None = None
+
+
+def add(session: PlatformSession, rows: Sequence[LogRow]) -> None:
+    """Add entries of any tenants: plain rows, since every request has one."""
+    session.connection().execute(insert(cast(Table, RequestLogEntry.__table__)), rows)
 
 
 def find(session: TenantSession, request_id: str) -> RequestLogEntry | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from ..errors import InvalidValue, RequestNotFound
 from ..sessions import PlatformSession, TenantSession
 from . import repository
-from .models import RequestLogEntry
+from .models import LogRow, RequestLogEntry
 from .repository import LogFilter, Place
 
 
-def add(session: PlatformSession, entries: Iterable[RequestLogEntry]) -> None:
+def add(session: PlatformSession, entries: Sequence[LogRow]) -> None:
     """Add entries of any tenants."""
-    session.add_all(entries)
+    repository.add(session, entries)
 
 
 def get(session: TenantSession, request_id: str) -> RequestLogEntry:

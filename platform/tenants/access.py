@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import TenantNotFound
 from ..keys.principal import AnyPrincipal, Principal
+from ..quotas.limits import restrict_requests
 from ..sessions import PlatformSession
 from . import service
 
@@ -14,11 +17,11 @@ def act_on_tenant(session: PlatformSession, caller: AnyPrincipal, slug: str | No
     A tenant's key may name its own. Raises TenantNotFound, for others as for what is not there:
     whoever names another tenant is not to change things in its own.
     """
-    if slug is None:
+    if slug is not None and not isinstance(caller, Principal):
+        tenant = service.get_tenant(session, slug)
+        caller = caller.within(tenant.id, tenant.slug, tenant.weight)
+    if not isinstance(caller, Principal):
         return caller
-    if isinstance(caller, Principal):
-        if caller.tenant_slug != slug:
-            raise TenantNotFound(f"No tenant has the slug {slug!r}.")
-        return caller
-    tenant = service.get_tenant(session, slug)
-    return caller.within(tenant.id, tenant.slug, tenant.weight)
+    if slug not in (None, caller.tenant_slug):
+        raise TenantNotFound(f"No tenant has the slug {slug!r}.")
+    return replace(caller, is_limited=restrict_requests(session, caller.tenant_id))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Executable, Select, case, func, inspect, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Executable, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..adapters.models import Adapter, AdapterVersion
 from ..adapters.states import VersionState
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
+from ..upserts import insert_into, primary_key
 from .models import UsageDay, UsageRecord
 
 
@@ -80,46 +80,6 @@ def find(session: TenantSession, request_id: str) -> UsageRecord | None:
     return session.scalars(query).one_or_none()
 
 
-def add_record(session: TenantSession, row: Mapping[str, Any]) -> bool:
-    """Add a row, all its columns but the tenant's; False if its request has one."""
-    return bool(session.execute_pinned(_add_record(_dialect(session)), row).rowcount)
-
-
-def add_to_day(
-    session: TenantSession, day: date, name: str, version: int, sums: Mapping[str, int]
-) -> None:
-    """Add `sums`, by the names of all that are of requests, to the tenant's sums of the day.
-
-    The row is made if it is not there, and locked until the unit of work ends.
-    """
-    key = {"day": day, "adapter_name": name, "adapter_version": version}
-    session.execute_pinned(_add_to_day(_dialect(session)), {**key, **sums})
-
-
-def _dialect(session: TenantSession) -> str:
-    return session.connection().dialect.name
-
-
-@cache
-def _add_record(dialect: str) -> Executable:
-    statement = _INSERTS[dialect](UsageRecord).inline()
-    statement = statement.on_conflict_do_nothing(index_elements=["request_id"])
-    return cast(Executable, statement.execution_options(preserve_rowcount=True))
-
-
-@cache
-def _add_to_day(dialect: str) -> Executable:
-    statement = _INSERTS[dialect](UsageDay).inline()
-    sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
-    key = [column.name for column in inspect(UsageDay).primary_key]
-    statement = statement.values(residency_byte_seconds=0)
-    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
-
-
-_INSERTS: dict[str, Callable[..., Any]] = {
-    "sqlite": sqlite.insert,
-    "postgresql": postgresql.insert,
-}
 REQUEST_SUMS = (
     "num_requests",
     "prompt_tokens",
@@ -128,6 +88,49 @@ REQUEST_SUMS = (
     "num_cold_loads",
 )
 """What the row of a day adds up of requests."""
+
+
+def add_records(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Add rows, all their columns but the tenant's, for requests that have none yet.
+
+    The ids of those requests.
+    """
+    return list(session.execute_pinned(_add_records(session.dialect), rows).scalars())
+
+
+@cache
+def _add_records(dialect: str) -> Executable:
+    statement = insert_into(UsageRecord, dialect)
+    statement = statement.on_conflict_do_nothing(index_elements=["request_id"])
+    return cast(Executable, statement.returning(UsageRecord.__table__.c.request_id))
+
+
+def has_record(session: TenantRows, request_id: str) -> bool:
+    """The tenant has a row of this request."""
+    return session.execute_pinned(_HAS_RECORD, {"request_id": request_id}).first() is not None
+
+
+_RECORDS = UsageRecord.__table__
+_HAS_RECORD = select(_RECORDS.c.request_id).where(
+    _RECORDS.c.tenant_id == bindparam("tenant_id"),
+    _RECORDS.c.request_id == bindparam("request_id"),
+)
+
+
+def add_to_days(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add to the tenant's sums of days: by the day's key and the names of all sums of requests.
+
+    Rows are made where there are none, and locked until the unit of work ends.
+    """
+    session.execute_pinned(_add_to_days(session.dialect), rows)
+
+
+@cache
+def _add_to_days(dialect: str) -> Executable:
+    statement = insert_into(UsageDay, dialect).values(residency_byte_seconds=0)
+    sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
+    key = primary_key(UsageDay)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
 
 
 def lock_day(session: TenantSession, day: date, name: str, version: int) -> UsageDay | None:

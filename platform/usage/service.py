@@ -13,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 from ..base import utc_now
 from ..errors import RequestNotFound
 from ..quotas import service as quotas
-from ..sessions import PlatformSession, ScopeViolation, TenantSession
+from ..quotas.service import HeldLimits, Used
+from ..sessions import PlatformSession, ScopeViolation, TenantRows, TenantSession
 from . import repository
 from .models import UsageDay, UsageRecord
 from .repository import Residency, UsageQuery, UsageSum
@@ -38,36 +39,34 @@ class Usage:
     ended_at: datetime = field(default_factory=utc_now)
 
 
-def record(session: TenantSession, usage: Usage) -> bool:
+def record(session: TenantRows, usage: Usage) -> bool:
     """Add the request to the tenant's ledger and to its day, and settle it.
 
     False if it is there already.
     """
-    return record_all(session, [usage])[0]
+    with quotas.hold(session) as held:
+        return record_all(session, [usage], held)[0]
 
 
-def record_all(session: TenantSession, usages: Sequence[Usage]) -> list[bool]:
+def record_all(session: TenantRows, usages: Sequence[Usage], held: HeldLimits) -> list[bool]:
     """The same for several requests in one unit of work, for each of them.
 
     First all rows, then the limits, last the days: so two servers never wait for each other.
     """
-    are_new = [_add(session, usage) for usage in usages]
+    are_new = _add(session, usages)
     news = list(compress(usages, are_new))
-    for usage in news:
-        quotas.settle(
-            session,
-            usage.request_id,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            at=usage.ended_at,
-        )
-    days: dict[tuple[date, str, int], Counter[str]] = {}
-    for usage in news:
-        day = usage.ended_at.astimezone(UTC).date()
-        key = (day, usage.adapter_name or "", usage.adapter_version or 0)
-        days.setdefault(key, Counter()).update(_sums(usage))
-    for key, sums in sorted(days.items()):
-        repository.add_to_day(session, *key, sums)
+    held.settle(
+        [
+            Used(
+                request_id=usage.request_id,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                at=usage.ended_at,
+            )
+            for usage in news
+        ]
+    )
+    _add_to_days(session, news)
     return are_new
 
 
@@ -104,14 +103,37 @@ def sum_usage_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Seq
     return repository.sum_days_of_all_tenants(session, query)
 
 
-def _add(session: TenantSession, usage: Usage) -> bool:
-    """Add the request's row; False if it is there already."""
-    row = {name: getattr(usage, name) for name in Usage.__slots__ if name != "ended_at"}
-    if repository.add_record(session, {**row, "created_at": usage.ended_at}):
-        return True
-    if repository.find(session, usage.request_id) is None:
-        raise ScopeViolation("a request of another tenant")
-    return False
+def _add(session: TenantRows, usages: Sequence[Usage]) -> list[bool]:
+    """Add the requests' rows; False for those that are there already."""
+    rows = [
+        {**{name: getattr(usage, name) for name in _COLUMNS}, "created_at": usage.ended_at}
+        for usage in usages
+    ]
+    new_ids = Counter(repository.add_records(session, rows) if rows else ())
+    are_new = []
+    for usage in usages:
+        are_new.append(bool(new_ids[usage.request_id]))
+        new_ids[usage.request_id] = 0  # the same again is not new
+        if not are_new[-1] and not repository.has_record(session, usage.request_id):
+            raise ScopeViolation("a request of another tenant")
+    return are_new
+
+
+_COLUMNS = tuple(name for name in Usage.__slots__ if name != "ended_at")
+
+
+def _add_to_days(session: TenantRows, usages: Sequence[Usage]) -> None:
+    days: dict[tuple[date, str, int], Counter[str]] = {}
+    for usage in usages:
+        day = usage.ended_at.astimezone(UTC).date()
+        key = (day, usage.adapter_name or "", usage.adapter_version or 0)
+        days.setdefault(key, Counter()).update(_sums(usage))
+    rows = [
+        {"day": day, "adapter_name": name, "adapter_version": version, **sums}
+        for (day, name, version), sums in sorted(days.items())
+    ]
+    if rows:
+        repository.add_to_days(session, rows)
 
 
 def _sums(usage: Usage) -> dict[str, int]:

@@ -16,10 +16,11 @@ from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.server_id import FILE, load_or_create_server_id
 from loraplex.api.services import admission as module
 from loraplex.api.services.admission import Admission
+from loraplex.api.services.ledger_writer import LedgerWriter
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
-from loraplex.platform.sessions import TenantSession
+from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
 from support.limits import SERVER_ID, limit, make_demand
@@ -38,10 +39,12 @@ class HeldControlPlane(ControlPlane):
         self.num_failures = 0
         self.num_written = 0
 
-    async def write(self, tenant_id: str, change: Callable[[TenantSession], Result]) -> Result:
+    async def write_plain(
+        self, tenant_id: str, change: Callable[[TenantStatements], Result]
+    ) -> Result:
         loop = asyncio.get_running_loop()
 
-        def held(session: TenantSession) -> Result:
+        def held(session: TenantStatements) -> Result:
             loop.call_soon_threadsafe(self.is_writing.set)
             assert self.may_write.wait(10)
             if self.num_failures:
@@ -49,7 +52,7 @@ class HeldControlPlane(ControlPlane):
                 raise DatabaseUnavailable
             return change(session)
 
-        result = await super().write(tenant_id, held)
+        result = await super().write_plain(tenant_id, held)
         self.num_written += 1
         return result
 
@@ -60,7 +63,8 @@ class Bench:
         self.tenant_id = make_tenant(self.database, "acme").id
         limit(self.database, self.tenant_id, concurrent_requests=10)
         self.control_plane = HeldControlPlane(self.database)
-        self.admission = Admission(self.control_plane, SERVER_ID)
+        self.ledger = LedgerWriter(self.control_plane)
+        self.admission = Admission(self.control_plane, self.ledger, SERVER_ID)
         self.measures = RequestMeasures()
 
     async def admit(self, request_id: str = "req-1") -> None:
@@ -110,7 +114,7 @@ def test_nothing_is_reserved_where_nothing_limits_requests(run: Run) -> None:
     async def test(bench: Bench) -> None:
         limit(bench.database, bench.tenant_id, keys=1, stored_bytes=0)
         await bench.admit("a")
-        assert (bench.reserved(), bench.measures.standing) == ([], None)
+        assert (bench.reserved(), bench.measures.standing) == ([], {})
 
     run(test)
 
@@ -154,9 +158,9 @@ def test_what_could_not_be_released_is_released_later(
 def test_a_new_process_releases_what_the_old_one_left(run: Run) -> None:
     async def test(bench: Bench) -> None:
         await bench.admit("a")
-        other = Admission(bench.control_plane, "another server")
+        other = Admission(bench.control_plane, bench.ledger, "another server")
         await other.admit(bench.tenant_id, make_demand("b"), RequestMeasures())
-        await Admission(bench.control_plane, SERVER_ID).recover()
+        await Admission(bench.control_plane, bench.ledger, SERVER_ID).recover()
         assert bench.reserved() == ["b"]
 
     run(test)

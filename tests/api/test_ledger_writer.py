@@ -11,14 +11,16 @@ import pytest
 from sqlalchemy import func, select
 
 from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.ledger_writer import MAX_ROWS, Charge, LedgerWriter, Owner
+from loraplex.api.services.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.errors import DatabaseUnavailable
-from loraplex.platform.models import UsageDay, UsageRecord
-from loraplex.platform.sessions import TenantSession
+from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
+from loraplex.platform.models import Reservation, UsageDay, UsageRecord
+from loraplex.platform.quotas.models import RateKind
+from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
+from support.limits import SERVER_ID, limit, make_demand
 from support.server import server_settings
 
 
@@ -28,11 +30,11 @@ class Counting(ControlPlane):
     num_writes = 0
     is_away = False
 
-    async def write(self, tenant_id: str, change: Callable[[TenantSession], Any]) -> Any:
+    async def write_plain(self, tenant_id: str, change: Callable[[TenantStatements], Any]) -> Any:
         self.num_writes += 1
         if self.is_away:
             raise DatabaseUnavailable
-        return await super().write(tenant_id, change)
+        return await super().write_plain(tenant_id, change)
 
 
 @pytest.fixture
@@ -68,10 +70,16 @@ def sums(control_plane: Counting, tenant_id: str) -> tuple[int, int, int]:
     return num_rows or 0, num_requests or 0, num_tokens or 0
 
 
+def reserved(control_plane: Counting, tenant_id: str) -> set[str]:
+    """The requests that have reserved something."""
+    with control_plane._database.transaction(tenant_id, read_only=True) as session:
+        return set(session.scalars(select(Reservation.request_id)))
+
+
 def test_what_ends_together_shares_transactions_and_loses_nothing(
     control_plane: Counting, tenant_ids: list[str]
 ) -> None:
-    num_requests = 2 * MAX_ROWS
+    num_requests = 2 * MAX_REQUESTS
 
     async def scenario() -> list[bool]:
         writer = LedgerWriter(control_plane)
@@ -138,6 +146,49 @@ def test_all_who_wait_hear_that_the_database_is_away_and_may_try_again(
 
     asyncio.run(scenario())
     assert sums(control_plane, acme) == (1, 1, 3)
+
+
+def test_those_who_begin_share_transactions_with_those_who_end(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+    limit(control_plane._database, acme, concurrent_requests=2, requests_per_minute=100)
+
+    async def scenario() -> list[Any]:
+        writer = LedgerWriter(control_plane)
+        for name in "ab":
+            await writer.reserve(acme, make_demand(name), SERVER_ID)
+        control_plane.num_writes = 0
+        ending = asyncio.create_task(writer.write(owner(acme, "a"), charge()))
+        begun = [writer.reserve(acme, make_demand(name), SERVER_ID) for name in "cd"]
+        return await asyncio.gather(ending, *begun, return_exceptions=True)
+
+    is_new, standing, refusal = asyncio.run(scenario())
+    assert is_new
+    assert standing[RateKind.REQUESTS].remaining == 97
+    assert isinstance(refusal, TooManyRequestsAtOnce)
+    assert refusal.standing == standing
+    assert control_plane.num_writes == 1
+    assert reserved(control_plane, acme) == {"b", "c"}
+    assert sums(control_plane, acme) == (1, 1, 3)
+
+
+def test_one_that_cannot_be_reserved_keeps_no_other_from_being_so(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+    limit(control_plane._database, acme, concurrent_requests=10)
+
+    async def scenario() -> list[Any]:
+        writer = LedgerWriter(control_plane)
+        names = ("a", "b", "b", "c")
+        ends = [writer.reserve(acme, make_demand(name), SERVER_ID) for name in names]
+        return await asyncio.gather(*ends, return_exceptions=True)
+
+    first, second, third, fourth = asyncio.run(scenario())
+    assert first == second == fourth == {}
+    assert isinstance(third, Exception)
+    assert reserved(control_plane, acme) == {"a", "b", "c"}
 
 
 def test_who_waits_when_it_is_closed_is_cancelled(

@@ -20,6 +20,7 @@ from loraplex.api.control_plane import ControlPlane
 from loraplex.api.metrics import Metrics
 from loraplex.api.services import metering
 from loraplex.api.services.generation import Outcome, TokenCounts
+from loraplex.api.services.ledger_writer import LedgerWriter
 from loraplex.api.services.metering import Account, Metering
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import Overloaded, TenantQueueFull
@@ -68,7 +69,7 @@ class Life:
         self.metering = Metering(
             journal=self.journal,
             engine=cast(EngineClient, self.engine),
-            control_plane=self.control_plane,
+            ledger=LedgerWriter(self.control_plane),
             metrics=Metrics(lambda: None),
         )
         self.ledger = self.metering._ledger
@@ -238,7 +239,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Pr
     async def scenario() -> None:
         life = Life(home)
         account = life.open(principal)
-        commit = life.control_plane.write
+        commit = life.control_plane.write_plain
 
         async def commit_and_lose(*args: Any) -> None:
             await commit(*args)
@@ -246,7 +247,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Pr
 
         with patch.object(metering, "RETRY_SECONDS", 0.01):
             await life.metering.recover()
-            with patch.object(life.control_plane, "write", commit_and_lose):
+            with patch.object(life.control_plane, "write_plain", commit_and_lose):
                 await life.metering.settle(account, WHOLE)
             await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == [("req-1", 10, 4, 7, "stop")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,7 @@ from loraplex.api.metrics import Metrics
 from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.services.request_log import RequestLog
 from loraplex.platform.errors import DatabaseUnavailable
-from loraplex.platform.requests.models import RequestLogEntry
+from loraplex.platform.requests.models import LogRow
 
 
 class Session:
@@ -22,8 +22,11 @@ class Session:
     def __init__(self, written: list[str]) -> None:
         self._written = written
 
-    def add_all(self, entries: list[RequestLogEntry]) -> None:
-        self._written += [entry.request_id for entry in entries]
+    def connection(self) -> Session:
+        return self
+
+    def execute(self, statement: Any, rows: Sequence[LogRow]) -> None:
+        self._written += [row["request_id"] for row in rows]
 
 
 class Writing:

@@ -180,6 +180,49 @@ def test_work_is_cancelled_when_its_caller_goes_away() -> None:
     run(scenario)
 
 
+def test_work_that_is_cancelled_otherwise_is_not_taken_for_a_caller_that_left() -> None:
+    async def scenario(connection: Connection) -> None:
+        working = asyncio.create_task(
+            unless_disconnected(connection.receive, asyncio.Event().wait())
+        )
+        await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    run(scenario)
+
+
+def test_a_cancellation_holds_that_comes_while_its_caller_leaves() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                working.cancel()
+
+        working = asyncio.create_task(unless_disconnected(connection.receive, work()))
+        await asyncio.sleep(0)
+        connection.has_gone.set()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    run(scenario)
+
+
+def test_whoever_catches_that_its_caller_left_may_wait_on() -> None:
+    async def scenario(connection: Connection) -> None:
+        connection.has_gone.set()
+        with pytest.raises(ClientDisconnected):
+            await unless_disconnected(connection.receive, asyncio.Event().wait())
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+    run(scenario)
+
+
 def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
     async def scenario(connection: Connection) -> None:
         async def succeed() -> int:

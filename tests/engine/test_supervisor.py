@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import uvloop
+import zmq
 
+from loraplex.engine.engine_socket import EngineSocket
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import FromEngine, StepEvents
 from loraplex.engine.supervisor import EngineProcess, RestartPolicy, engine_environment
@@ -48,18 +53,6 @@ def test_the_engines_environment_has_no_credentials() -> None:
     assert passed.keys() == {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PYTHONPATH"}
 
 
-class NeverSilent:
-    """A socket on which the next message is there before the last one was read."""
-
-    num_left = 100_000
-
-    async def recv_multipart(self) -> tuple[bytes, bytes]:
-        self.num_left -= 1
-        if not self.num_left:
-            raise EOFError
-        return encode(StepEvents())
-
-
 class ShortLived:
     async def wait(self) -> int:
         await asyncio.sleep(0.01)
@@ -69,18 +62,73 @@ class ShortLived:
         """The end of its messages ends it too, too late."""
 
 
-def test_a_process_that_never_falls_silent_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+Sockets = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    """The two ends of a connection."""
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as near,
+        context.socket(zmq.PAIR) as far,
+    ):
+        for socket in (near, far):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+        near.bind("inproc://engine")
+        far.connect("inproc://engine")
+        yield near, far
+
+
+def process_of(socket: zmq.Socket[bytes], home: Path) -> EngineProcess:
+    return EngineProcess(
+        cast(Any, ShortLived()), EngineSocket(socket), Heartbeat(home / "heartbeat"), ExitStack()
+    )
+
+
+def test_a_process_that_never_falls_silent_does_not_hold_up_the_loop(
+    sockets: Sockets, tmp_path: Path
+) -> None:
+    near, far = sockets
+
     async def scenario() -> None:
-        socket = NeverSilent()
-        process = EngineProcess(
-            cast(Any, ShortLived()),
-            cast(Any, socket),
-            Heartbeat(tmp_path / "heartbeat"),
-            ExitStack(),
-        )
         messages: list[FromEngine] = []
-        assert await process.run(messages.append) == 7
-        assert messages
-        assert socket.num_left > 0
+
+        def take(message: FromEngine) -> None:
+            messages.append(message)
+            far.send_multipart(encode(StepEvents()))  # the next is there before this one is over
+
+        far.send_multipart(encode(StepEvents()))
+        assert await process_of(near, tmp_path).run(take) == 7
+        assert len(messages) > 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_nothing_is_overheard_while_it_is_spoken_to(
+    sockets: Sockets, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    near, far = sockets
+
+    async def scenario() -> None:
+        taken: list[bytes] = []
+        socket = EngineSocket(near)
+        socket.listen(lambda frames: taken.append(frames[0]))
+        for number in range(20):
+            name = b"%d" % number
+            await asyncio.sleep(0.001)  # no look at the last message's successor is due any more
+            far.send_multipart([name, b""])
+            time.sleep(0.005)  # after so long a send looks for itself at what has come
+            assert socket.send([name, b""])
+            while len(taken) <= number:
+                await asyncio.sleep(0)
+        assert taken == [b"%d" % number for number in range(20)]
+        assert [far.recv_multipart()[0] for _ in taken] == taken
+        socket.close()
+        socket.close()
+        assert not socket.send([b"late", b""])
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(scenario(), timeout=20))

@@ -9,6 +9,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -24,7 +25,7 @@ from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.clock import read_clock
 from loraplex.platform.quotas.models import Period, PeriodUse, RateKind, Reservation
 from loraplex.platform.quotas.period import begin_of, end_of
-from loraplex.platform.quotas.service import LEASE_SECONDS, Demand, Limits, Standing
+from loraplex.platform.quotas.service import LEASE_SECONDS, Demand, Limits, Standing, Used
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as ledger
 from loraplex.platform.usage.service import Usage
@@ -80,7 +81,8 @@ class Tills:
 
     def reservation(self, request_id: str) -> Reservation | None:
         with self.database.transaction(self.tenant.id, read_only=True) as session:
-            return repository.find_quota_and_reservation(session, request_id)[1]
+            query = select(Reservation).where(Reservation.request_id == request_id)
+            return session.scalars(query).one_or_none()
 
     def period_tokens(self) -> int:
         with self.database.transaction(self.tenant.id, read_only=True) as session:
@@ -101,13 +103,62 @@ def names(standing: Standing) -> dict[str, int]:
 # --- rates --------------------------------------------------------------------------------------
 
 
-def test_without_limits_every_request_passes_and_leaves_its_reservation(tills: Tills) -> None:
+@pytest.mark.parametrize("limits", [None, {}, {"keys": 3}])
+def test_without_limits_on_requests_every_one_passes_and_reserves_nothing(
+    tills: Tills, limits: dict[str, int] | None
+) -> None:
+    if limits is not None:
+        limit(tills.database, tills.tenant.id, **limits)
     assert tills.reserve(make_demand(input_tokens=7, output_tokens=9)) == {}
+    assert tills.reservation("req-1") is None
+    tills.settle("req-1", 7, 3)
+
+
+def test_what_is_reserved_goes_with_its_request_though_nothing_limits_it_any_more(
+    tills: Tills,
+) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=1)
+    tills.reserve(make_demand(input_tokens=7, output_tokens=9))
     reservation = tills.reservation("req-1")
     assert reservation is not None
     assert (reservation.input_tokens, reservation.output_tokens) == (7, 9)
+    limit(tills.database, tills.tenant.id)
     tills.settle("req-1", 7, 3)
     assert tills.reservation("req-1") is None
+
+
+def test_requests_that_share_a_unit_of_work_count_against_each_other(tills: Tills) -> None:
+    limit(
+        tills.database,
+        tills.tenant.id,
+        requests_per_minute=10,
+        concurrent_requests=2,
+        tokens_per_period=100,
+    )
+    tills.reserve(make_demand("a", input_tokens=30, output_tokens=30))
+    tills.reserve(make_demand("b", input_tokens=5, output_tokens=5))
+    with (
+        tills.database.transaction(tills.tenant.id) as session,
+        quotas.hold(session, clock=tills.clock) as held,
+    ):
+        ended = Used(request_id="a", prompt_tokens=30, completion_tokens=10, at=utc_now())
+        held.settle([ended, Used(request_id="never ran")])
+        with pytest.raises(RateLimited, match="60 are left, of which running requests may use 10"):
+            held.reserve(make_demand("c", input_tokens=1, output_tokens=50), SERVER_ID)
+        standing = held.reserve(make_demand("d", input_tokens=1, output_tokens=49), SERVER_ID)
+        assert standing[RateKind.REQUESTS].remaining == 7
+        with pytest.raises(InsufficientQuota, match="60 are left, and this may use 61"):
+            held.reserve(make_demand("e", input_tokens=1, output_tokens=60), SERVER_ID)
+        with pytest.raises(RateLimited, match="of which running requests may use 60"):
+            held.reserve(make_demand("e", input_tokens=1, output_tokens=0), SERVER_ID)
+    assert tills.period_tokens() == 40
+    assert tills.level(RateKind.REQUESTS) == 7
+    ids = ("a", "b", "c", "d", "e")
+    reserved = [request_id for request_id in ids if tills.reservation(request_id)]
+    assert reserved == ["b", "d"]
+    limit(tills.database, tills.tenant.id, concurrent_requests=2)
+    with pytest.raises(TooManyRequestsAtOnce, match="2 requests at once, and 2 run"):
+        tills.reserve(make_demand("f"))
 
 
 def test_each_request_pays_and_says_what_is_left(tills: Tills) -> None:
@@ -218,6 +269,7 @@ def test_tokens_are_given_back_once_however_many_do_it_at_once(tills: Tills) -> 
 def test_a_limit_set_while_a_request_runs_is_given_nothing_that_was_never_paid(
     tills: Tills,
 ) -> None:
+    limit(tills.database, tills.tenant.id, requests_per_minute=100)
     tills.reserve(make_demand("a", output_tokens=80))
     limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
     tills.reserve(make_demand("b", output_tokens=100))

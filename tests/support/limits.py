@@ -8,7 +8,7 @@ from loraplex.platform.database import Database
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.bucket import Reading
 from loraplex.platform.quotas.service import Demand, Limits
-from loraplex.platform.sessions import UnitOfWork
+from loraplex.platform.sessions import Transaction
 
 SERVER_ID = "11111111-1111-4111-8111-111111111111"
 
@@ -20,7 +20,7 @@ class SetClock:
     seconds: float = 1000.0
     name: str = "set by the test"
 
-    def __call__(self, session: UnitOfWork) -> Reading:
+    def __call__(self, session: Transaction) -> Reading:
         return Reading(self.name, self.seconds)
 
 

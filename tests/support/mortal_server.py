@@ -24,6 +24,7 @@ import httpx
 import msgspec
 
 from loraplex.api import runtime
+from loraplex.api.logs import configure_logging
 from loraplex.api.runtime import JOURNAL_FILE
 from loraplex.api.server import bind, run_server
 from loraplex.api.services.ledger_writer import Owner
@@ -196,6 +197,7 @@ def _serve(engine: str, config: EngineConfig, settings: Settings, port: int) -> 
     command = (sys.executable, "-P", "-m", engine)
     client = partial(EngineClient, command=command, restarts=restarts)
     os.dup2(2, 1)  # what is said to the test is the parent's to say
+    configure_logging()
     with patch.object(runtime, "EngineClient", client):
         run_server(
             settings,

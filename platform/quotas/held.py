@@ -1,0 +1,212 @@
+"""A tenant's limits and what counts against them, held by one unit of work.
+
+Read once, changed here for all requests that share the unit of work, and written once: what a
+request costs the database is divided by how many they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from ..adapters.registry import AdapterRef
+from ..errors import InsufficientQuota, RateLimited, TooManyRequestsAtOnce
+from ..sessions import TenantRows
+from . import repository
+from .bucket import Reading
+from .clock import Clock, moment_of, read_clock
+from .limits import NO_LIMITS, Limits
+from .models import RateKind
+from .period import begin_of
+from .rates import Costs, Rates
+from .repository import Reserved
+from .standing import Standing
+
+LEASE_SECONDS = 60.0
+"""So long after its server was last heard of a reservation counts against limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a request may use."""
+
+    request_id: str
+    key_id: str | None
+    adapter: AdapterRef | None
+    """None is the base model."""
+    input_tokens: int
+    output_tokens: int
+    """The most that it may generate, all its choices together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What a request has used that has ended; nothing if it never ran."""
+
+    request_id: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    at: datetime | None = None
+    """The time of its row in the ledger, which says the budget of which period pays; None: no row,
+    so none pays."""
+
+
+@contextmanager
+def hold(session: TenantRows, *, clock: Clock = read_clock) -> Iterator[HeldLimits]:
+    """The tenant's limits, from their first use to the end of the unit of work; writes at the end.
+
+    Rows of the ledger are added before that, so that two servers never wait for each other.
+    """
+    held = HeldLimits(session, clock)
+    yield held
+    held.write()
+
+
+class HeldLimits:
+    """What the limits leave, as requests take it and give it back."""
+
+    def __init__(self, session: TenantRows, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._reservations: list[Mapping[str, Any]] = []
+        self._period_tokens: Counter[datetime] = Counter()
+        """Used beyond what the database has, by the begin of the period."""
+
+    def settle(self, requests: Sequence[Used]) -> None:
+        """These have ended: what they did not use is given back. May be repeated for those
+        without a row in the ledger; to be called before `reserve`."""
+        if not requests or self._row is None:  # whoever has no limits has reserved nothing
+            return
+        ids = [used.request_id for used in requests]
+        paid = repository.remove_reservations(self._session, ids)
+        for used in requests:
+            if reservation := paid.get(used.request_id):
+                self._rates.pay(
+                    {
+                        RateKind.INPUT_TOKENS: used.prompt_tokens - reservation.input_tokens,
+                        RateKind.OUTPUT_TOKENS: used.completion_tokens - reservation.output_tokens,
+                    }
+                )
+            if used.at is not None and self._limits.tokens_per_period is not None:
+                begin = begin_of(self._limits.period, used.at)
+                self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
+
+    def reserve(self, demand: Demand, server_id: str) -> Standing:
+        """Let the request pass and note what it may use; what the tenant has left then.
+
+        Nothing is noted where nothing limits requests. Raises RateLimited, TooManyRequestsAtOnce or
+        InsufficientQuota, with what is left; then nothing is changed.
+        """
+        if not self._limits.restrict_requests:
+            return {}
+        self._check_budget(demand)
+        self._check_running()
+        rates = self._rates
+        costs = rates.costs(input_tokens=demand.input_tokens, output_tokens=demand.output_tokens)
+        rates.check(costs)
+        rates.pay(costs)
+        self._reservations.append(_reservation(demand, costs, server_id, self._now))
+        return rates.standing
+
+    def write(self) -> None:
+        """Write what has changed."""
+        if self._period_tokens:
+            period = self._limits.period
+            repository.add_to_periods(self._session, period, sorted(self._period_tokens.items()))
+        if "_rates" in self.__dict__ and (changes := self._rates.changes):
+            repository.write_buckets(self._session, changes)
+        if self._reservations:
+            repository.add_reservations(self._session, self._reservations)
+
+    @cached_property
+    def _row(self) -> Mapping[str, Any] | None:
+        return repository.lock_limits(self._session)
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return NO_LIMITS if self._row is None else Limits(**self._row)
+
+    @cached_property
+    def _now(self) -> Reading:
+        # Behind the lock: waiting for it shall not count twice.
+        return self._clock(self._session)
+
+    @cached_property
+    def _rates(self) -> Rates:
+        now = self._now
+        return Rates(self._limits, repository.list_buckets(self._session), now)
+
+    @cached_property
+    def _running(self) -> Reserved:
+        """What was reserved before by others and is not settled."""
+        return repository.sum_reservations(self._session, self._now)
+
+    @cached_property
+    def _period_begin(self) -> datetime:
+        return begin_of(self._limits.period, moment_of(self._now))
+
+    @cached_property
+    def _period_tokens_before(self) -> int:
+        use = repository.sum_period(self._session, self._limits.period, self._period_begin)
+        return use or 0
+
+    def _check_running(self) -> None:
+        """One more may run. Raises TooManyRequestsAtOnce."""
+        most = self._limits.concurrent_requests
+        if most is None:
+            return
+        num_running = self._running.num_requests + len(self._reservations)
+        if num_running >= most:
+            raise TooManyRequestsAtOnce(
+                f"The limit is {most} requests at once, and {num_running} run.",
+                standing=self._rates.standing,
+            )
+
+    def _check_budget(self, demand: Demand) -> None:
+        """The period's budget has room for the most that the request may use. Raises a
+        LimitReached."""
+        budget, period = self._limits.tokens_per_period, self._limits.period
+        if budget is None:
+            return
+        left = budget - self._period_tokens_before - self._period_tokens[self._period_begin]
+        num_reserved = self._running.tokens + sum(
+            row["input_tokens"] + row["output_tokens"] for row in self._reservations
+        )
+        cost = demand.input_tokens + demand.output_tokens
+        needed = min(cost, budget)
+        if left - num_reserved >= needed:
+            return
+        says = f"The limit is {budget} tokens a {period}: {left} are left"
+        if left >= needed:
+            raise RateLimited(
+                f"{says}, of which running requests may use {num_reserved}, and this may use "
+                f"{cost}.",
+                standing=self._rates.standing,
+            )
+        raise InsufficientQuota(
+            f"{says}, and this may use {cost}; `max_tokens` says how many at most.",
+            standing=self._rates.standing,
+        )
+
+
+def _reservation(demand: Demand, costs: Costs, server_id: str, now: Reading) -> Mapping[str, Any]:
+    adapter = demand.adapter
+    return {
+        "request_id": demand.request_id,
+        "server_id": server_id,
+        "key_id": demand.key_id,
+        "adapter_name": adapter and adapter.name,
+        "adapter_version": adapter and adapter.version,
+        "adapter_digest": adapter and adapter.key.digest,
+        "input_tokens": demand.input_tokens,
+        "output_tokens": demand.output_tokens,
+        "paid_input_tokens": costs.get(RateKind.INPUT_TOKENS, 0),
+        "paid_output_tokens": costs.get(RateKind.OUTPUT_TOKENS, 0),
+        "clock": now.clock,
+        "expires_at": now.seconds + LEASE_SECONDS,
+    }
