@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .lora_batch import LoraBatch
-from .lora_cpu import LoraWindow, add_segments
+from .lora_segments import LoraSegments
 from .lora_weights import AdapterWeights
+from .lora_window import LoraWindow
 
 
 class LoraProjection:
@@ -24,6 +25,7 @@ class LoraProjection:
         self._first_slice = first_slice
         self._in_features = in_features
         self._slice_outs = slice_outs
+        self._segments = LoraSegments(first_slice, in_features, slice_outs)
         self._window: LoraWindow | None = None
 
     def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor | None:
@@ -70,7 +72,9 @@ class LoraProjection:
             self._add_on_cpu(x, y, weights, batch)
 
     def forget(self, row: int) -> None:
-        """Zero every copy of the weights that this table row's adapter left here."""
+        """Zero every copy of the weights that this table row's adapter left here, and drop what
+        points to them."""
+        self._segments.forget(row)
         if self._window is not None:
             self._window.forget(row)
 
@@ -80,14 +84,8 @@ class LoraProjection:
             self._decode_window(weights).add(
                 x[decodes], y[decodes], weights, batch.token_rows[decodes], batch.decode_adapters
             )
-        add_segments(
-            x,
-            y,
-            weights,
-            batch.segments,
-            first_slice=self._first_slice,
-            slice_outs=self._slice_outs,
-        )
+        if batch.segments:
+            self._segments.add(x, y, weights, batch.segments)
 
     def _decode_window(self, weights: AdapterWeights) -> LoraWindow:
         if self._window is None:

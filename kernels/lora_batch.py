@@ -213,7 +213,7 @@ class LoraBatchBuilder:
 
 def has_window(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether decoding tokens meet their adapters in a window: where calling a matmul costs more
-    than its arithmetic, as oneDNN's in half types does. See `lora_cpu`."""
+    than its arithmetic, as oneDNN's in half types does. See `lora_window`."""
     return device.type == "cpu" and dtype != torch.float32
 
 

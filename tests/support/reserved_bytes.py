@@ -21,7 +21,7 @@ from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.memory import WINDOW_FRACTION
 from loraplex.kernels.lora_batch import ActiveAdapter
-from loraplex.kernels.lora_cpu import LoraWindow
+from loraplex.kernels.lora_window import LoraWindow
 
 NUM_LAYERS = 32
 NUM_EXPERTS = 8

@@ -1,13 +1,12 @@
-"""The LoRA op on the CPU: segments of adjacent tokens; in half types a window for decoding.
+"""The LoRA op on the CPU where decoding tokens of many adapters meet: the window of half types.
 
-A segment is served by one matmul over its adapter's A and one per slice over its B, where they lie
-in the arena. That reads what it needs and no more. In fp32 such a call takes a few microseconds,
-and everything is served so. In bf16 oneDNN sets up each call anew, which takes longer than the
-arithmetic of a decoding step, with its few tokens of many adapters. There they meet in a window:
-one matmul over the A matrices of all active adapters, a selection, one matmul per slice over their
-B matrices. For a 1.1 B Llama in bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX,
-that took 22.6 ms a step where segments took 80. In fp32, six of its layers with 16 tokens of 12
-rank-8 adapters, one core of an AMD EPYC: the window 22 ms beside the base's 70, segments 13.
+In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step,
+with its few tokens of many adapters. So they meet in a window: one matmul over the A matrices of
+all active adapters, a selection, one matmul per slice over their B matrices. For a 1.1 B Llama in
+bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, that took 22.6 ms a step where
+`lora_segments` took 80. In fp32, where a call takes a few microseconds, it is the other way round:
+six of its layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, took 22 ms through
+the window beside the base's 70, and 13 in segments.
 
 Why adapters cannot reach each other's tokens in the window, whatever they overflow to: token t's
 products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
@@ -27,7 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .lora_batch import ActiveAdapter, Segment
+from .lora_batch import ActiveAdapter
+from .lora_matrices import Entries, entries_of, slice_b, stacked_a
 from .lora_weights import AdapterWeights, CopyBudget
 
 NO_OWNER = -2
@@ -40,39 +40,13 @@ MAX_MEMBER_ROWS = 256
 adapters with more rows of A in a projection stay outside."""
 
 
-def add_segments(
-    x: Tensor,
-    y: Tensor,
-    weights: AdapterWeights,
-    segments: tuple[Segment, ...],
-    *,
-    first_slice: int,
-    slice_outs: tuple[int, ...],
-) -> None:
-    """Add the LoRA delta of one projection to y's rows in these segments.
-
-    x `[num_tokens, in_features]`, y `[num_tokens, sum(slice_outs)]`.
-    """
-    columns = y.split(slice_outs, dim=1)
-    for segment in segments:
-        entries = _entries(weights, segment.row, first_slice, len(slice_outs))
-        a = _stacked_a(weights.flat, entries, x.shape[1])
-        if a.shape[0]:
-            start, end = segment.start, segment.end
-            # One row alone is summed in another order than in company: twice itself is company, so
-            # that a token's rounding depends less on who shares its step.
-            own = x[start:end] if end - start > 1 else x[start:end].expand(2, -1)
-            h = (own @ a.T)[: end - start]  # [tokens, sum of ranks]
-            _expand(h, [part[start:end] for part in columns], weights.flat, entries)
-
-
-def _expand(h: Tensor, y: Sequence[Tensor], flat: Tensor, entries: Sequence[Sequence[int]]) -> None:
+def _expand(h: Tensor, y: Sequence[Tensor], flat: Tensor, entries: Entries) -> None:
     """Add each slice's part of h, multiplied by its B, to its part of y `[tokens, out]`."""
     start = 0
     for part, entry in zip(y, entries, strict=True):
         if rank := entry[2]:
             own = h if rank == h.shape[1] else h[:, start : start + rank]
-            part.addmm_(own, _b(flat, entry, part.shape[1]))
+            part.addmm_(own, slice_b(flat, entry, part.shape[1]))
             start += rank
 
 
@@ -190,8 +164,8 @@ class LoraWindow:
         self, x: Tensor, y: Tensor, weights: AdapterWeights, token_rows: Tensor, row: int
     ) -> None:
         """The same for the tokens of one adapter, from the arena."""
-        entries = _entries(weights, row, self._first_slice, len(self._slice_outs))
-        a = _stacked_a(weights.flat, entries, self._in_features)
+        entries = entries_of(weights, row, self._first_slice, len(self._slice_outs))
+        a = stacked_a(weights.flat, entries, self._in_features)
         tokens = (token_rows == row).nonzero().flatten()
         own = y[tokens]
         _expand(x[tokens] @ a.T, own.split(self._slice_outs, dim=1), weights.flat, entries)
@@ -226,7 +200,7 @@ class LoraWindow:
 
     def _ranks(self, weights: AdapterWeights, row: int) -> list[int]:
         """Of an adapter, by slice of the projection."""
-        entries = _entries(weights, row, self._first_slice, len(self._slice_outs))
+        entries = entries_of(weights, row, self._first_slice, len(self._slice_outs))
         return [entry[2] for entry in entries]
 
     def _count_rows(self, weights: AdapterWeights, row: int) -> int:
@@ -254,12 +228,12 @@ class LoraWindow:
         return False
 
     def _append(self, adapter: ActiveAdapter, weights: AdapterWeights) -> _Member:
-        entries = _entries(weights, adapter.row, self._first_slice, len(self._slice_outs))
-        a_rows = self._a.append(_stacked_a(weights.flat, entries, self._in_features))
+        entries = entries_of(weights, adapter.row, self._first_slice, len(self._slice_outs))
+        a_rows = self._a.append(stacked_a(weights.flat, entries, self._in_features))
         self._owners.append(torch.full((a_rows.stop - a_rows.start,), adapter.row))
         b_rows, start = [], a_rows.start
         for index, entry in enumerate(entries):
-            b = _b(weights.flat, entry, self._slice_outs[index])
+            b = slice_b(weights.flat, entry, self._slice_outs[index])
             # Finite already, or the tenant's upload would have been refused; but it is what the
             # isolation of all other tenants in this matmul rests on, so make sure of it.
             b_rows.append(self._b[index].append(torch.nan_to_num(b)))
@@ -343,23 +317,3 @@ class _GrowingRows:
         # A tensor born in inference mode could not be written outside of it, by `forget`.
         with torch.inference_mode(mode=False):
             return torch.empty(capacity, *self._row_shape, dtype=self._dtype)
-
-
-def _entries(
-    weights: AdapterWeights, row: int, first_slice: int, num_slices: int
-) -> Sequence[Sequence[int]]:
-    """(a_offset, b_offset, rank) of each slice of a projection."""
-    return weights.row_tables[row][first_slice : first_slice + num_slices]
-
-
-def _stacked_a(flat: Tensor, entries: Sequence[Sequence[int]], in_features: int) -> Tensor:
-    """The A matrices of the touched slices, one under another: `[sum of ranks, in_features]`."""
-    num_rows = sum([entry[2] for entry in entries])
-    start = next((entry[0] for entry in entries if entry[2]), 0)
-    return flat.as_strided((num_rows, in_features), (in_features, 1), start)
-
-
-def _b(flat: Tensor, entry: Sequence[int], out_features: int) -> Tensor:
-    """One slice's B, `[rank, out_features]`."""
-    _, start, rank = entry
-    return flat.as_strided((rank, out_features), (out_features, 1), start)

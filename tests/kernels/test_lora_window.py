@@ -1,4 +1,4 @@
-"""The window and the segments against the reference, in memory full of NaN."""
+"""The window against the reference, in memory full of NaN."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.copy_budget import CopyBudget
-from loraplex.kernels.lora_batch import ActiveAdapter, Segment
-from loraplex.kernels.lora_cpu import MAX_MEMBER_ROWS, LoraWindow, add_segments
+from loraplex.kernels.lora_batch import ActiveAdapter
 from loraplex.kernels.lora_reference import add_lora_reference
+from loraplex.kernels.lora_window import MAX_MEMBER_ROWS, LoraWindow
 from support.lora_weights import (
     POPULARITIES,
     PoisonedWeights,
@@ -86,21 +86,6 @@ def test_window_equals_the_reference(dtype: torch.dtype, popularity: str, num_to
     assert torch.equal(result[torch.tensor(rows) == -1], y[torch.tensor(rows) == -1]), (
         "base rows are untouched"
     )
-
-
-@DTYPES
-@pytest.mark.parametrize("lengths", [(1,), (63, 5), (1, 16, 7, 30, 2, 9)])
-def test_segments_equal_the_reference(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
-    weights = make_weights(dtype)
-    rows, segments = [-1] * 3, []
-    for row, length in enumerate(lengths):
-        segments.append(Segment(len(rows), len(rows) + length, row))
-        rows += [row] * length
-    x, y = draw(len(rows), dtype)
-    result = y.clone()
-    add_segments(x, result, weights, tuple(segments), first_slice=FIRST_SLICE, slice_outs=OUTS)
-    assert_lora_close(result, reference(weights, x, y, rows))
-    assert torch.equal(result[:3], y[:3])
 
 
 def test_window_equals_the_reference_while_adapters_join_leave_and_take_over_rows() -> None:
