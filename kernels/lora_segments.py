@@ -69,7 +69,7 @@ class LoraSegments:
 
         x `[num_tokens, in_features]`, y `[num_tokens, sum(slice_outs)]`.
         """
-        columns = y.split(self._slice_outs, dim=1)
+        columns = y.split_with_sizes(self._slice_outs, dim=1)
         # Half types round each term of a vector's sum.
         max_alone = MAX_ROWS_ALONE if x.dtype == torch.float32 else 0
         for segment in segments:
@@ -126,6 +126,6 @@ def _add_together(
     # token's rounding depends less on who shares its step.
     num_rows = own.shape[0]
     h = (own if num_rows > 1 else own.expand(2, -1)) @ matrices.a_t
-    parts = h[:num_rows].split(matrices.ranks, dim=1)
+    parts = h[:num_rows].split_with_sizes(matrices.ranks, dim=1)
     for part, own_h in zip(matrices.slices, parts, strict=True):
         columns[part.index][rows].addmm_(own_h, part.b)
