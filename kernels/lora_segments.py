@@ -72,7 +72,7 @@ class LoraSegments:
         """
         max_kept = max(MIN_KEPT_ADAPTERS, len(segments))
         columns = y.split_with_sizes(self._slice_outs, dim=1)
-        # Half types round each term of a vector's sum.
+        # In half types vectors are no faster, and fp16 would round a little more.
         max_alone = MAX_ROWS_ALONE if x.dtype == torch.float32 else 0
         for segment in segments:
             matrices = self._of_row(segment.row, weights, max_kept)
