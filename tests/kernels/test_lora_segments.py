@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraplex.kernels.lora_batch import Segment
 from loraplex.kernels.lora_reference import add_lora_reference
-from loraplex.kernels.lora_segments import LoraSegments
+from loraplex.kernels.lora_segments import MIN_KEPT_ADAPTERS, LoraSegments
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
 
 FIRST_SLICE = 1
@@ -125,6 +125,26 @@ def test_nothing_points_to_a_forgotten_adapter() -> None:
     run(segments, weights, x, y, [(3, 1), (4, 1)])
     segments.forget(3)
     assert set(segments._matrices) == {4}
+
+
+def test_views_are_kept_of_as_many_adapters_as_a_step_has_and_of_few_others() -> None:
+    num_rows = MIN_KEPT_ADAPTERS + 20
+    weights = PoisonedWeights(LAYOUT, num_rows=num_rows, capacity=1 << 17)
+    for row in range(num_rows):
+        weights.put(row, {1 + row % 3: 1})
+    segments, (x, y) = make_segments(), draw(num_rows)
+    for rows in (range(20), range(num_rows), range(num_rows), range(num_rows - 1, 0, -1)):
+        runs = [(row, 1) for row in rows]
+        own = slice(len(runs))
+        result = run(segments, weights, x[own], y[own], runs)
+        assert_lora_close(result, reference(weights, x[own], y[own], runs))
+        assert len(segments._matrices) >= len(runs)
+    held = list(segments._matrices.values())
+    run(segments, weights, x[:1], y[:1], [(0, 1)])
+    assert all(any(m is h for h in held) for m in segments._matrices.values())
+    weights.put(5, {1: 2})
+    run(segments, weights, x[:1], y[:1], [(5, 1)])
+    assert len(segments._matrices) == MIN_KEPT_ADAPTERS
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
