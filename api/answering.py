@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from .services.generation import TokenCounts
 from .services.inference import Running
 from .services.sequence_text import Delta
 from .sse import DONE, EventStream, sse_data
+from .text_events import TextEvents
 
 SERVED_HEADERS: Mapping[str, str] = {
     "openai-processing-ms": "From arrival to the first schedule.",
@@ -54,8 +56,8 @@ class AnswerFormat(Protocol):
     def opening(self) -> Iterable[msgspec.Struct]:
         """The chunks that a stream begins with."""
 
-    def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
-        """The chunks of a delta; none if it says nothing."""
+    def events(self, delta: Delta) -> bytes:
+        """What a delta adds to the stream; nothing if it says nothing."""
 
     def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
         """The chunks behind the last delta."""
@@ -70,10 +72,29 @@ class AnswerFormat(Protocol):
         """The whole answer; `choices[index]` are the deltas of one choice."""
 
 
-class PlainEvents:
+class PlainEvents(ABC):
     """The events of chats and completions: the chunk alone."""
 
     ending = DONE
+
+    def __init__(self, *, has_plain_text: bool) -> None:
+        """`has_plain_text`: what only adds text is one chunk, which says nothing else."""
+        self._has_plain_text = has_plain_text
+        self._texts: dict[int, TextEvents] = {}
+        """By choice."""
+
+    @abstractmethod
+    def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
+        """The chunks of a delta; none if it says nothing."""
+
+    @abstractmethod
+    def text_chunk(self, index: int, text: str) -> msgspec.Struct:
+        """The chunk of a delta that only adds text to a choice."""
+
+    def events(self, delta: Delta) -> bytes:
+        if self._has_plain_text and delta.text and delta.finish_reason is None and delta.is_text:
+            return self._texts_of(delta.index).event(delta.text)
+        return b"".join(map(self.event, self.chunks(delta)))
 
     def event(self, chunk: msgspec.Struct) -> bytes:
         return sse_data(encode_json(chunk))
@@ -81,12 +102,17 @@ class PlainEvents:
     def failure(self, error: ApiError, request_id: str) -> bytes:
         return sse_data(encode_error(error, request_id))
 
+    def _texts_of(self, index: int) -> TextEvents:
+        if index not in self._texts:
+            self._texts[index] = TextEvents(lambda text: self.event(self.text_chunk(index, text)))
+        return self._texts[index]
+
 
 async def answer_whole(request: Request, running: Running, form: AnswerFormat) -> Response:
     """Wait for everything. Raises ApiError or ClientDisconnected; either way nothing runs on."""
     generation = running.generation
     try:
-        choices = await unless_disconnected(request.receive, collect(running))
+        choices = await unless_disconnected(request.receive, generation.whole())
         body = encode_json(form.whole(choices, usage_of(generation.counts)))
     finally:
         await generation.aclose()
@@ -137,25 +163,15 @@ def answer_headers(running: Running) -> dict[str, str]:
     return headers
 
 
-async def collect(running: Running) -> list[list[Delta]]:
-    """All deltas of each choice. Raises ApiError."""
-    order = running.order
-    choices: list[list[Delta]] = [[] for _ in range(len(order.prompts) * order.num_choices)]
-    async for delta in running.generation.deltas():
-        choices[delta.index].append(delta)
-    return choices
-
-
 async def _events(request: Request, running: Running, form: AnswerFormat) -> AsyncIterator[bytes]:
     try:
         for chunk in form.opening():
             yield form.event(chunk)
-        async for delta in running.generation.deltas():
-            for chunk in form.chunks(delta):
-                yield form.event(chunk)
-        for chunk in form.closing(usage_of(running.generation.counts)):
-            yield form.event(chunk)
-        yield form.ending
+        async for deltas in running.generation.deltas():
+            if said := b"".join(map(form.events, deltas)):
+                yield said
+        closing = form.closing(usage_of(running.generation.counts))
+        yield b"".join(map(form.event, closing)) + form.ending
     except Exception as exc:
         error = as_api_error(exc)
         if error.code == "internal_error":

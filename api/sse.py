@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -65,22 +66,67 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        pinging = asyncio.create_task(self._ping(send))
+        reader = _Reader(send, self._patience_seconds)
+        pinging = asyncio.create_task(_ping(reader))
         try:
-            async for event in self.events:
-                await self._send_body(send, event)
+            async with reader.patience():
+                async for event in self.events:
+                    await reader.send(event)
+                await reader.send(b"", is_last=True)
         finally:
             pinging.cancel()
-        await self._send_body(send, b"", is_last=True)
 
-    async def _ping(self, send: Send) -> None:
-        while True:
-            await asyncio.sleep(PING_INTERVAL_SECONDS)
-            await self._send_body(send, PING)
 
-    async def _send_body(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
+async def _ping(reader: _Reader) -> None:
+    while True:
+        await asyncio.sleep(PING_INTERVAL_SECONDS)
+        if not reader.is_behind:
+            await reader.send(PING)
+
+
+class _Reader:
+    """Who is sent to, and for how long they have taken nothing.
+
+    One timer watches a whole stream: a timeout around each event would cost more than the event.
+    """
+
+    def __init__(self, send: Send, patience_seconds: float) -> None:
+        self._send = send
+        self._patience_seconds = patience_seconds
+        self._loop = asyncio.get_running_loop()
+        self._behind_since: float | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """What was sent last has not been taken yet."""
+        return self._behind_since is not None
+
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        if self._behind_since is None:
+            self._behind_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._behind_since = None
+
+    @asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Raises ClientDisconnected in the place where a reader is waited for in vain."""
+        limit = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(self._patience_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            async with limit:
+                self._watch(limit)
+                yield
         except TimeoutError as exc:
-            raise ClientDisconnected from exc
+            if limit.expired():
+                raise ClientDisconnected from exc
+            raise
+        finally:
+            self._timer.cancel()
+
+    def _watch(self, limit: asyncio.Timeout) -> None:
+        """Look again when patience would be over if the reader fell behind, or stayed there."""
+        now = self._loop.time()
+        since = now if self._behind_since is None else self._behind_since
+        if now - since >= self._patience_seconds:
+            limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(since + self._patience_seconds, self._watch, limit)

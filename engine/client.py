@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from enum import StrEnum
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -56,12 +56,15 @@ from .messages import (
     MapMemory,
     MemoryMap,
     Prefetch,
+    PromptRead,
     RequestFinished,
     RequestList,
+    RequestStarted,
     SetPinned,
     StepEvents,
     Submit,
     ToEngine,
+    TokensGenerated,
 )
 from .quarantine import Quarantine
 from .request_stream import RequestEvent, RequestStream
@@ -304,9 +307,12 @@ class EngineClient:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest) -> RequestStream:
-        """Send a request to the engine; whoever submits must consume or `aclose` the stream.
+    def submit(
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None = None
+    ) -> RequestStream:
+        """Send a request to the engine; whoever submits must consume or close the stream.
 
+        `take` gets each event at once, in the place of an iteration; it must not raise.
         Raises EngineUnavailable while the engine is down, InvalidParameter if a request with this
         id is still open, Overloaded if more are open than the engine takes, RequestQuarantined or
         AdapterQuarantined.
@@ -319,7 +325,7 @@ class EngineClient:
             raise Overloaded(retry_after_seconds=OVERLOAD_RETRY_SECONDS)
         if objection := self._quarantine.objection(request):
             raise objection
-        stream = RequestStream(request, abort=self._abort)
+        stream = RequestStream(request, abort=self._abort, take=take)
         self._streams[request.request_id] = stream
         if request.deadline_seconds is not None:
             stream.expiry = asyncio.get_running_loop().call_later(
@@ -379,17 +385,20 @@ class EngineClient:
         )
         if stream.is_aborted:
             finished = replace(finished, reason=FinishReason.ABORTED, error=None)
-        self._deliver(finished)
+        self._finish(finished)
 
-    def _deliver(self, event: RequestEvent) -> None:
-        """Give an event to its request; late events of finished ones have nobody to go to."""
-        stream = self._streams.get(event.request_id)
-        if stream is None:
-            return
-        if isinstance(event, RequestFinished):
-            del self._streams[event.request_id]
+    def _deliver(self, events: Sequence[RequestStarted | PromptRead | TokensGenerated]) -> None:
+        """Give events to their requests; late ones of finished requests have nobody to go to."""
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.feed(event)
+
+    def _finish(self, event: RequestFinished) -> None:
+        stream = self._streams.pop(event.request_id, None)
+        if stream is not None:
             self._quarantine.note_end(stream.request, event)
-        stream.feed(event)
+            stream.feed(event)
 
     # --- adapters ---------------------------------------------------------------------------------
 
@@ -544,10 +553,10 @@ class EngineClient:
     def _on_message(self, message: FromEngine) -> None:
         match message:
             case StepEvents(started, tokens, finished, prompts):
-                events: Iterable[RequestEvent] = chain(started, prompts, tokens, finished)
-                for event in events:
-                    self._deliver(event)
+                for events in (started, prompts, tokens):
+                    self._deliver(events)
                 for end in finished:
+                    self._finish(end)
                     self._note_gone(end.request_id)
             case AdapterWanted(key):
                 self._start_fetch(key)

@@ -18,7 +18,7 @@ RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
 
 
 class RequestStream:
-    """An async iterator over a request's events; exactly one RequestFinished ends it.
+    """A request's events, to iterate over or handed to `take`; one RequestFinished ends them.
 
     The client's registry owns the request and what it holds in the engine, not this object: one
     that is never iterated loses nothing but its consumer, and ends with its max_tokens. A slow
@@ -26,8 +26,14 @@ class RequestStream:
     """
 
     def __init__(
-        self, request: GenerationRequest, *, abort: Callable[[RequestStream], None]
+        self,
+        request: GenerationRequest,
+        *,
+        abort: Callable[[RequestStream], None],
+        take: Callable[[RequestEvent], None] | None = None,
     ) -> None:
+        """`take` gets each event as it comes, so that nobody has to wake up for it; it must not
+        raise."""
         self.request = request
         self.expiry: asyncio.TimerHandle | None = None
         """Ends the request some time after its deadline, should the engine not."""
@@ -41,6 +47,7 @@ class RequestStream:
         self._is_exhausted = False
         self._events: asyncio.Queue[RequestEvent | None] = asyncio.Queue()
         """None: nothing follows, the stream was closed."""
+        self._take = take or self._events.put_nowait
 
     def __aiter__(self) -> Self:
         return self
@@ -60,20 +67,25 @@ class RequestStream:
             self.is_aborted = True
             self._abort(self)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """End the request early and take no further events. Idempotent."""
-        self.abort()
         self._is_exhausted = True
+        self.abort()
         self._events.put_nowait(None)
+
+    async def aclose(self) -> None:
+        """Close it, for `aclosing`."""
+        self.close()
 
     def feed(self, event: RequestEvent) -> None:
         """Take the next event: the client's side."""
-        self.is_started |= isinstance(event, RequestStarted)
-        if isinstance(event, RequestFinished):
+        if isinstance(event, TokensGenerated):
+            self.num_generated_tokens += len(event.token_ids)
+        elif isinstance(event, RequestStarted):
+            self.is_started = True
+        elif isinstance(event, RequestFinished):
             self._is_finished = True
             if self.expiry is not None:
                 self.expiry.cancel()
-        if isinstance(event, TokensGenerated):
-            self.num_generated_tokens += len(event.token_ids)
         if not self._is_exhausted:
-            self._events.put_nowait(event)
+            self._take(event)

@@ -45,6 +45,8 @@ class ChatFormat(PlainEvents):
         self._readers = [plan.make_reader() for _ in range(order.num_choices)]
         self._tokenizer = tokenizer
         self._streams_usage = streams_usage
+        is_plain = not (plan.may_call or self._has_logprobs)
+        super().__init__(has_plain_text=is_plain)
 
     def opening(self) -> Iterator[ChatChunk]:
         content = None if self._may_call else ""
@@ -63,6 +65,9 @@ class ChatFormat(PlainEvents):
             reason = _finish_reason(reader, delta) if delta.finish_reason else None
             logprobs = self._logprobs([delta])
             yield self._chunk(ChatChunkChoice(delta.index, content, reason, logprobs))
+
+    def text_chunk(self, index: int, text: str) -> ChatChunk:
+        return self._chunk(ChatChunkChoice(index, ChatDelta(content=text)))
 
     def closing(self, usage: Usage) -> Iterator[ChatChunk]:
         if self._streams_usage:

@@ -58,6 +58,9 @@ class ResponsesFormat:
         for kind in ("response.created", "response.in_progress"):
             yield self._numbers.event(kind, response=self._response(None))
 
+    def events(self, delta: Delta) -> bytes:
+        return b"".join(map(self.event, self.chunks(delta)))
+
     def chunks(self, delta: Delta) -> Iterator[ResponseEvent]:
         logprobs = [chat_logprob(self._tokenizer, entry) for entry in delta.logprobs]
         yield from self._output.push(self._reader.push(delta.text), logprobs)

@@ -65,6 +65,7 @@ class CompletionFormat(PlainEvents):
         """Where its next token begins in its text."""
         self._num_read = [0] * len(positions)
         """Tokens of its prompt that it has repeated with log-probabilities."""
+        super().__init__(has_plain_text=self._num_logprobs is None)
 
     def opening(self) -> Iterator[Completion]:
         for index, echo in enumerate(self._echoes):
@@ -85,6 +86,9 @@ class CompletionFormat(PlainEvents):
             delta.index, delta.text, delta.finish_reason, self._logprobs(places)
         )
         yield self._answer([choice], self._no_usage)
+
+    def text_chunk(self, index: int, text: str) -> Completion:
+        return self._answer([CompletionChoice(index, text, None, None)], self._no_usage)
 
     def closing(self, usage: Usage) -> Iterator[Completion]:
         if self._streams_usage:

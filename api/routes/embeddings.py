@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ...engine.messages import Pooling
 from ...engine.sampling_params import SamplingParams
 from ...platform.keys.principal import Principal, Scope
-from ..answering import SERVED_HEADERS, answer_headers, collect
+from ..answering import SERVED_HEADERS, answer_headers
 from ..auth import require
 from ..bodies import INFERENCE_BODY_BYTES, json_body
 from ..contract import answers
@@ -85,7 +85,7 @@ async def create_embeddings(
 async def _answer(running: Running, body: EmbeddingBody) -> bytes:
     vectors = [
         next(delta.embedding for delta in deltas if delta.embedding is not None)
-        for deltas in await collect(running)
+        for deltas in await running.generation.whole()
     ]
     num_tokens = running.generation.counts.num_prompt_tokens
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...adapters.residency import Tier
 from ...engine.client import EngineClient
 from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
-from ...engine.request_stream import RequestEvent
+from ...engine.request_stream import RequestEvent, RequestStream
 from ...engine.tokenizer import Tokenizer
 from ...platform.overview.figures import FigureSums
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
+from .arrivals import Arrivals
 from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
 
@@ -77,6 +78,17 @@ class Outcome(NamedTuple):
     """How long the load took that the request waited for."""
 
 
+@dataclass(slots=True)
+class _OpenSequence:
+    """A sequence that the engine has been given and that has not ended."""
+
+    spec: SequenceSpec
+    text: SequenceText
+    times: SequenceTimes
+    stream: RequestStream | None = None
+    """None: it is just being submitted."""
+
+
 class Generation:
     """Runs the sequences of one HTTP request."""
 
@@ -108,63 +120,71 @@ class Generation:
         self._measures = measures
         self._meter = meter
         self._deadline_at = deadline_at
-        self._places = asyncio.Semaphore(MAX_OPEN_SEQUENCES)
+        self._waiting = deque(sequences)
+        """Those that the engine has not been given yet."""
+        self._open: dict[int, _OpenSequence] = {}
+        """By the index of the choice."""
+        self._arrivals = Arrivals()
         self._is_metered = False
+        self._finish_reason = ABORTED
+        """Of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
-        self._events: asyncio.Queue[RequestStarted | Delta | Exception] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(
         self, *, is_loading: Callable[[], bool], patience_seconds: float
     ) -> RequestStarted:
         """Submit everything; return once the first sequence is scheduled.
 
-        Raises ApiError: the engine's refusal, or `adapter_loading` if the patience is over and
-        `is_loading` says that it is the adapter that is missing.
+        Raises ApiError or an EngineError: the engine's refusal, or `adapter_loading` if the
+        patience is over and `is_loading` says that it is the adapter that is missing.
         """
-        self._tasks = [asyncio.create_task(self._run(spec)) for spec in self._sequences]
+        self._submit_waiting()
         while True:
             try:
                 async with asyncio.timeout(patience_seconds):
-                    event = await self._events.get()
+                    started = await self._arrivals.first()
             except TimeoutError:
                 if is_loading():
                     raise ApiError("adapter_loading") from None
                 continue
-            if isinstance(event, Exception):
-                raise event
-            assert isinstance(event, RequestStarted), "a sequence starts before it gives text"
-            self._metrics.observe_start(event)
-            self._measures.queue_seconds = event.queue_seconds
-            self._measures.adapter_wait_seconds = event.adapter_wait_seconds
-            self._tier = self._measures.tier = event.adapter_tier
-            self._load_ms = self._measures.load_ms = event.adapter_load_ms
-            return event
+            self._metrics.observe_start(started)
+            self._measures.queue_seconds = started.queue_seconds
+            self._measures.adapter_wait_seconds = started.adapter_wait_seconds
+            self._tier = self._measures.tier = started.adapter_tier
+            self._load_ms = self._measures.load_ms = started.adapter_load_ms
+            return started
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """All text, as it comes; metered before the last delta is given. Raises ApiError."""
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """All text, as it comes: each time what has come since. Metered before the last deltas are
+        given. Raises ApiError or an EngineError.
+        """
         num_unfinished = len(self._sequences)
         while num_unfinished:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            if isinstance(event, RequestStarted):
-                continue
-            num_unfinished -= event.finish_reason is not None
+            deltas = await self._arrivals.next()
+            for delta in deltas:
+                num_unfinished -= delta.finish_reason is not None
             if not num_unfinished:
-                await self._meter_once(event.finish_reason or ABORTED)
-            yield event
+                await self._meter_once(self._finish_reason)
+            yield deltas
+
+    async def whole(self) -> list[list[Delta]]:
+        """All deltas of each choice, once everything is there and metered. Raises ApiError or an
+        EngineError.
+        """
+        by_choice = await self._arrivals.all()
+        await self._meter_once(self._finish_reason)
+        return [by_choice[spec.index] for spec in self._sequences]
 
     def cancel(self) -> None:
         """End it for somebody else than its caller, who gets `request_cancelled`."""
-        self._events.put_nowait(ApiError("request_cancelled"))
+        self._arrivals.fail(ApiError("request_cancelled"))
 
     async def aclose(self) -> None:
         """End what still runs and meter it. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._waiting.clear()
+        for sequence in list(self._open.values()):
+            self._end(sequence, ABORTED)
         await self._meter_once(ABORTED)
 
     async def _meter_once(self, finish_reason: str) -> None:
@@ -176,20 +196,31 @@ class Generation:
             self._measures.completion_tokens = self.counts.num_completion_tokens
             await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
 
-    async def _run(self, spec: SequenceSpec) -> None:
-        times = SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures)
+    def _submit_waiting(self) -> None:
+        """Give the engine the next sequences, as many as may be open."""
+        while self._waiting and len(self._open) < MAX_OPEN_SEQUENCES:
+            self._submit(self._waiting.popleft())
+
+    def _submit(self, spec: SequenceSpec) -> None:
+        sequence = _OpenSequence(
+            spec,
+            SequenceText(
+                spec.index,
+                spec.request,
+                tokenizer=self._tokenizer,
+                stop=spec.stop,
+                continues_prompt=spec.continues_prompt,
+                visible_token_ids=spec.visible_token_ids,
+            ),
+            SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures),
+        )
+        self._open[spec.index] = sequence
         try:
-            async with (
-                self._places,
-                aclosing(self._engine.submit(self._due(spec.request))) as events,
-            ):
-                times.ended(await self._follow(spec, events, times))
-        except asyncio.CancelledError:
-            times.ended(ABORTED)
-            raise
+            sequence.stream = self._engine.submit(
+                self._due(spec.request), lambda event: self._take(sequence, event)
+            )
         except Exception as exc:
-            self._events.put_nowait(exc)
-            times.ended(FAILED)
+            self._fail(sequence, exc)
 
     def _due(self, request: GenerationRequest) -> GenerationRequest:
         """The request with what is left of the deadline."""
@@ -197,38 +228,50 @@ class Generation:
             return request
         return replace(request, deadline_seconds=max(0.0, self._deadline_at - time.monotonic()))
 
-    async def _follow(
-        self,
-        spec: SequenceSpec,
-        events: AsyncIterator[RequestEvent],
-        times: SequenceTimes,
-    ) -> str:
-        """Hand on what the engine says until the sequence ends; why it ended."""
-        text = SequenceText(
-            spec.index,
-            spec.request,
-            tokenizer=self._tokenizer,
-            stop=spec.stop,
-            continues_prompt=spec.continues_prompt,
-            visible_token_ids=spec.visible_token_ids,
-        )
-        async for event in events:
-            if isinstance(event, RequestStarted):
-                self._count_prompt(spec, event)
-                self._events.put_nowait(event)
-                continue
-            if isinstance(event, TokensGenerated):
-                delta, num_tokens = text.push(event)
-                self._take_time(times, num_tokens)
-                self.counts.add_output(num_tokens, event.num_draft_tokens)
-            elif isinstance(event, PromptRead):
-                delta = text.read(event)
-            else:
-                delta = text.finish(event)
-            self._events.put_nowait(delta)
-            if delta.finish_reason:
-                return delta.finish_reason
-        return ABORTED
+    def _take(self, sequence: _OpenSequence, event: RequestEvent) -> None:
+        """The engine says something: what it means is ready before anybody asks for it, so a stop
+        string ends its sequence even if nobody reads.
+        """
+        try:
+            delta = self._read(sequence, event)
+        except Exception as exc:
+            self._fail(sequence, exc)
+            return
+        if delta is None:
+            return
+        self._arrivals.add(delta)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self._end(sequence, delta.finish_reason)
+            self._submit_waiting()
+            if not self._open:
+                self._arrivals.end()
+
+    def _read(self, sequence: _OpenSequence, event: RequestEvent) -> Delta | None:
+        if isinstance(event, TokensGenerated):
+            delta, num_tokens = sequence.text.push(event)
+            self._take_time(sequence.times, num_tokens)
+            self.counts.add_output(num_tokens, event.num_draft_tokens)
+            return delta
+        if isinstance(event, RequestStarted):
+            self._count_prompt(sequence.spec, event)
+            self._arrivals.start(event)
+            return None
+        if isinstance(event, PromptRead):
+            return sequence.text.read(event)
+        return sequence.text.finish(event)
+
+    def _fail(self, sequence: _OpenSequence, exc: Exception) -> None:
+        self._waiting.clear()
+        self._end(sequence, FAILED)
+        self._arrivals.fail(exc)
+
+    def _end(self, sequence: _OpenSequence, finish_reason: str) -> None:
+        """Nothing more of this sequence is wanted."""
+        del self._open[sequence.spec.index]
+        sequence.times.ended(finish_reason)
+        if sequence.stream is not None:
+            sequence.stream.close()
 
     def _count_prompt(self, spec: SequenceSpec, started: RequestStarted) -> None:
         if spec.is_first_choice:

@@ -63,7 +63,11 @@ class Overview:
 
     def of_tenant(self, tenant_id: str) -> FigureSums:
         """Where the tenant's tokens are counted as they come; ask anew for each step."""
-        return self._gathered.tenants.setdefault(tenant_id, FigureSums())
+        tenants = self._gathered.tenants
+        figures = tenants.get(tenant_id)
+        if figures is None:
+            figures = tenants[tenant_id] = FigureSums()
+        return figures
 
     def observe_request(
         self, tenant_id: str, *, code: str, seconds: float, measures: RequestMeasures

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ...engine.detokenizer import Detokenizer
 from ...engine.messages import (
@@ -19,8 +20,7 @@ from ...engine.tokenizer import Tokenizer
 from ..errors import from_error_info
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """The next text of one choice."""
 
     index: int
@@ -32,6 +32,11 @@ class Delta:
     """Of the prompt's next tokens; it has none of the first."""
     embedding: bytes | None = None
     """Of the whole prompt, fp32."""
+
+    @property
+    def is_text(self) -> bool:
+        """It says nothing else, but perhaps that this is the end."""
+        return not (self.logprobs or self.prompt_logprobs or self.embedding)
 
 
 class SequenceText:

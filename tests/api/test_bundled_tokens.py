@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.api.routes.completion_format import CompletionFormat
-from loraplex.api.schemas.answers import Completion
 from loraplex.api.services.inference import Order, ServedModel
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
@@ -72,12 +71,8 @@ def listen(
     )
     form = CompletionFormat(cast(Order, order), tokenizer, streams_usage=False)
 
-    async def follow() -> list[Completion]:
-        await scenario.start()
-        deltas = [delta async for delta in scenario.generation.deltas()]
-        return [chunk for delta in deltas for chunk in form.chunks(delta)]
-
-    choices = [chunk.choices[0] for chunk in run(follow())]
+    chunks = [chunk for delta in run(scenario.deltas()) for chunk in form.chunks(delta)]
+    choices = [chunk.choices[0] for chunk in chunks]
     parts = [choice.logprobs for choice in choices if choice.logprobs]
     return Said(
         text="".join(choice.text for choice in choices),

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loraplex.adapters.residency import Tier
 from loraplex.api.errors import ApiError
+from loraplex.api.services import generation
 from loraplex.api.services.sequence_text import Delta
+from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import (
     FinishReason,
-    GenerationRequest,
     RequestStarted,
     TokensGenerated,
 )
 from loraplex.engine.tokenizer import Tokenizer
-from support.scripted_generation import Event, Scenario, finished, run, script, started
+from support.scripted_generation import (
+    Event,
+    Scenario,
+    ScriptedStream,
+    finished,
+    run,
+    script,
+    started,
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +122,18 @@ def test_it_is_metered_before_the_last_delta_and_only_once(tokenizer: Tokenizer)
 
     async def follow() -> list[tuple[Delta, int]]:
         await scenario.start()
-        seen = [(d, len(scenario.outcomes)) async for d in scenario.generation.deltas()]
+        seen = [
+            (delta, len(scenario.outcomes))
+            async for deltas in scenario.generation.deltas()
+            for delta in deltas
+        ]
         await scenario.generation.aclose()
         return seen
 
     seen = run(follow())
-    assert [number for _, number in seen] == [0] * (len(seen) - 1) + [1]
+    numbers = {delta.finish_reason: number for delta, number in seen[:-1]}
+    assert numbers[None] == 0
+    assert seen[-1][1] == 1
     assert len(scenario.outcomes) == 1
     counts = scenario.outcomes[0].counts
     assert (counts.num_prompt_tokens, counts.num_completion_tokens) == (3, 2)
@@ -189,23 +204,15 @@ def test_a_caller_does_not_wait_for_ever_for_an_adapter(tokenizer: Tokenizer) ->
 
 def test_a_caller_waits_for_its_turn_if_the_adapter_is_there(tokenizer: Tokenizer) -> None:
     scenario = Scenario(tokenizer, [started(), finished()])
+    scenario.engine.may_play.clear()
     num_questions = 0
-    hold = asyncio.Event()
-    submit: Callable[[GenerationRequest], AsyncIterator[Event]] = scenario.engine.submit
-
-    async def submit_later(request: GenerationRequest) -> AsyncIterator[Event]:
-        await hold.wait()
-        async for event in submit(request):
-            yield event
 
     def is_loading() -> bool:
         nonlocal num_questions
         num_questions += 1
         if num_questions == 3:
-            hold.set()
+            scenario.engine.may_play.set()
         return False
-
-    scenario.engine.submit = submit_later  # type: ignore[method-assign]
 
     async def begin() -> RequestStarted:
         return await scenario.generation.start(is_loading=is_loading, patience_seconds=0.001)
@@ -226,4 +233,78 @@ def test_closing_before_anything_started_gives_the_account_back_once(tokenizer: 
         await scenario.generation.aclose()
 
     run(close())
+    assert scenario.charged == [("aborted", 0, 0)]
+
+
+def test_a_stop_string_ends_the_request_even_if_nobody_reads(tokenizer: Tokenizer) -> None:
+    events = script(started(), tokens(tokenizer, "one, tw"), tokens(tokenizer, "o, three"))
+    scenario = Scenario(tokenizer, events, stop=("two",))
+
+    async def begin() -> None:
+        await scenario.start()
+        while not scenario.engine.closed:
+            await asyncio.sleep(0)
+
+    run(asyncio.wait_for(begin(), timeout=30))
+    assert scenario.engine.closed == ["r-0"]
+
+
+def test_what_waited_for_a_slow_reader_is_told_at_once(tokenizer: Tokenizer) -> None:
+    pieces = [tokens(tokenizer, letter) for letter in "abcdefgh"]
+    scenario = Scenario(tokenizer, script(started(), *pieces, finished()))
+
+    async def read_late() -> list[list[Delta]]:
+        await scenario.start()
+        while not scenario.engine.closed:
+            await asyncio.sleep(0)
+        return [deltas async for deltas in scenario.generation.deltas()]
+
+    ((delta,),) = run(asyncio.wait_for(read_late(), timeout=30))
+    assert (delta.text, delta.finish_reason) == ("abcdefgh", "length")
+    assert scenario.outcomes[0].counts.num_completion_tokens == len("abcdefgh")
+
+
+def test_no_more_sequences_are_open_than_may_be_and_all_get_their_turn(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MAX_OPEN_SEQUENCES", 3)
+    scripts = [script(started(), tokens(tokenizer, str(n)), finished()) for n in range(8)]
+    scenario = Scenario(tokenizer, *scripts)
+    num_open = []
+    submit = scenario.engine.submit
+
+    def count(*arguments: Any) -> ScriptedStream:
+        stream = submit(*arguments)
+        num_open.append(8 - len(scenario.engine.scripts) - len(scenario.engine.closed))
+        return stream
+
+    scenario.engine.submit = count  # type: ignore[assignment, method-assign]
+
+    async def answer() -> list[list[Delta]]:
+        await scenario.start()
+        return await scenario.generation.whole()
+
+    choices = run(asyncio.wait_for(answer(), timeout=30))
+    assert ["".join(d.text for d in deltas) for deltas in choices] == list("01234567")
+    assert num_open[:3] == [1, 2, 3]
+    assert max(num_open) == 3
+    assert sorted(scenario.engine.closed) == sorted(f"r-{n}" for n in range(8))
+
+
+def test_an_engine_that_refuses_to_take_it_is_raised_at_the_start(tokenizer: Tokenizer) -> None:
+    scenario = Scenario(tokenizer, [], [])
+
+    def refuse(*_: Any) -> ScriptedStream:
+        raise EngineUnavailable
+
+    scenario.engine.submit = refuse  # type: ignore[assignment, method-assign]
+
+    async def begin() -> None:
+        try:
+            await scenario.start()
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(EngineUnavailable):
+        run(begin())
     assert scenario.charged == [("aborted", 0, 0)]

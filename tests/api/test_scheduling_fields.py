@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from unittest.mock import AsyncMock
 import pytest
 from starlette.requests import Request
 
-from loraplex.api.errors import as_api_error, error_response, from_error_info
+from loraplex.api.errors import ApiError, as_api_error, error_response, from_error_info
 from loraplex.api.metrics import Metrics
 from loraplex.api.services.inference import Inference, Order, ServedModel
 from loraplex.engine.client import EngineClient
@@ -23,7 +24,14 @@ from loraplex.engine.errors import (
     ProposerNotServed,
     TenantQueueFull,
 )
-from loraplex.engine.messages import ErrorInfo, GenerationRequest, SpeculationParams
+from loraplex.engine.messages import (
+    ErrorInfo,
+    FinishReason,
+    GenerationRequest,
+    RequestFinished,
+    SpeculationParams,
+)
+from loraplex.engine.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
@@ -31,16 +39,21 @@ from support.server import Caller, ServerUnderTest
 
 
 class RecordingEngine:
-    """Takes nothing, and notes what it was given."""
+    """Notes what it was given, and ends it with an error."""
 
     info = replace(fake_info("base"), proposers=["ngram"])
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None]
+    ) -> SimpleNamespace:
         self.requests.append(request)
-        raise EngineUnavailable
+        error = ErrorInfo(EngineUnavailable.code, "planted")
+        end = RequestFinished(request.request_id, FinishReason.ERROR, 1, 0, error)
+        asyncio.get_running_loop().call_soon(take, end)
+        return SimpleNamespace(close=lambda: None)
 
 
 class FakeMetering:
@@ -55,7 +68,12 @@ class FakeMetering:
 def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     """The engine's requests of an order that came a second ago."""
     engine = RecordingEngine()
-    tokenizer = SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: "")
+    tokenizer = SimpleNamespace(
+        eos_token_ids=frozenset(),
+        special_token_ids=frozenset(),
+        render_chat=lambda *_, **__: "",
+        decode=lambda *_: "",
+    )
     nothing = cast(Any, tokenizer)
     inference = Inference(
         engine=cast(EngineClient, engine),
@@ -81,8 +99,9 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         **fields,
     )
     try:
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(ApiError) as failure:
             asyncio.run(inference.start(order))
+        assert failure.value.code == EngineUnavailable.code
     finally:
         asyncio.run(inference.aclose())
     return engine.requests

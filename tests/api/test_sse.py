@@ -134,6 +134,37 @@ def test_a_caller_that_reads_nothing_counts_as_gone() -> None:
     assert not connection.is_complete
 
 
+def test_silence_is_not_held_against_a_reader_who_takes_what_comes() -> None:
+    async def scenario(connection: Connection) -> None:
+        connection.patience_seconds = 0.001
+
+        async def slow() -> AsyncIterator[bytes]:
+            for number in range(3):
+                yield sse_data(str(number).encode())
+                await asyncio.sleep(0.01)
+            connection.is_stuck = True
+            yield sse_data(b"never taken")
+
+        await connection.serve(slow())
+
+    connection = run(scenario)
+    assert connection.body == b"".join(sse_data(str(number).encode()) for number in range(3))
+    assert connection.num_closed == 1
+    assert not connection.is_complete
+
+
+def test_a_timeout_of_the_events_themselves_is_not_the_readers() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def late() -> AsyncIterator[bytes]:
+            yield sse_data(b"1")
+            raise TimeoutError("planted")
+
+        with pytest.raises(TimeoutError, match="planted"):
+            await connection.serve(late())
+
+    assert run(scenario).num_closed == 1
+
+
 def test_an_unexpected_error_breaks_the_connection_instead_of_ending_it() -> None:
     async def scenario(connection: Connection) -> None:
         async def broken() -> AsyncIterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
@@ -13,6 +13,7 @@ from loraplex.api.errors import ApiError
 from loraplex.api.metrics import Metrics
 from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
+from loraplex.api.services.sequence_text import Delta
 from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import (
     ErrorInfo,
@@ -22,6 +23,7 @@ from loraplex.engine.messages import (
     RequestStarted,
     TokensGenerated,
 )
+from loraplex.engine.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.tokenizer import Tokenizer
 
@@ -30,21 +32,39 @@ PROMPT = [65, 66, 67]
 
 
 class ScriptedEngine:
-    """Plays a list of events for every request; a script that ends without a finish hangs."""
+    """Plays a list of events for every request, one a turn of the loop; a script that ends without
+    a finish hangs.
+    """
 
     def __init__(self, *scripts: Sequence[Event]) -> None:
         self.scripts = list(scripts)
         self.closed: list[str] = []
+        self.may_play = asyncio.Event()
+        self.may_play.set()
 
-    async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
-        script = self.scripts.pop(0)
-        try:
-            for event in script:
-                yield event
-            if not script or not isinstance(script[-1], RequestFinished):
-                await asyncio.Event().wait()
-        finally:
-            self.closed.append(request.request_id)
+    def submit(
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None]
+    ) -> ScriptedStream:
+        play = asyncio.create_task(self._play(self.scripts.pop(0), take))
+        return ScriptedStream(play, lambda: self.closed.append(request.request_id))
+
+    async def _play(self, script: Sequence[Event], take: Callable[[RequestEvent], None]) -> None:
+        for event in script:
+            await self.may_play.wait()
+            take(event)
+            await asyncio.sleep(0)
+
+
+class ScriptedStream:
+    """What a request's caller has of it; closed once."""
+
+    def __init__(self, play: asyncio.Task[None], on_close: Callable[[], None]) -> None:
+        self._play = play
+        self._on_close = on_close
+
+    def close(self) -> None:
+        self._play.cancel()
+        self._on_close()
 
 
 def started(num_cached: int = 0) -> RequestStarted:
@@ -122,10 +142,14 @@ class Scenario:
     async def start(self, *, is_loading: bool = False) -> RequestStarted:
         return await self.generation.start(is_loading=lambda: is_loading, patience_seconds=0.01)
 
+    async def deltas(self) -> list[Delta]:
+        """Everything, as it came."""
+        await self.start()
+        return [delta async for deltas in self.generation.deltas() for delta in deltas]
+
     async def text(self) -> tuple[str, str | None]:
         """Everything of the only choice, and why it ended."""
-        await self.start()
-        deltas = [delta async for delta in self.generation.deltas()]
+        deltas = await self.deltas()
         return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
 
 

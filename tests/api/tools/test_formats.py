@@ -89,12 +89,7 @@ def deltas_of(
         visible_token_ids=plan.visible_token_ids,
         num_logprobs=0,
     )
-
-    async def follow() -> list[Delta]:
-        await scenario.start()
-        return [delta async for delta in scenario.generation.deltas()]
-
-    deltas: list[Delta] = run(follow())
+    deltas: list[Delta] = run(scenario.deltas())
     return deltas
 
 

@@ -1,0 +1,102 @@
+"""What has come for one caller and was not taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...engine.messages import RequestStarted
+from .sequence_text import Delta
+
+MAX_PIECES = 64
+"""Texts of one choice that wait side by side before they become one."""
+
+
+class Arrivals:
+    """Deltas wait here for their one taker, who is woken once for everything that comes at once.
+
+    A taker that keeps up gets every delta as it comes. Text that waits for one that does not
+    becomes one delta a choice, so a slow reader costs little more than what it has not read.
+    """
+
+    def __init__(self) -> None:
+        self._started: RequestStarted | None = None
+        self._failure: Exception | None = None
+        self._waiting: dict[int, list[Delta]] = {}
+        """By choice."""
+        self._taker: asyncio.Future[None] | None = None
+        """Of whom waits for the next."""
+        self._ended = asyncio.Event()
+
+    def start(self, started: RequestStarted) -> None:
+        """A sequence has begun; the first one counts."""
+        if self._started is None:
+            self._started = started
+            self._wake()
+
+    def add(self, delta: Delta) -> None:
+        """The next of its choice."""
+        if self._failure is not None:
+            return
+        pieces = self._waiting.setdefault(delta.index, [])
+        pieces.append(delta)
+        if len(pieces) == MAX_PIECES:
+            self._waiting[delta.index] = merged(pieces)
+        self._wake()
+
+    def fail(self, failure: Exception) -> None:
+        """What came so far can still be taken, then this is raised; nothing counts behind it."""
+        if self._failure is None:
+            self._failure = failure
+            self.end()
+            self._wake()
+
+    def end(self) -> None:
+        """Everything has come."""
+        self._ended.set()
+
+    async def first(self) -> RequestStarted:
+        """The first start. Raises the failure that came instead."""
+        while self._started is None:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        return self._started
+
+    async def next(self) -> list[Delta]:
+        """What has come, at least one delta. Raises the failure."""
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        waiting, self._waiting = self._waiting, {}
+        taken: list[Delta] = []
+        for pieces in waiting.values():
+            taken += merged(pieces)
+        return taken
+
+    async def all(self) -> dict[int, list[Delta]]:
+        """Everything by choice, once it has come. Raises the failure."""
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+        return {index: merged(pieces) for index, pieces in self._waiting.items()}
+
+    def _wake(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
+
+    async def _wait(self) -> None:
+        self._taker = asyncio.get_running_loop().create_future()
+        await self._taker
+
+
+def merged(deltas: list[Delta]) -> list[Delta]:
+    """Deltas of one choice that follow one another: as one if they are nothing but text.
+
+    Log-probabilities stay with the text they came with: that tells to which part of an answer they
+    belong.
+    """
+    if len(deltas) == 1 or not all(delta.is_text for delta in deltas):
+        return deltas
+    text = "".join([delta.text for delta in deltas])
+    return [Delta(deltas[0].index, text, [], deltas[-1].finish_reason)]

@@ -1,0 +1,22 @@
+"""Events of a stream that differ in nothing but their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+_TEXT = "\0text\0"
+"""Stands where the text goes; nothing else in an event has such characters."""
+
+
+class TextEvents:
+    """Makes the events of one choice: byte for byte what `make` gives, for a part of the cost."""
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
+        """`make` gives the event of a text, which stands in it once, as JSON."""
+        self._head, self._tail = make(_TEXT).split(_encode(_TEXT))
+
+    def event(self, text: str) -> bytes:
+        return self._head + _encode(text) + self._tail
