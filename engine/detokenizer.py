@@ -6,6 +6,7 @@ given out once its last byte is there, a possible beginning of a stop string onc
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,8 @@ class Detokenizer:
         visible_token_ids: Collection[int] = (),
     ) -> None:
         """Of special tokens only `visible_token_ids` are part of the text, as they are written."""
-        self._decoder = _IncrementalDecoder(tokenizer, prompt_token_ids, visible_token_ids)
+        make_decoder = _ByteDecoder if tokenizer.decodes_bytes else _WindowDecoder
+        self._decoder = make_decoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
         self._stopped = False
 
@@ -78,7 +80,31 @@ class Detokenizer:
         return text, stop
 
 
-class _IncrementalDecoder:
+class _ByteDecoder:
+    """Where every token stands for bytes of its own, the text is that of the bytes in a row."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        visible_token_ids: Collection[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._visible_token_ids = visible_token_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:  # may end inside of a character
+            self._utf8.decode(tokenizer.decoded_bytes(token_id))
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._visible_token_ids:
+            return self.flush() + self._tokenizer.token_text(token_id)
+        return self._utf8.decode(self._tokenizer.decoded_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowDecoder:
     """Decodes a window of the last tokens; the window is cut where a character ends.
 
     Decoders are not local: a first word loses its space, and byte tokens make sense only in whole

@@ -35,6 +35,8 @@ class Tokenizer:
         self.backend.no_padding()
         self.eos_token_ids = _eos_token_ids(model_dir, self._chat.eos_token_id)
         """Tokens that end an output: the tokenizer's and the generation config's."""
+        self._decoded_bytes: dict[int, bytes] = {}
+        """By token id, as far as it was asked."""
 
     @property
     def vocab_size(self) -> int:
@@ -119,6 +121,28 @@ class Tokenizer:
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(match[1])
         return token.replace(_WORD_START, " ").encode()
+
+    @cached_property
+    def decodes_bytes(self) -> bool:
+        """Decoding is putting together the `decoded_bytes` of the tokens, and nothing else."""
+        decoder = json.loads(self.backend.to_str())["decoder"] or {"type": None}
+        return [part["type"] for part in decoder.get("decoders", [decoder])] == ["ByteLevel"]
+
+    def decoded_bytes(self, token_id: int) -> bytes:
+        """What decoding makes of a token where it `decodes_bytes`; nothing of a special one."""
+        decoded = self._decoded_bytes.get(token_id)
+        if decoded is None:
+            decoded = self._decoded_bytes[token_id] = self._decode_bytes(token_id)
+        return decoded
+
+    def _decode_bytes(self, token_id: int) -> bytes:
+        if token_id in self.special_token_ids:
+            return b""
+        token = self.vocabulary_entry(token_id)
+        try:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+        except KeyError:  # an added token is written as it is
+            return token.encode()
 
     def token_text(self, token_id: int) -> str:
         """The token's text; bytes that are no whole character show as U+FFFD."""

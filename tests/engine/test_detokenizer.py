@@ -38,11 +38,15 @@ def save_word_tokenizer(path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(path)
 
 
-@pytest.fixture(scope="module")
-def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+@pytest.fixture(scope="module", params=["its bytes", "a window"])
+def bytewise(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Tokenizer:
+    """Decoded either way: by its bytes as it is, in a window as any other tokenizer."""
     path = tmp_path_factory.mktemp("bytewise")
     save_byte_tokenizer(path)
-    return Tokenizer(path)
+    tokenizer = Tokenizer(path)
+    assert tokenizer.decodes_bytes
+    tokenizer.decodes_bytes = request.param == "its bytes"
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,38 @@ def test_pieces_join_where_words_carry_spaces_and_rare_characters_are_byte_token
     parts = data.draw(st.lists(st.sampled_from(characters), max_size=60))
     ids = [token_id for part in parts for token_id in part]
     assert run(Detokenizer(wordwise), split(ids, cuts))[0] == wordwise.decode(ids)
+
+
+@given(
+    text=st.text(alphabet="a ä€🦙", max_size=20),
+    begin=st.integers(min_value=0, max_value=80),
+    cuts=cuts,
+)
+def test_an_output_continues_its_prompts_bytes(
+    bytewise: Tokenizer, text: str, begin: int, cuts: list[int]
+) -> None:
+    ids = bytewise.encode(text)
+    begin = begin % (len(ids) + 1)
+    detokenizer = Detokenizer(bytewise, prompt_token_ids=ids[:begin])
+    whole_characters = bytewise.decode(ids[:begin]).rstrip("\ufffd")
+    assert run(detokenizer, split(ids[begin:], cuts))[0] == text.removeprefix(whole_characters)
+
+
+def test_added_tokens_are_text_as_the_tokenizer_decodes_them(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    tokenizer.backend.add_tokens(["two words", "é", "plain", "€"])
+    ids = tokenizer.encode("x two words é plain € y")
+    assert max(ids) > 260
+    for cuts in ([], list(range(len(ids)))):
+        text, _ = run(Detokenizer(tokenizer), split(ids, cuts))
+        assert text == tokenizer.decode(ids)
+
+
+def test_only_tokens_that_are_bytes_and_nothing_else_are_taken_for_bytes(
+    wordwise: Tokenizer,
+) -> None:
+    assert not wordwise.decodes_bytes
 
 
 @given(prompt=texts, text=texts, cuts=cuts)
