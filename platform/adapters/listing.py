@@ -189,10 +189,11 @@ class _Listing:
     def _is_behind(self, cursor: str) -> ColumnElement[bool]:
         key, name, slug = self._parse(cursor)
         place, here = tuple_(Adapter.name, Tenant.slug), tuple_(literal(name), literal(slug))
+        # An index finds where a name is; of a pair over two tables it would read all before it.
         if self._order is AdapterOrder.NAME:
-            return place > here
+            return and_(Adapter.name >= name, place > here)
         if self._order is AdapterOrder.NAME_DOWN:
-            return place < here
+            return and_(Adapter.name <= name, place < here)
         return or_(self._key < key, and_(self._key == key, place > here))
 
     def _parse(self, cursor: str) -> tuple[Any, str, str]:
