@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..adapters.block import ALIGNMENT_ELEMENTS
 from .config import EngineConfig
 from .errors import InsufficientMemory
 from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
 from .kv_layout import KvGroup
 
 RESERVE_FRACTION = 0.1
+ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
@@ -92,7 +94,8 @@ def plan_memory(
     usable = available_bytes - reserve - activation_bytes - graph_bytes - host_bytes
     arena = config.arena_bytes
     if arena is None:
-        arena = max(0, int(usable * ARENA_FRACTION))
+        # Whole units of every type: what is over could hold no adapter, and would count as used.
+        arena = max(0, int(usable * ARENA_FRACTION)) // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
     windows = _window_bytes(config, arena) if has_windows else 0
     demands = [
         KvDemand(config, group, size, max_model_len)
