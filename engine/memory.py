@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..adapters.block import ALIGNMENT_ELEMENTS
 from .config import EngineConfig
 from .errors import InsufficientMemory
 from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
@@ -22,6 +23,8 @@ RESERVE_FRACTION = 0.1
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
+ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
+"""What is over such a unit could hold no adapter of any type, and would count as used."""
 WINDOW_FRACTION = 1 / 16
 """Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
 
@@ -176,7 +179,7 @@ def _divide(
     usable = available_bytes - reserve - taken_bytes - host_bytes
     arena = config.arena_bytes
     if arena is None:
-        arena = max(0, int(usable * ARENA_FRACTION))
+        arena = max(0, int(usable * ARENA_FRACTION)) // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
     windows = _window_bytes(config, arena) if has_windows else 0
     block_bytes = sum(demand.bytes_per_block for demand in demands)
     kv = config.kv_cache_bytes
