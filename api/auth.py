@@ -29,6 +29,7 @@ from .browser import (
     CSRF_HEADER,
     SAFE_METHODS,
     check_same_origin,
+    idle_of,
     session_token,
     transport_of,
 )
@@ -90,7 +91,7 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
         sent = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(sent.encode(), token.csrf_token.encode()):
             raise ApiError("csrf_failed")
-    return await runtime.control_plane.authenticate_session(cookie, tenant)
+    return await runtime.control_plane.authenticate_session(cookie, tenant, idle_of(request))
 
 
 def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:

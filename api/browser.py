@@ -7,6 +7,7 @@ speaks no TLS itself: the proxies that the operator names say which scheme their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from enum import Enum
 
 from starlette.requests import Request
@@ -19,6 +20,9 @@ from .peer_address import peer_address
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
+IDLE_HEADER = "x-loraplex-idle-seconds"
+"""How long ago the person at the page did something last: pages also ask by themselves."""
+MAX_IDLE_DIGITS = 9
 FORWARDED_PROTO = "x-forwarded-proto"
 STRICT_TRANSPORT = "max-age=31536000"
 """`Strict-Transport-Security`: for a year nobody is to come here without TLS."""
@@ -113,6 +117,13 @@ def check_same_origin(request: Request, transport: Transport, *, is_needed: bool
         is_ours = origin == f"{scheme}://{request.headers.get('host', '')}"
     if not is_ours:
         raise ApiError("csrf_failed", "This comes from a page of another origin.")
+
+
+def idle_of(request: Request) -> timedelta:
+    """What the page says in `IDLE_HEADER`; nothing, or nonsense, means just now."""
+    sent = request.headers.get(IDLE_HEADER, "")
+    is_number = len(sent) <= MAX_IDLE_DIGITS and sent.isascii() and sent.isdigit()
+    return timedelta(seconds=int(sent) if is_number else 0)
 
 
 def base_url(request: Request, transport: Transport) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from datetime import timedelta
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from ..platform.accounts.service import AccountService
+from ..platform.accounts.service import NO_TIME, AccountService
 from ..platform.accounts.tokens import SESSION_PREFIX
 from ..platform.audit.event import Changed, Event, Origin
 from ..platform.audit.service import PLATFORM_CHAIN, AuditLog
@@ -52,6 +53,19 @@ class _Authenticator(Protocol):
 
     def authenticate(self, session: PlatformSession, text: str, /) -> _Authenticated: ...
     def note_use(self, session: PlatformSession, text: str, /) -> None: ...
+
+
+class _Sessions(NamedTuple):
+    """The sessions, as they are used by somebody who did something last so long ago."""
+
+    accounts: AccountService
+    idle: timedelta
+
+    def authenticate(self, session: PlatformSession, text: str, /) -> _Authenticated:
+        return self.accounts.authenticate(session, text, self.idle)
+
+    def note_use(self, session: PlatformSession, text: str, /) -> None:
+        self.accounts.note_use(session, text, self.idle)
 
 
 class ControlPlane:
@@ -214,10 +228,13 @@ class ControlPlane:
         return await self._authenticate(service, token, tenant_slug)
 
     async def authenticate_session(
-        self, token: str, tenant_slug: str | None = None
+        self, token: str, tenant_slug: str | None = None, idle: timedelta = NO_TIME
     ) -> AnyPrincipal:
-        """Who is signed in by this token; the rest as above, with SessionEnded."""
-        return await self._authenticate(self.accounts, token, tenant_slug)
+        """Who is signed in by this token; the rest as above, with SessionEnded.
+
+        `idle`: how long ago the person did something last.
+        """
+        return await self._authenticate(_Sessions(self.accounts, idle), token, tenant_slug)
 
     async def _authenticate(
         self, service: _Authenticator, token: str, tenant_slug: str | None

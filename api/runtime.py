@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,7 @@ from ..platform.errors import DatabaseUnavailable, InvalidValue, PlatformError
 from ..platform.idempotency import service as idempotency
 from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
+from ..platform.overview import recent_requests
 from ..platform.overview import service as samples
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
@@ -341,6 +343,12 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     async def purge_samples() -> None:
         await control_plane.write_all_tenants(lambda session: samples.purge(session, time.time()))
 
+    async def count_requests() -> None:
+        for tenant_id in await control_plane.read_all_tenants(recent_requests.users):
+            await control_plane.write_all_tenants(
+                partial(recent_requests.recount, tenant_id=tenant_id)
+            )
+
     async def purge_sign_ins() -> None:
         await control_plane.write_all_tenants(control_plane.accounts.purge)
         await control_plane.write_all_tenants(lambda session: failures.purge(session, utc_now()))
@@ -355,6 +363,7 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         Job(name="request-log", every=timedelta(hours=1), run=purge_request_log),
         Job(name="idempotent-answers", every=timedelta(hours=1), run=purge_answers),
         Job(name="samples", every=timedelta(hours=1), run=purge_samples),
+        Job(name="recent-requests", every=timedelta(hours=6), run=count_requests),
         Job(name="sign-ins", every=timedelta(hours=1), run=purge_sign_ins),
         Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]

@@ -6,13 +6,14 @@ Decided once at start from a profile run, printed with the arithmetic, refused w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from ..adapters.block import ALIGNMENT_ELEMENTS
 from .config import EngineConfig
 from .errors import InsufficientMemory
 from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
@@ -22,6 +23,8 @@ RESERVE_FRACTION = 0.1
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
+ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
+"""What is over such a unit could hold no adapter of any type, and would count as used."""
 WINDOW_FRACTION = 1 / 16
 """Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
 
@@ -87,69 +90,136 @@ def plan_memory(
     if config.memory_bytes is not None:
         loaded_bytes = weight_bytes + draft.weight_bytes + head_bytes
         available_bytes = min(available_bytes, config.memory_bytes - loaded_bytes)
-    reserve = int(available_bytes * RESERVE_FRACTION)
-    host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
-    usable = available_bytes - reserve - activation_bytes - graph_bytes - host_bytes
-    arena = config.arena_bytes
-    if arena is None:
-        arena = max(0, int(usable * ARENA_FRACTION))
-    windows = _window_bytes(config, arena) if has_windows else 0
     demands = [
         KvDemand(config, group, size, max_model_len)
         for group, size in zip(groups, bytes_per_block, strict=True)
     ]
-    kv = config.kv_cache_bytes
-    if kv is None:
-        left = (usable - arena - windows) * sum(bytes_per_block)
-        left //= sum(bytes_per_block) + draft.bytes_per_block
-        kv = max(0, min(left, wanted_bytes(demands, max_model_len)))
-    num_draft_blocks = kv // sum(bytes_per_block) if draft.bytes_per_block else 0
-    draft_kv = num_draft_blocks * draft.bytes_per_block
+    pools = _divide(
+        config,
+        demands,
+        draft,
+        available_bytes=available_bytes,
+        taken_bytes=activation_bytes + graph_bytes,
+        is_host=is_host,
+        has_windows=has_windows,
+    )
     lines = [
         f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
-        f"reserve {_mib(reserve)}, activations of a full step {_mib(activation_bytes)}",
-        f"adapter arena {_mib(arena)}" + (f", decode windows {_mib(windows)}" if windows else ""),
+        f"reserve {_mib(pools.reserve)}, activations of a full step {_mib(activation_bytes)}",
+        *pools.lines(config, draft, is_host=is_host),
     ]
     if graph_bytes:
         lines.append(f"decode graphs {_mib(graph_bytes)}")
-    if is_host:
-        lines.append(f"host cache {_mib(config.host_cache_bytes)}")
-    if draft.weight_bytes:
-        lines.append(
-            f"draft model {_mib(draft.weight_bytes)}, its KV cache {num_draft_blocks} blocks of "
-            f"{config.kv_block_size} tokens, {draft.bytes_per_block} bytes each: {_mib(draft_kv)}"
-        )
     if head_bytes:
         lines.append(f"Medusa heads {_mib(head_bytes)}")
-    if arena + windows + kv + draft_kv > usable:
-        raise InsufficientMemory(f"{_mib(kv + draft_kv)} for KV do not fit: " + "; ".join(lines))
-    num_blocks = divide_kv(kv, demands)
-    if num_blocks is None:
-        least = " + ".join(str(demand.least) for demand in demands)
-        raise InsufficientMemory(
-            f"one sequence of {max_model_len} tokens needs {least} KV blocks, there are "
-            f"{_mib(kv)} for them: " + "; ".join(lines)
-        )
+    num_blocks = _divide_kv(pools, demands, lines)
     lines += [demand.line(count) for demand, count in zip(demands, num_blocks, strict=True)]
     if config.swap_bytes:
         lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
-    held = [
-        count * config.kv_block_size
-        for demand, count in zip(demands, num_blocks, strict=True)
-        if demand.sees_all
-    ]
     return MemoryPlan(
-        arena_bytes=arena,
-        window_bytes=windows,
+        arena_bytes=pools.arena,
+        window_bytes=pools.windows,
         kv_groups=tuple(
             replace(group, num_blocks=count + 1)
             for group, count in zip(groups, num_blocks, strict=True)
         ),
         num_swap_slots=divide_swap(config.swap_bytes, demands, num_blocks),
-        max_model_len=min([max_model_len, *held]),
+        max_model_len=_longest(demands, num_blocks, config.kv_block_size),
         lines=lines,
-        num_draft_blocks=num_draft_blocks,
+        num_draft_blocks=pools.num_draft_blocks,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Bytes by what they are for."""
+
+    reserve: int
+    usable: int
+    """Of all that follow."""
+    arena: int
+    windows: int
+    kv: int
+    num_draft_blocks: int
+    draft_kv: int
+
+    @property
+    def all_kv(self) -> int:
+        return self.kv + self.draft_kv
+
+    @property
+    def do_fit(self) -> bool:
+        return self.arena + self.windows + self.all_kv <= self.usable
+
+    def lines(self, config: EngineConfig, draft: DraftDemand, *, is_host: bool) -> Iterator[str]:
+        windows = f", decode windows {_mib(self.windows)}" if self.windows else ""
+        yield f"adapter arena {_mib(self.arena)}{windows}"
+        if is_host:
+            yield f"host cache {_mib(config.host_cache_bytes)}"
+        if draft.weight_bytes:
+            yield (
+                f"draft model {_mib(draft.weight_bytes)}, its KV cache {self.num_draft_blocks} "
+                f"blocks of {config.kv_block_size} tokens, {draft.bytes_per_block} bytes each: "
+                f"{_mib(self.draft_kv)}"
+            )
+
+
+def _divide(
+    config: EngineConfig,
+    demands: Sequence[KvDemand],
+    draft: DraftDemand,
+    *,
+    available_bytes: int,
+    taken_bytes: int,
+    is_host: bool,
+    has_windows: bool,
+) -> _Pools:
+    reserve = int(available_bytes * RESERVE_FRACTION)
+    host_bytes = config.host_cache_bytes + config.swap_bytes if is_host else 0
+    usable = available_bytes - reserve - taken_bytes - host_bytes
+    arena = config.arena_bytes
+    if arena is None:
+        arena = max(0, int(usable * ARENA_FRACTION)) // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
+    windows = _window_bytes(config, arena) if has_windows else 0
+    block_bytes = sum(demand.bytes_per_block for demand in demands)
+    kv = config.kv_cache_bytes
+    if kv is None:
+        left = (usable - arena - windows) * block_bytes // (block_bytes + draft.bytes_per_block)
+        kv = max(0, min(left, wanted_bytes(demands, demands[0].max_model_len)))
+    num_draft_blocks = kv // block_bytes if draft.bytes_per_block else 0
+    return _Pools(
+        reserve=reserve,
+        usable=usable,
+        arena=arena,
+        windows=windows,
+        kv=kv,
+        num_draft_blocks=num_draft_blocks,
+        draft_kv=num_draft_blocks * draft.bytes_per_block,
+    )
+
+
+def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str]) -> list[int]:
+    """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
+    if not pools.do_fit:
+        raise InsufficientMemory(f"{_mib(pools.all_kv)} for KV do not fit: " + "; ".join(lines))
+    num_blocks = divide_kv(pools.kv, demands)
+    if num_blocks is None:
+        least = " + ".join(str(demand.least) for demand in demands)
+        raise InsufficientMemory(
+            f"one sequence of {demands[0].max_model_len} tokens needs {least} KV blocks, there are "
+            f"{_mib(pools.kv)} for them: " + "; ".join(lines)
+        )
+    return num_blocks
+
+
+def _longest(demands: Sequence[KvDemand], num_blocks: Sequence[int], block_size: int) -> int:
+    """The longest sequence whose layers that see all of it have room for it."""
+    held = [
+        count * block_size
+        for demand, count in zip(demands, num_blocks, strict=True)
+        if demand.sees_all
+    ]
+    return min([demands[0].max_model_len, *held])
 
 
 def _window_bytes(config: EngineConfig, arena_bytes: int) -> int:

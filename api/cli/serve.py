@@ -121,8 +121,9 @@ def next_steps(settings: Settings, url: str) -> list[str]:
     if settings.database is not None:
         where += " --database ..."  # not shown: it may hold a password
     server = "" if url == DEFAULT_URL else f" --url {url}"
+    named = "" if url == DEFAULT_URL else f"LORAPLEX_URL={shlex.quote(url)} "
     return [
-        f"Make the first operator: loraplex operators create NAME{where}",
+        f"Make the first operator: {named}loraplex operators create NAME{where}",
         f"Log in with its key: loraplex login{server}",
         "Make a tenant and a key: loraplex tenants create SLUG && "
         "loraplex keys create --tenant SLUG",

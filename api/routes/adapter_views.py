@@ -174,6 +174,7 @@ def readiness_view(
     *,
     wishes: Sequence[AdapterWish],
     load: AdapterExplanation | None,
+    sees_machine: bool,
 ) -> ReadinessView:
     return ReadinessView(
         id=full_name,
@@ -188,7 +189,7 @@ def readiness_view(
         state_changed_at=version.state_changed_at,
         tier=load.tier if load else Tier.STORE,
         wishes=[WishView(wish.kind, wish.created_at, wish.expires_at) for wish in wishes],
-        load=None if load is None else _load_view(load),
+        load=None if load is None else _load_view(load, sees_machine=sees_machine),
         speculation=[proposer_view(stats) for stats in load.speculation] if load else [],
     )
 
@@ -204,7 +205,7 @@ def proposer_view(stats: SpeculationStats) -> ProposerView:
     )
 
 
-def _load_view(load: AdapterExplanation) -> LoadView:
+def _load_view(load: AdapterExplanation, *, sees_machine: bool) -> LoadView:
     return LoadView(
         state=load.state,
         since_seconds=load.since_seconds,
@@ -213,9 +214,9 @@ def _load_view(load: AdapterExplanation) -> LoadView:
         retry_in_seconds=load.retry_in_seconds,
         loads_ahead=load.order,
         needed_bytes=load.needed_bytes,
-        free_bytes=load.free_bytes,
-        largest_free_bytes=load.largest_free_bytes,
-        leased_bytes=load.leased_bytes,
+        free_bytes=load.free_bytes if sees_machine else None,
+        largest_free_bytes=load.largest_free_bytes if sees_machine else None,
+        leased_bytes=load.leased_bytes if sees_machine else None,
         transitions=[
             EngineTransitionView(entry.state, entry.seconds_ago, entry.reason)
             for entry in load.transitions

@@ -132,6 +132,7 @@ async def _readiness(
         principal.tenant_id, lambda session: wishes.list_wishes(session, name)
     )
     load = await _explain(runtime, found)
+    sees_machine = principal.operator_role is not None
     full_name = f"{principal.tenant_slug}/{name}@{number}"
     judged = judge(
         full_name,
@@ -140,9 +141,18 @@ async def _readiness(
         is_engine_ready=runtime.engine.is_ready,
         is_quarantined=runtime.engine.is_quarantined(found.key),
         load=load,
+        sees_machine=sees_machine,
     )
     own = [wish for wish in standing if wish.version_id == found.version.id]
-    return readiness_view(full_name, found.adapter, found.version, judged, wishes=own, load=load)
+    return readiness_view(
+        full_name,
+        found.adapter,
+        found.version,
+        judged,
+        wishes=own,
+        load=load,
+        sees_machine=sees_machine,
+    )
 
 
 async def _explain(runtime: Runtime, found: FoundVersion) -> AdapterExplanation | None:

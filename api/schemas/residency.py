@@ -52,10 +52,11 @@ class LoadView(msgspec.Struct, frozen=True):
     loads_ahead: int
     needed_bytes: int | None
     """None while its size on the device is not known: nothing of it is here."""
-    free_bytes: int
-    largest_free_bytes: int
+    free_bytes: int | None
+    """This and the next two are the machine's, which operators see; null for tenants."""
+    largest_free_bytes: int | None
     """The largest hole: an adapter lies in one piece."""
-    leased_bytes: int
+    leased_bytes: int | None
     """Under running requests; they are not moved."""
     transitions: Sequence[EngineTransitionView]
     """The latest last."""

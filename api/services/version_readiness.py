@@ -73,14 +73,17 @@ def judge(
     is_engine_ready: bool,
     is_quarantined: bool,
     load: AdapterExplanation | None,
+    sees_machine: bool,
 ) -> VersionReadiness:
-    """What stands in the way of the version that is called `name`."""
+    """What stands in the way of the version that is called `name`.
+
+    `sees_machine`: who asks may know what the device has room for and what others hold of it.
+    """
     reason = _in_catalog(version, base_id)
     if reason is None:
         reason = _in_engine(load, is_ready=is_engine_ready, is_quarantined=is_quarantined)
-    return VersionReadiness(
-        reason, f"{name}: {_words(reason, version, load)}", _retry_seconds(reason, load)
-    )
+    words = _words(reason, version, load, sees_machine=sees_machine)
+    return VersionReadiness(reason, f"{name}: {words}", _retry_seconds(reason, load))
 
 
 def _in_catalog(version: AdapterVersion, base_id: str) -> str | None:
@@ -99,12 +102,15 @@ def _in_engine(load: AdapterExplanation | None, *, is_ready: bool, is_quarantine
     return "not_loaded" if load is None else _IN_ENGINE.get(load.state, "not_loaded")
 
 
-def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None) -> str:
+def _words(
+    reason: str, version: AdapterVersion, load: AdapterExplanation | None, *, sees_machine: bool
+) -> str:
     match reason:
         case "rejected" | "being_checked" if version.reason_code:
             return f"{REASONS[reason]} ({version.reason_code}: {version.reason_message})"
         case "waiting_for_room" if load is not None and load.needed_bytes is not None:
-            return f"{REASONS[reason]} {_room(load, load.needed_bytes)}{_queue(load)}"
+            room = _room(load, load.needed_bytes, sees_machine=sees_machine)
+            return f"{REASONS[reason]} {room}{_queue(load)}"
         case "reading" | "fetching" | "copying" if load is not None:
             return f"{REASONS[reason]}{_queue(load)}"
         case "load_failed" if load is not None and load.reason is not None:
@@ -113,9 +119,12 @@ def _words(reason: str, version: AdapterVersion, load: AdapterExplanation | None
             return REASONS[reason]
 
 
-def _room(load: AdapterExplanation, needed_bytes: int) -> str:
+def _room(load: AdapterExplanation, needed_bytes: int, *, sees_machine: bool) -> str:
+    needed = f"It needs {_mib(needed_bytes)} in one piece"
+    if not sees_machine:
+        return f"{needed}."
     return (
-        f"It needs {_mib(needed_bytes)} in one piece; {_mib(load.free_bytes)} are free, "
+        f"{needed}; {_mib(load.free_bytes)} are free, "
         f"{_mib(load.largest_free_bytes)} of them in one piece, and {_mib(load.leased_bytes)} are "
         "under running requests."
     )

@@ -41,6 +41,7 @@ INVITATION_LIFETIME = timedelta(hours=24)
 SESSION_LIFETIME = timedelta(hours=12)
 IDLE_LIFETIME = timedelta(minutes=30)
 CONFIRMATION_LIFETIME = timedelta(minutes=10)
+NO_TIME = timedelta(0)
 SEEN_GRANULARITY = timedelta(seconds=30)
 """A use is written down if the last one was so long ago: a busy page costs few writes."""
 
@@ -144,22 +145,27 @@ class AccountService:
         """Sign in whoever has just set a password."""
         return self._open(session, holder)
 
-    def authenticate(self, session: PlatformSession, text: str) -> AuthenticatedSession:
-        """Who is signed in by this token. Raises SessionEnded or TenantSuspended."""
+    def authenticate(
+        self, session: PlatformSession, text: str, idle: timedelta = NO_TIME
+    ) -> AuthenticatedSession:
+        """Who is signed in by this token. Raises SessionEnded or TenantSuspended.
+
+        `idle`: how long ago the person did something last.
+        """
         token = parse_token(text, SESSION_PREFIX)
         found = token and repository.find_session(session, token.hash)
         if not found or not found[1].is_active or not self._is_alive(found[0]):
             raise SessionEnded
         _check_tenant(found[1])
-        is_old = self._clock() - found[0].seen_at >= SEEN_GRANULARITY
+        is_old = self._clock() - idle - found[0].seen_at >= SEEN_GRANULARITY
         return AuthenticatedSession(_principal(*found), is_old)
 
-    def note_use(self, session: PlatformSession, text: str) -> None:
-        """Write down that the session was used."""
+    def note_use(self, session: PlatformSession, text: str, idle: timedelta = NO_TIME) -> None:
+        """Write down when the person did something last."""
         token = parse_token(text, SESSION_PREFIX)
         row = token and repository.lock_session(session, token.hash)
         if row and self._is_alive(row):
-            row.seen_at = self._clock()
+            row.seen_at = max(row.seen_at, self._clock() - idle)
 
     def confirm(self, session: UnitOfWork, text: str) -> datetime:
         """The password was given anew; until when that counts. Raises SessionEnded."""

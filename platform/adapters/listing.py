@@ -1,6 +1,6 @@
 """Lists of adapters for people: searched, sorted and counted by the database.
 
-One query for a page's rows and four for what belongs to them, whatever the page's size.
+One query for a page's rows and three for what belongs to them, whatever the page's size.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ import base64
 import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_, select, tuple_
 
 from ...adapters.identity import AdapterKey
-from ..base import UtcDateTime, utc_now
+from ..base import UtcDateTime
 from ..errors import InvalidValue
 from ..names import is_adapter_name, is_slug
 from ..overview.models import AdapterUse
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
-from ..usage.models import UsageDay
 from .models import Adapter, AdapterAlias, AdapterVersion
 from .states import VISIBLE_STATES, VersionState
 
-COUNTED_DAYS = 30
-"""Requests of today and of so many days less one before it."""
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -65,6 +62,7 @@ class AdapterSummary(NamedTuple):
     num_versions: int
     num_bytes: int
     num_requests: int
+    """Of the last days."""
     last_used_at: datetime | None
     p95_ms: float | None
     aliases: dict[str, int]
@@ -89,7 +87,7 @@ def list_summaries(
     rows = session.execute(listing.select(after).limit(limit)).all()
     ids = [row[0].id for row in rows]
     versions, aliases = _versions_of(session, ids), _aliases(session, ids)
-    uses, requests = _uses_of(session, rows), _requests_of(session, rows)
+    uses = _uses_of(session, rows)
     return [
         AdapterSummary(
             adapter=adapter,
@@ -97,7 +95,7 @@ def list_summaries(
             latest=versions[adapter.id][-1],
             num_versions=len(versions[adapter.id]),
             num_bytes=sum(version.size_bytes for version in versions[adapter.id]),
-            num_requests=requests.get((adapter.tenant_id, adapter.name), 0),
+            num_requests=use.num_requests if use else 0,
             last_used_at=use.last_used_at if use else None,
             p95_ms=use.p95_ms if use else None,
             aliases=aliases[adapter.id],
@@ -118,7 +116,7 @@ class _Listing:
     def __init__(self, query: AdapterQuery) -> None:
         self._query = query
         self._order = query.order
-        self._versions, self._requests = _sums_of_versions(), _sums_of_requests()
+        self._versions = _sums_of_versions()
         self._key = self._sorted_by()
 
     def select(self, after: str | None) -> Select[*tuple[Any, ...]]:
@@ -134,17 +132,12 @@ class _Listing:
         return selected.order_by(*self._ordering())
 
     def _join(self, selected: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-        versions, requests = self._versions.c, self._requests.c
-        if self._order in (AdapterOrder.LAST_USED, AdapterOrder.P95):
+        versions = self._versions.c
+        if self._order in (AdapterOrder.LAST_USED, AdapterOrder.REQUESTS, AdapterOrder.P95):
             selected = selected.outerjoin(
                 AdapterUse,
                 (AdapterUse.tenant_id == Adapter.tenant_id)
                 & (AdapterUse.adapter_name == Adapter.name),
-            )
-        if self._order is AdapterOrder.REQUESTS:
-            selected = selected.outerjoin(
-                self._requests,
-                (requests.tenant_id == Adapter.tenant_id) & (requests.adapter_name == Adapter.name),
             )
         if self._order is AdapterOrder.BYTES or self._query.state is not None:
             selected = selected.join(self._versions, versions.adapter_id == Adapter.id)
@@ -172,7 +165,7 @@ class _Listing:
                 never = literal(_NEVER, UtcDateTime)
                 return func.coalesce(AdapterUse.last_used_at, never, type_=UtcDateTime)
             case AdapterOrder.REQUESTS:
-                return func.coalesce(self._requests.c.num_requests, 0)
+                return func.coalesce(AdapterUse.num_requests, 0)
             case AdapterOrder.BYTES:
                 return self._versions.c.num_bytes
             case AdapterOrder.P95:
@@ -189,10 +182,11 @@ class _Listing:
     def _is_behind(self, cursor: str) -> ColumnElement[bool]:
         key, name, slug = self._parse(cursor)
         place, here = tuple_(Adapter.name, Tenant.slug), tuple_(literal(name), literal(slug))
+        # An index finds where a name is; of a pair over two tables it would read all before it.
         if self._order is AdapterOrder.NAME:
-            return place > here
+            return and_(Adapter.name >= name, place > here)
         if self._order is AdapterOrder.NAME_DOWN:
-            return place < here
+            return and_(Adapter.name <= name, place < here)
         return or_(self._key < key, and_(self._key == key, place > here))
 
     def _parse(self, cursor: str) -> tuple[Any, str, str]:
@@ -221,24 +215,6 @@ def _sums_of_versions() -> Subquery:
         .group_by(AdapterVersion.adapter_id)
         .subquery()
     )
-
-
-def _sums_of_requests() -> Subquery:
-    """By tenant and adapter: the requests of the last days."""
-    return (
-        select(
-            UsageDay.tenant_id,
-            UsageDay.adapter_name,
-            func.sum(UsageDay.num_requests).label("num_requests"),
-        )
-        .where(UsageDay.day >= _first_day())
-        .group_by(UsageDay.tenant_id, UsageDay.adapter_name)
-        .subquery()
-    )
-
-
-def _first_day() -> date:
-    return utc_now().date() - timedelta(days=COUNTED_DAYS - 1)
 
 
 def _conditions(query: AdapterQuery) -> list[ColumnElement[bool]]:
@@ -293,19 +269,3 @@ def _uses_of(
         AdapterUse.adapter_name.in_({row[0].name for row in rows}),
     )
     return {(use.tenant_id, use.adapter_name): use for use in session.scalars(query)}
-
-
-def _requests_of(
-    session: TenantSession | PlatformSession, rows: Sequence[Any]
-) -> dict[tuple[str, str], int]:
-    """The requests of the last days, likewise."""
-    query = (
-        select(UsageDay.tenant_id, UsageDay.adapter_name, func.sum(UsageDay.num_requests))
-        .where(
-            UsageDay.tenant_id.in_({row[0].tenant_id for row in rows}),
-            UsageDay.day.in_([_first_day() + timedelta(days=day) for day in range(COUNTED_DAYS)]),
-            UsageDay.adapter_name.in_({row[0].name for row in rows}),
-        )
-        .group_by(UsageDay.tenant_id, UsageDay.adapter_name)
-    )
-    return {(row[0], row[1]): int(row[2]) for row in session.execute(query)}

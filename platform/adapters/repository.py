@@ -54,25 +54,6 @@ def find_visible_adapter(session: TenantSession, name: str) -> Adapter | None:
     return session.scalars(_visible_adapters().where(Adapter.name == name)).one_or_none()
 
 
-def list_visible_adapters(
-    session: TenantSession,
-    *,
-    after: str | None = None,
-    limit: int | None = None,
-    names: Collection[str] | None = None,
-) -> Sequence[Adapter]:
-    """The adapters of which something is visible, by name, with versions and aliases.
-
-    Only those with names behind `after`, at most `limit`; where `names` are given, of these.
-    """
-    query = _visible_adapters().order_by(Adapter.name)
-    if names is not None:
-        query = query.where(Adapter.name.in_(names))
-    if after is not None:
-        query = query.where(Adapter.name > after)
-    return session.scalars(query.limit(limit)).all()
-
-
 def list_callable_adapters(
     session: TenantSession, base_id: str, *, names: Collection[str] | None = None
 ) -> Sequence[Adapter]:

@@ -47,7 +47,6 @@ __all__ = [
     "get_adapter",
     "get_version",
     "is_object_referenced",
-    "list_adapters",
     "list_alias_changes",
     "list_callable_adapters",
     "list_receipts",
@@ -102,21 +101,6 @@ class VersionHistory(NamedTuple):
 
 
 # --- reading ------------------------------------------------------------------------------------
-
-
-def list_adapters(
-    session: TenantSession,
-    *,
-    after: str | None = None,
-    limit: int | None = None,
-    names: Collection[str] | None = None,
-) -> Sequence[Adapter]:
-    """The tenant's adapters by name, with their visible versions and aliases.
-
-    A page of them: those with names behind `after`, at most `limit`; where `names` are given, of
-    these.
-    """
-    return repository.list_visible_adapters(session, after=after, limit=limit, names=names)
 
 
 def list_callable_adapters(

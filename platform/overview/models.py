@@ -75,6 +75,8 @@ class AdapterUse(TenantOwned, Base):
     """From arrival to the last byte, of the latest requests."""
     p95_ms: Mapped[float] = mapped_column(Float)
     """Of `latency_counts`."""
+    num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Of the last days, as the ledger's sums were when it was used or counted anew last."""
 
 
 class ServerMemory(Base):

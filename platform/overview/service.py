@@ -19,6 +19,7 @@ from ..tenants.models import Tenant
 from .figures import COUNTS, SUMS, FigureSums
 from .latencies import percentile
 from .models import AdapterUse, ServerSample, TenantSample
+from .recent_requests import count_requests
 
 HOUR = 3600
 KEPT_SECONDS: Mapping[int, int] = {15: HOUR, 60: 12 * HOUR, 900: 8 * 24 * HOUR}
@@ -257,6 +258,7 @@ def _add_use(session: PlatformSession, tenant_id: str, name: str, use: UseSums) 
         counts = {bucket: half for bucket, count in counts.items() if (half := count // 2)}
     row.last_used_at = max(row.last_used_at, use.last_used_at)
     row.latency_counts, row.p95_ms = counts, percentile(counts, _P95) or 0.0
+    row.num_requests = count_requests(session, tenant_id, name)
 
 
 def moment_of(seconds: int) -> datetime:

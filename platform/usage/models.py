@@ -56,6 +56,9 @@ class UsageDay(TenantOwned, Base):
     """
 
     __tablename__ = "usage_days"
+    __table_args__ = (
+        Index("ix_usage_days_tenant_id_adapter_name_day", "tenant_id", "adapter_name", "day"),
+    )
 
     tenant_id: Mapped[str] = mapped_column(
         String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True

@@ -13,21 +13,11 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loraplex.api.console_files import ConsoleFiles
+from support.console_policy import POLICY
 from support.server import ServerUnderTest
 
 PAGE = b"<!doctype html><title>console</title>"
 SCRIPT = b"console.log(1);" * 100
-POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self'",
-    "img-src": "'self' data:",
-    "font-src": "'self'",
-    "connect-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
-}
 
 
 class WithRequestId:

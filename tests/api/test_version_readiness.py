@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
@@ -16,7 +17,7 @@ from loraplex.engine.messages import AdapterExplanation, ErrorInfo
 from loraplex.platform.adapters.models import AdapterVersion
 from loraplex.platform.adapters.states import VersionState
 from support.envelopes import check_envelope
-from support.server import Caller
+from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
 MAX_PINS = 2
@@ -49,6 +50,7 @@ def judged(
     base_id: str = BASE,
     is_engine_ready: bool = True,
     is_quarantined: bool = False,
+    sees_machine: bool = True,
 ) -> VersionReadiness:
     return judge(
         "acme/bot@1",
@@ -57,6 +59,7 @@ def judged(
         is_engine_ready=is_engine_ready,
         is_quarantined=is_quarantined,
         load=load,
+        sees_machine=sees_machine,
     )
 
 
@@ -115,6 +118,31 @@ def test_the_sentence_says_what_it_waits_for() -> None:
     for state in (State.FETCHING, State.HOST):
         unsized = replace(LOAD, state=state, needed_bytes=None)
         assert "None" not in judged(version(), unsized).summary
+
+
+def test_a_tenant_is_told_what_its_version_needs_and_nothing_of_the_machine() -> None:
+    words = judged(version(), LOAD, sees_machine=False).summary
+    assert "It needs 500.0 MiB in one piece. 2 other loads are ahead." in words
+    for figure in ("600", "300", "700", "free", "running"):
+        assert figure not in words
+
+
+def test_the_machines_figures_are_for_operators(
+    server: ServerUnderTest, caller: Caller, adapters: list[Path]
+) -> None:
+    caller.push(adapters[0], "bot")
+    path = "/v1/adapters/bot/versions/1/readiness"
+    operators = {
+        "authorization": f"Bearer {server.make_operator(f'of-{caller.slug}')}",
+        "x-loraplex-tenant": caller.slug,
+    }
+    for answer, is_told in (
+        (caller.http.get(path), False),
+        (httpx.get(server.url + path, headers=operators), True),
+    ):
+        load = answer.json()["load"]
+        figures = [load[name] for name in ("free_bytes", "largest_free_bytes", "leased_bytes")]
+        assert [figure is not None for figure in figures] == [is_told] * 3
 
 
 def test_a_failed_load_says_why_and_when_the_next_is() -> None:

@@ -11,20 +11,10 @@ import pytest
 
 from loraplex.api.console_files import BUNDLE
 from support.console import PAGES, Visitor
+from support.console_policy import POLICY
 from support.seeded import Seeded
 
 MAX_FIRST_LOAD = 300_000
-POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self'",
-    "img-src": "'self' data:",
-    "font-src": "'self'",
-    "connect-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
-}
 
 
 def test_the_first_load_is_small(operator: Visitor) -> None:

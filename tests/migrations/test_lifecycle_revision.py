@@ -13,6 +13,7 @@ from sqlalchemy.sql.expression import ColumnClause
 from loraplex.platform import revisions
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.canary import Canary
+from loraplex.platform.adapters.listing import AdapterQuery, list_summaries
 from loraplex.platform.adapters.states import AliasAction, UploadState, VersionState
 from loraplex.platform.base import UtcDateTime
 from loraplex.platform.database import Database, make_engine
@@ -170,7 +171,8 @@ def test_aliases_get_the_change_that_set_them(url: str, database: Database) -> N
 def test_what_was_deleted_stays_hidden(url: str, database: Database) -> None:
     database.upgrade()
     with database.transaction(TENANT, read_only=True) as session:
-        assert [adapter.name for adapter in catalog.list_adapters(session)] == ["bot"]
+        listed = list_summaries(session, AdapterQuery(), limit=10)
+        assert [entry.adapter.name for entry in listed] == ["bot"]
 
 
 def test_uploads_are_as_old_as_they_are(url: str, database: Database) -> None:

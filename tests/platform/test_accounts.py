@@ -177,6 +177,25 @@ def test_a_session_ends_when_it_is_not_used_and_at_the_latest_after_twelve_hours
     who(database, accounts, idle)
 
 
+def test_a_page_that_asks_by_itself_keeps_no_session_alive(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    """The person did something last five minutes after noon, whatever pages say afterwards."""
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    token = sign_in(database, accounts, holder)
+    clock.now = NOON + timedelta(minutes=20)
+    with database.platform_transaction() as session:
+        idle = timedelta(minutes=20)
+        assert not accounts.authenticate(session, token, idle).is_use_to_be_noted
+        for minutes in (15, 19):
+            accounts.note_use(session, token, timedelta(minutes=minutes))
+    clock.now = NOON + timedelta(minutes=35, microseconds=-1)
+    who(database, accounts, token)
+    clock.now = NOON + timedelta(minutes=35)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, token)
+
+
 def test_a_confirmation_counts_for_ten_minutes(
     database: Database, accounts: AccountService, clock: SettableClock
 ) -> None:

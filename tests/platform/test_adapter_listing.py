@@ -10,13 +10,11 @@ import pytest
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.listing import AdapterOrder, AdapterQuery, list_summaries
 from loraplex.platform.adapters.states import VersionState
-from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import InvalidValue
 from loraplex.platform.overview.models import AdapterUse
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
-from loraplex.platform.usage.models import UsageDay
 from support.catalog import make_version
 from support.statements import recorded_statements
 
@@ -25,12 +23,9 @@ NAMES = ("a", "b-1", "b.2", "c")
 
 
 def use(session: TenantSession, name: str, *, requests: int, hours: int, p95: float) -> None:
-    today = UsageDay.begin(utc_now().date(), name, 1)
-    long_ago = UsageDay.begin(utc_now().date() - timedelta(days=30), name, 1)
-    today.num_requests, long_ago.num_requests = requests, 1000
-    used = NOON + timedelta(hours=hours)
-    row = AdapterUse(adapter_name=name, last_used_at=used, latency_counts={}, p95_ms=p95)
-    session.add_all([today, long_ago, row])
+    row = AdapterUse(adapter_name=name, latency_counts={}, p95_ms=p95, num_requests=requests)
+    row.last_used_at = NOON + timedelta(hours=hours)
+    session.add(row)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.platform.adapters import repository
 from loraplex.platform.adapters import service as catalog
-from loraplex.platform.adapters.canary import Canary
+from loraplex.platform.adapters.listing import AdapterQuery, list_summaries
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
@@ -126,20 +126,14 @@ def test_lists_adapters_with_visible_versions_and_aliases(
         catalog.set_alias(session, "sql", "prod", 2)
     with database.transaction(acme.id, read_only=True) as session:
         listed = [
-            (
-                adapter.name,
-                [version.number for version in adapter.versions],
-                [(alias.name, alias.version.number) for alias in adapter.aliases],
-            )
-            for adapter in catalog.list_adapters(session)
+            (entry.adapter.name, entry.num_versions, entry.latest.number, entry.aliases)
+            for entry in list_summaries(session, AdapterQuery(), limit=10)
         ]
-    assert listed == [("json", [1], []), ("sql", [2, 3], [("prod", 2)])]
+    assert listed == [("json", 1, 1, {}), ("sql", 2, 3, {"prod": 2})]
 
 
-def list_names(
-    session: TenantSession, *, after: str | None = None, limit: int | None = None
-) -> list[str]:
-    return [adapter.name for adapter in catalog.list_adapters(session, after=after, limit=limit)]
+def list_names(session: TenantSession) -> list[str]:
+    return [entry.adapter.name for entry in list_summaries(session, AdapterQuery(), limit=100)]
 
 
 def test_lists_adapters_page_by_page(database: Database, acme: Tenant, bolt: Tenant) -> None:
@@ -151,28 +145,13 @@ def test_lists_adapters_page_by_page(database: Database, acme: Tenant, bolt: Ten
             make_version(session, name, name)
         make_version(session, "bot-bb", "gone", state=VersionState.DELETING)
     with database.transaction(acme.id, read_only=True) as session:
-        pages = [list_names(session, limit=3)]
+        pages = [list_summaries(session, AdapterQuery(), limit=3)]
         while pages[-1]:
-            pages.append(list_names(session, after=pages[-1][-1], limit=3))
-        assert pages == [names[:3], names[3:6], names[6:], []]
-        assert list_names(session, after="bot-b") == names[2:]
-        assert list_names(session, after="bot-bb", limit=1) == ["bot-c"]
+            behind = pages[-1][-1].cursor
+            pages.append(list_summaries(session, AdapterQuery(), after=behind, limit=3))
+        listed = [[entry.adapter.name for entry in page] for page in pages]
+        assert listed == [names[:3], names[3:6], names[6:], []]
         assert list_names(session) == names
-
-
-def test_a_page_brings_versions_and_aliases_along(database: Database, acme: Tenant) -> None:
-    with database.transaction(acme.id) as session:
-        for name in ("json", "sql"):
-            for content in ("1", "2"):
-                make_version(session, name, name + content)
-            catalog.set_alias(session, name, "prod", 1, canary=Canary(2, 5))
-    with database.transaction(acme.id, read_only=True) as session:
-        (adapter,) = catalog.list_adapters(session, after="json", limit=1)
-        assert adapter.name == "sql"
-        assert [version.number for version in adapter.versions] == [1, 2]
-        (alias,) = adapter.aliases
-        assert alias.canary_version is not None
-        assert (alias.version.number, alias.canary_version.number) == (1, 2)
 
 
 def test_an_adapter_is_visible_as_long_as_one_of_its_versions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from sqlalchemy import func, select
 
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.overview import service
+from loraplex.platform.overview import recent_requests, service
 from loraplex.platform.overview.figures import FigureSums
 from loraplex.platform.overview.latencies import NUM_BUCKETS, bucket_of, percentile
 from loraplex.platform.overview.models import AdapterUse, ServerSample, TenantSample
+from loraplex.platform.overview.recent_requests import COUNTED_DAYS
 from loraplex.platform.overview.service import RANGES, Gathered, UseSums, Window
 from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.usage.models import UsageDay
 
 NOON = 1_767_268_800
 HERE, THERE = "server-1", "server-2"
@@ -136,3 +139,31 @@ def test_an_adapters_use_is_its_latest_and_forgets_the_past(
         assert row.p95_ms == pytest.approx(1000.0, rel=0.2)
         assert sum(row.latency_counts.values()) <= 1000
         assert row.last_used_at > before
+
+
+def test_requests_of_the_last_days_are_those_of_the_ledger(
+    database: Database, acme: Tenant
+) -> None:
+    """As of the latest use; when nobody asks any more, as of the latest count."""
+    today = utc_now().date()
+
+    def ask(requests: int, back: int) -> None:
+        with database.transaction(acme.id) as session:
+            day = UsageDay.begin(today - timedelta(days=back), "bot", 1)
+            day.num_requests = requests
+            session.add(day)
+
+    def shown() -> int:
+        with database.transaction(acme.id, read_only=True) as session:
+            return session.get_one(AdapterUse, (acme.id, "bot")).num_requests
+
+    ask(1000, back=COUNTED_DAYS)
+    ask(7, back=COUNTED_DAYS - 1)
+    use = UseSums(utc_now(), {str(bucket_of(10.0)): 1})
+    add(database, NOON, HERE, Gathered(uses={(acme.id, "bot"): use}))
+    assert shown() == 7
+    ask(5, back=0)
+    with database.platform_transaction() as session:
+        assert recent_requests.users(session) == [acme.id]
+        recent_requests.recount(session, acme.id)
+    assert shown() == 7 + 5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -12,6 +14,12 @@ from sqlalchemy import insert, text
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters import uploads, wishes
 from loraplex.platform.adapters.canary import Canary
+from loraplex.platform.adapters.listing import (
+    AdapterOrder,
+    AdapterQuery,
+    AdapterSummary,
+    list_summaries,
+)
 from loraplex.platform.adapters.models import Adapter, AdapterAlias, AdapterVersion, Upload
 from loraplex.platform.adapters.registry import parse_model_name, resolve
 from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
@@ -96,15 +104,29 @@ def add_adapters(database: Database, tenant: Tenant, first: int, stop: int) -> N
 
 
 def list_a_page(session: TenantSession) -> None:
-    page = catalog.list_adapters(session, after="bot-000004", limit=10)
-    assert [adapter.name for adapter in page][:2] == ["bot-000005", "bot-000006"]
+    first = list_summaries(session, AdapterQuery(), limit=5)
+    page = list_summaries(session, AdapterQuery(), after=first[-1].cursor, limit=10)
+    assert [entry.adapter.name for entry in page][:2] == ["bot-000005", "bot-000006"]
     assert len(page) == 10
 
 
 def list_the_last_page(session: TenantSession) -> None:
-    # Behind those that are there lie all those that were deleted.
-    (last,) = catalog.list_adapters(session, after="c", limit=10)
-    assert last.name == "watched"
+    # Before the last lie all those that were deleted, and then the others.
+    backwards = AdapterQuery(order=AdapterOrder.NAME_DOWN)
+    (last,) = list_summaries(session, backwards, limit=1)
+    assert last.adapter.name == "watched"
+    (before,) = list_summaries(session, backwards, after=last.cursor, limit=1)
+    assert before.adapter.name.startswith("bot-")
+    rest = list_summaries(session, AdapterQuery(), after=_as_ascending(before), limit=10)
+    assert [entry.adapter.name for entry in rest] == ["watched"]
+
+
+def _as_ascending(entry: AdapterSummary) -> str:
+    """The place of this entry in the list by name."""
+    _, place, name, slug = json.loads(base64.urlsafe_b64decode(entry.cursor))
+    return base64.urlsafe_b64encode(
+        json.dumps([AdapterOrder.NAME, place, name, slug]).encode()
+    ).decode()
 
 
 def resolve_names(session: TenantSession) -> None:

@@ -5,7 +5,7 @@ import { createContext, useContext, useEffect, useMemo, useState, type ReactNode
 import { hooks } from "./api/client.ts";
 import { loadSession, signOut, type Session } from "./api/session.ts";
 import { ErrorState } from "./components/states.tsx";
-import { lastActivity, noteActivity } from "./lib/activity.ts";
+import { idleSeconds, lastActivity, noteActivity } from "./lib/activity.ts";
 
 const SESSION_KEY = ["session"];
 const TENANT_KEY = "loraplex.tenant";
@@ -45,6 +45,7 @@ export function SessionProvider({ children }: { children: ReactNode }): ReactNod
 
   useEffect(() => {
     hooks.onSignedOut = () => value.setSession(null);
+    hooks.idleSeconds = idleSeconds;
   }, [value]);
   useEffect(() => {
     otherTabs.onmessage = () => void follow(client);
@@ -69,10 +70,7 @@ async function follow(client: QueryClient): Promise<void> {
   begin(client, await loadSession().catch(() => null));
 }
 
-/**
- * Pages that refresh themselves keep the server's session alive; people who left do not. Who works
- * in another tab has not left.
- */
+/** The server ends the session too; the page need not wait to be told. Who works in another tab has not left. */
 function useSignOutWhenIdle(
   session: Session | null,
   setSession: (session: Session | null) => void,

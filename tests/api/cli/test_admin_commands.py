@@ -209,6 +209,7 @@ def test_the_next_steps_are_for_the_installation_that_serves(tmp_path: Path) -> 
     )
     create, login, _ = next_steps(settings, "http://127.0.0.1:9000")
     assert create.endswith(f" --data-dir '{tmp_path / 'my data'}' --database ...")
+    assert "LORAPLEX_URL=http://127.0.0.1:9000 loraplex operators create" in create
     assert "hunter2" not in create
     assert login.endswith("loraplex login --url http://127.0.0.1:9000")
 

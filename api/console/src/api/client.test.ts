@@ -110,3 +110,10 @@ test("whoever does not confirm gets the refusal", async () => {
   await assert.rejects(send("/v1/keys", { method: "post" }), { code: "confirmation_required" });
   assert.equal(sent.length, 1);
 });
+
+test("each request says how long ago the person did something", async () => {
+  const sent = answering(new Response("{}"));
+  hooks.idleSeconds = () => 61;
+  await send("/v1/adapters", { method: "get" });
+  assert.equal(sent[0]?.headers.get("x-loraplex-idle-seconds"), "61");
+});

@@ -55,6 +55,8 @@ export interface Call<M extends Method, P extends PathOf<M>> {
 
 interface Hooks {
   csrfToken: string | null;
+  /** How long ago the person did something last: the server goes by it, not by what pages ask by themselves. */
+  idleSeconds: () => number;
   /** The session is over. */
   onSignedOut: () => void;
   /** Ask for the password again; false if the person gave up. */
@@ -64,6 +66,7 @@ interface Hooks {
 /** What the session has to say about requests; `session.tsx` and the dialogs set it. */
 export const hooks: Hooks = {
   csrfToken: null,
+  idleSeconds: () => 0,
   onSignedOut: () => undefined,
   confirm: () => Promise.resolve(false),
 };
@@ -131,6 +134,7 @@ async function sendOnce(url: string, init: SendInit): Promise<Response> {
   const headers = new Headers(init.headers);
   const method = init.method.toUpperCase();
   if (method !== "GET" && hooks.csrfToken) headers.set("x-csrf-token", hooks.csrfToken);
+  headers.set("x-loraplex-idle-seconds", String(hooks.idleSeconds()));
   if (tenant) headers.set("x-loraplex-tenant", tenant);
   let response: Response;
   try {

@@ -49,6 +49,14 @@ export function unreachable(): ApiError {
   });
 }
 
+/** What is to be changed is no longer what the page shows, as the server's own refusal says it. */
+export function changedMeanwhile(): ApiError {
+  return new ApiError(412, {
+    message: "Somebody has changed it since it was read: close this, and look at it again.",
+    code: "etag_mismatch",
+  });
+}
+
 function bodyOf(text: string): ErrorBody | null {
   try {
     const error = (JSON.parse(text) as { error?: Partial<ErrorBody> }).error;

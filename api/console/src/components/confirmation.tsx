@@ -6,6 +6,7 @@ import { confirmPassword } from "../api/session.ts";
 import { Button } from "./button.tsx";
 import { Dialog } from "./dialog.tsx";
 import { TextField } from "./form.tsx";
+import { Username } from "./username.tsx";
 import { ErrorNotice } from "./states.tsx";
 
 export function Confirmation(): ReactNode {
@@ -52,6 +53,7 @@ function PasswordDialog({ onDone, onClose }: { onDone: () => void; onClose: () =
     <Dialog title="Confirm that it is you" onClose={onClose} footer={footer}>
       <p className="soft">This change needs your password once more. It is good for ten minutes.</p>
       <form id="confirmation" className="form" onSubmit={(event) => void submit(event)}>
+        <Username />
         <TextField label="Password" type="password" autoComplete="current-password" required
           value={password} onChange={(event) => setPassword(event.target.value)} />
       </form>

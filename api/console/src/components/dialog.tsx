@@ -3,7 +3,7 @@ import { ErrorNotice } from "./states.tsx";
 import { Button } from "./button.tsx";
 import { Icon } from "./icons.tsx";
 
-const FIELDS = ".dialog-body :is(input, select, textarea):enabled";
+const FIELDS = ".dialog-body :is(input:not([hidden]), select, textarea):enabled";
 
 interface DialogProps {
   title: string;

@@ -15,6 +15,9 @@ export function Turns({ turns }: { turns: Turn[] }): ReactNode {
         <li key={i}>
           <p className="turn-prompt">{turn.prompt}</p>
           <div className="turn-reply" aria-busy={turn.state === "running"}>{turn.reply.text}</div>
+          {turn.state === "ended" && turn.reply.text === "" && turn.error === null && (
+            <p className="soft">The answer is empty: the model ended it with its first token.</p>
+          )}
           {turn.state === "stopped" && <p className="soft">Stopped. What was generated is charged.</p>}
           {turn.error !== null && <ErrorNotice error={turn.error} />}
           {turn.reply.served && <Measures reply={turn.reply} />}

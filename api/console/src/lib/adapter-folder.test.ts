@@ -17,6 +17,7 @@ test("a folder as PEFT writes it is taken, whatever else lies in it", async () =
 for (const [what, files, said] of [
   ["a pickle", [file("adapter_model.bin"), file("adapter_config.json")], /pickle.*safe_serialization/],
   ["a whole model", [file("config.json"), file("model.safetensors")], /whole model.*merge_and_unload/],
+  ["an archive", [file("bot.ZIP")], /unpack it/],
   ["nothing", [], /no adapter_model\.safetensors/],
   ["no configuration", [weights], /no adapter_config\.json/],
   ["two adapters", [weights, weights, file("adapter_config.json")], /more than one/],

@@ -46,6 +46,8 @@ function missingWeights(files: NamedFile[]): string {
     return `${pickle} is a pickle, which could execute code. Save it again with
       model.save_pretrained(path, safe_serialization=True).`.replace(/\s+/g, " ");
   }
+  const packed = files.find(({ name }) => /\.(zip|tar|tgz|gz|7z)$/i.test(name));
+  if (packed) return `${packed.name} is an archive: unpack it, and choose the folder that is in it.`;
   if (names.has(MODEL_CONFIG_FILE) && !names.has(CONFIG_FILE)) {
     return `This is a whole model and no adapter. Save the PEFT model itself, before
       merge_and_unload(): peft_model.save_pretrained(path).`.replace(/\s+/g, " ");

@@ -31,6 +31,8 @@ test("relative times look both ways", () => {
   assert.equal(format.relative("2026-03-01T11:56:00Z", now), "4 min ago");
   assert.equal(format.relative("2026-03-01T11:59:15.5Z", now), "44 s ago");
   assert.equal(format.relative("2026-03-01T14:05:00Z", now), "in 2 h");
+  assert.equal(format.relative("2026-05-30T11:59:59Z", now), "in 90 d");
+  assert.equal(format.relative("2026-03-01T12:00:45Z", now), "in 45 s");
   assert.equal(format.relative("nonsense", now), "–");
 });
 

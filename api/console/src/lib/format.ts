@@ -61,8 +61,10 @@ export function relative(iso: string | null | undefined, now: number = Date.now(
   const distance = now - Date.parse(iso);
   if (Number.isNaN(distance)) return NONE;
   if (Math.abs(distance) < 10_000) return "just now";
-  const length = coarse(Math.floor(Math.abs(distance) / 1000));
-  return distance > 0 ? `${length} ago` : `in ${length}`;
+  const seconds = Math.floor(Math.abs(distance) / 1000);
+  if (distance > 0) return `${coarse(seconds)} ago`;
+  // What was given 90 days a moment ago still has 90 days.
+  return `in ${coarse(seconds < 60 ? seconds : 60 * Math.ceil(seconds / 60))}`;
 }
 
 const UNITS = [["d", 86_400], ["h", 3600], ["min", 60]] as const;

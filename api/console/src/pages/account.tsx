@@ -6,6 +6,7 @@ import { TextField } from "../components/form.tsx";
 import { Facts, Page, Panel } from "../components/layout.tsx";
 import { NewPassword } from "../components/new-password.tsx";
 import { ErrorNotice } from "../components/states.tsx";
+import { Username } from "../components/username.tsx";
 import { useToast } from "../components/toast.tsx";
 import { Time } from "../components/values.tsx";
 import { useSession, useSessionContext } from "../session.tsx";
@@ -65,6 +66,7 @@ function PasswordForm(): ReactNode {
   };
   return (
     <form className="form" onSubmit={(event) => void submit(event)}>
+      <Username />
       <TextField label="Current password" type="password" required autoComplete="current-password"
         value={current} onChange={(event) => setCurrent(event.target.value)} />
       <NewPassword value={next} onChange={setNext} />

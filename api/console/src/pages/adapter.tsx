@@ -1,6 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { useState, type ReactNode } from "react";
 import { Link, useNavigate, useParams } from "react-router";
+import { toApiError } from "../api/errors.ts";
 import { api } from "../api/client.ts";
 import type { Adapter as AdapterDetail } from "../api/types.ts";
 import { Aliases } from "../components/adapter/aliases.tsx";
@@ -17,6 +18,8 @@ import { addressOf } from "../lib/addresses.ts";
 import { useScope, useSessionContext } from "../session.tsx";
 
 const REFRESH_MS = 5_000;
+/** While somebody waits for a version to become ready. */
+const SETTLING_MS = 1_000;
 const PARTS = [["", "Versions"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
 
 /** One adapter: its versions, aliases, usage and what was deleted of it. */
@@ -28,8 +31,9 @@ export default function Adapter(): ReactNode {
   const query = useQuery({
     queryKey: ["adapter", tenant, name],
     queryFn: ({ signal }) => api("get", "/v1/adapters/{name}", { path: { name }, tenant, signal }),
-    refetchInterval: REFRESH_MS,
+    refetchInterval: ({ state }) => (isSettling(state.data) ? SETTLING_MS : REFRESH_MS),
   });
+  const isGone = toApiError(query.error).status === 404;
   const { pickTenant } = useSessionContext();
   const tryIt = (): void => {
     pickTenant(tenant);
@@ -37,18 +41,18 @@ export default function Adapter(): ReactNode {
   };
   const actions = (
     <>
-      {may("infer") && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
+      {may("infer") && !isGone && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
       {may("adapters:write") && (
         <>
           <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
-          <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>
+          {!isGone && <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>}
         </>
       )}
     </>
   );
   return (
     <Page title={name} crumbs={<><Link to="/adapters">Adapters</Link> / {tenant}</>}
-      lead={query.data && <Names adapter={query.data} />} actions={actions}>
+      lead={query.data && !isGone && <Names adapter={query.data} />} actions={actions}>
       <Tabs label="Parts of the adapter"
         tabs={PARTS.map(([path, text]) => [addressOf(tenant, name, ...(path ? [path] : [])), text])} />
       {part === "deletions" ? <Deletions tenant={tenant} adapter={name} /> : (
@@ -73,6 +77,10 @@ function Part({ part, tenant, adapter }: {
   if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
   if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
   return <Versions tenant={tenant} adapter={adapter} />;
+}
+
+function isSettling(adapter: AdapterDetail | undefined): boolean {
+  return adapter?.versions.some(({ state }) => state === "validated" || state === "attesting") ?? false;
 }
 
 /** What each alias means now. */

@@ -2,7 +2,8 @@
 
 import { useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
-import { api, type Answer } from "../api/client.ts";
+import { api, tagged, type Answer } from "../api/client.ts";
+import { changedMeanwhile, toApiError } from "../api/errors.ts";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
 import { ConfirmDialog } from "../components/dialog.tsx";
@@ -12,6 +13,7 @@ import { Page, Panel } from "../components/layout.tsx";
 import { NeedsTenant } from "../components/needs-tenant.tsx";
 import { SecretDialog } from "../components/secret.tsx";
 import { EmptyState } from "../components/states.tsx";
+import { useToast } from "../components/toast.tsx";
 import { Badge, Time } from "../components/values.tsx";
 import { dateTime } from "../lib/format.ts";
 import { useParam } from "../lib/hooks.ts";
@@ -72,10 +74,15 @@ function Users({ tenant, asked, onAsk }: UsersProps): ReactNode {
   );
 }
 
+interface Invited {
+  user: User;
+  invitation: Invitation;
+}
+
 function UserDialogs({ tenant, asked, onClose }: { tenant: string; asked: Asked; onClose: () => void }): ReactNode {
-  const [invited, setInvited] = useState<{ user: User; invitation: Invitation } | null>(null);
+  const [invited, setInvited] = useState<Invited | null>(null);
   if (asked === null) return invited && <InvitationLink invited={invited} onClose={() => setInvited(null)} />;
-  if (asked.what === "add") return <AddUser tenant={tenant} onClose={onClose} />;
+  if (asked.what === "add") return <AddUser tenant={tenant} onInvited={setInvited} onClose={onClose} />;
   const { user } = asked;
   const of = { tenant, user, onClose };
   switch (asked.what) {
@@ -87,7 +94,7 @@ function UserDialogs({ tenant, asked, onClose }: { tenant: string; asked: Asked;
 }
 
 function InvitationLink({ invited, onClose }: {
-  invited: { user: User; invitation: Invitation };
+  invited: Invited;
   onClose: () => void;
 }): ReactNode {
   const { user, invitation } = invited;
@@ -132,18 +139,32 @@ interface OfUser {
   onClose: () => void;
 }
 
-function AddUser({ tenant, onClose }: { tenant: string; onClose: () => void }): ReactNode {
+function invitation(tenant: string, user: User): Promise<Invitation> {
+  return api("post", "/v1/users/{user_id}/invitation", { path: { user_id: user.id }, tenant });
+}
+
+function AddUser({ tenant, onInvited, onClose }: {
+  tenant: string;
+  onInvited: (invited: Invited) => void;
+  onClose: () => void;
+}): ReactNode {
   const refresh = useRefresh(tenant);
+  const toast = useToast();
   const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
     const form = new FormData(event.currentTarget);
     const body = { email: String(form.get("email")).trim(), role: form.get("role") as Role };
-    await api("post", "/v1/users", { body, tenant });
+    const user = await api("post", "/v1/users", { body, tenant });
     await refresh();
+    try {
+      onInvited({ user, invitation: await invitation(tenant, user) });
+    } catch (error) {
+      toast(`${user.email} is added, but has no link yet: ${toApiError(error).message}`, "warn");
+    }
   };
   return (
-    <FormDialog title="Add a user" action="Add" onSubmit={submit} onClose={onClose}>
+    <FormDialog title="Add a user" action="Add and make a link" onSubmit={submit} onClose={onClose}>
       <TextField label="E-mail address" name="email" type="email" required autoComplete="off" autoFocus
-        hint="The account's name. No mail is sent: you hand over the link that Invite gives." />
+        hint="The account's name. No mail is sent: you get a link to hand over." />
       <SelectField label="Role" name="role" options={ROLES} />
     </FormDialog>
   );
@@ -153,7 +174,10 @@ function ChangeRole({ tenant, user, onClose }: OfUser): ReactNode {
   const refresh = useRefresh(tenant);
   const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
     const role = new FormData(event.currentTarget).get("role") as Role;
-    await api("patch", "/v1/users/{user_id}", { path: { user_id: user.id }, body: { role }, tenant });
+    const path = { user_id: user.id };
+    const { data: now, etag: ifMatch } = await tagged("get", "/v1/users/{user_id}", { path, tenant });
+    if (now.role !== user.role) throw changedMeanwhile();
+    await api("patch", "/v1/users/{user_id}", { path, body: { role }, tenant, ifMatch });
     await refresh();
   };
   return (
@@ -166,7 +190,7 @@ function ChangeRole({ tenant, user, onClose }: OfUser): ReactNode {
 
 function Invite({ tenant, user, onInvited, onClose }: OfUser & { onInvited: (one: Invitation) => void }): ReactNode {
   const invite = async (): Promise<void> => {
-    onInvited(await api("post", "/v1/users/{user_id}/invitation", { path: { user_id: user.id }, tenant }));
+    onInvited(await invitation(tenant, user));
   };
   return (
     <ConfirmDialog title={`Invite ${user.email}?`} action="Make a link" onConfirm={invite} onClose={onClose}>

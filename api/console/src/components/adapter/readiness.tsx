@@ -65,11 +65,14 @@ function factsOf({ reason, tier, wishes, load, retry_after_seconds }: Readiness)
   if (load.reason) facts.push(["Last attempt", load.reason.message]);
   if (load.retry_in_seconds) facts.push(["Next attempt in", duration(load.retry_in_seconds * 1000)]);
   if (load.needed_bytes !== null) facts.push(["Needs on the device", bytes(load.needed_bytes)]);
-  facts.push(
-    ["Free there", `${bytes(load.free_bytes)}, ${bytes(load.largest_free_bytes)} in one piece`],
-    ["Under running requests", bytes(load.leased_bytes)],
-    ["Loads ahead", count(load.loads_ahead)],
-  );
+  const { free_bytes, largest_free_bytes, leased_bytes } = load;
+  if (free_bytes !== null && largest_free_bytes !== null && leased_bytes !== null) {
+    facts.push(
+      ["Free there", `${bytes(free_bytes)}, ${bytes(largest_free_bytes)} in one piece`],
+      ["Under running requests", bytes(leased_bytes)],
+    );
+  }
+  facts.push(["Loads ahead", count(load.loads_ahead)]);
   return facts;
 }
 

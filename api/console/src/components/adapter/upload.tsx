@@ -1,6 +1,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState, type FormEvent, type ReactNode } from "react";
 import { useNavigate } from "react-router";
+import { toApiError } from "../../api/errors.ts";
 import { pushAdapter, type Progress } from "../../api/upload.ts";
 import { noteActivity } from "../../lib/activity.ts";
 import { CONFIG_FILE, readAdapterFolder, WEIGHTS_FILE, type AdapterFolder } from "../../lib/adapter-folder.ts";
@@ -38,12 +39,12 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
   const finish = useFinish(tenant, onClose);
   useEffect(() => () => running.current?.abort(), []);
 
-  const choose = async (files: FileList | null): Promise<void> => {
+  const choose = async (files: File[]): Promise<void> => {
     setFolder(null);
     setProblem(null);
     setError(null);
     try {
-      if (files?.length) setFolder(await readAdapterFolder(Array.from(files)));
+      if (files.length) setFolder(await readAdapterFolder(files));
     } catch (thrown) {
       setProblem((thrown as Error).message);
     }
@@ -56,7 +57,7 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
   const submit = async (event: FormEvent): Promise<void> => {
     event.preventDefault();
     if (folder === null) {
-      setProblem(`Choose the folder, or its ${CONFIG_FILE} and ${WEIGHTS_FILE}.`);
+      setProblem((known) => known ?? `Choose the folder, or its ${CONFIG_FILE} and ${WEIGHTS_FILE}.`);
       return;
     }
     const controller = new AbortController();
@@ -92,7 +93,13 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
           hint={folder ? `${WEIGHTS_FILE}, ${bytes(folder.weights.size)}` : `${CONFIG_FILE} and ${WEIGHTS_FILE}, as PEFT's save_pretrained wrote them`}>
           {(control) => (
             <input {...control} type="file" multiple className="input" disabled={isBusy}
-              onChange={(event) => void choose(event.target.files)} />
+              onChange={(event) => void choose(Array.from(event.target.files ?? []))} />
+          )}
+        </Field>
+        <Field label="Or their folder">
+          {(control) => (
+            <input {...control} ref={asFolder} type="file" className="input" disabled={isBusy}
+              onChange={(event) => void choose(atTheTop(Array.from(event.target.files ?? [])))} />
           )}
         </Field>
         <TextField label="Aliases (optional)" autoComplete="off" spellCheck={false} placeholder="prod" value={aliases}
@@ -102,11 +109,23 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
       {progress !== null && <UploadProgress progress={progress} />}
       {error !== null && (
         <ErrorNotice error={error}>
-          <div className="meta">What was sent is kept: the same upload goes on where this one stopped.</div>
+          {toApiError(error).isTransient && (
+            <div className="meta">What was sent is kept: the same upload goes on where this one stopped.</div>
+          )}
         </ErrorNotice>
       )}
     </Dialog>
   );
+}
+
+/** React has no attribute for it. */
+function asFolder(input: HTMLInputElement | null): void {
+  if (input) input.webkitdirectory = true;
+}
+
+/** Without what lies in folders below, such as a training's checkpoints. */
+function atTheTop(files: File[]): File[] {
+  return files.filter((file) => file.webkitRelativePath.split("/").length <= 2);
 }
 
 function UploadProgress({ progress: { step, part } }: { progress: Progress }): ReactNode {
