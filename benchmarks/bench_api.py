@@ -4,7 +4,9 @@
 its database SQLite in the temporary folder. Counted is the CPU time of the server's process with
 all its threads, as the system says it: a request that is not streamed, without and with limits; a
 token of a stream, as the slope between short streams and long ones; and the memory of the process
-under 1,000 streams at once, twice. Prints the figures, and last one line of JSON.
+under 1,000 streams at once, twice. A server that falls behind tells tokens together, which is
+cheaper: how many there were in an event stands beside the cost of one, and is 1 on an idle machine.
+Prints the figures, and last one line of JSON.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class Figures:
     request_seconds: float
     limited_request_seconds: float
     token_seconds: float
+    tokens_per_event: float
+    """Of the streams that `token_seconds` is from."""
     idle_bytes: int
     streams_bytes: int
     """With all streams open, the first time."""
@@ -74,6 +78,8 @@ class Load:
         self._server = server
         self._caller = caller
         self._model = model
+        self.num_events = 0
+        """Of all streams that were read."""
 
     async def ask(
         self, num_requests: int, *, num_at_once: int, num_tokens: int, is_stream: bool
@@ -91,13 +97,16 @@ class Load:
                 "max_tokens": num_tokens,
                 "stream": is_stream,
             }
+            if is_stream:
+                body["stream_options"] = {"include_usage": True}
 
             async def work() -> None:
                 for _ in numbers:
                     async with client.stream("POST", "/v1/completions", json=body) as answer:
                         text = b"".join([part async for part in answer.aiter_raw()])
                         assert answer.is_success, text
-                        assert not is_stream or text.endswith(b"data: [DONE]\n\n")
+                        assert b'"completion_tokens":%d,' % num_tokens in text
+                        self.num_events += text.count(b"data: ")
 
             await asyncio.gather(*(work() for _ in range(num_at_once)))
 
@@ -138,18 +147,24 @@ def measure(server: MortalServer, model: str, num_requests: int, num_streams: in
     def per_request(who: Load) -> float:
         return who.cpu_seconds(num_requests, num_tokens=16, is_stream=False) / num_requests
 
-    def per_token() -> float:
+    def per_token() -> tuple[float, float]:
         num = max(num_requests // 10, NUM_WORKERS)
+        before = free.num_events
         short = free.cpu_seconds(num, num_tokens=SHORT, is_stream=True)
+        between = free.num_events
         long = free.cpu_seconds(num, num_tokens=LONG, is_stream=True)
-        return (long - short) / (num * (LONG - SHORT))
+        num_tokens = num * (LONG - SHORT)
+        num_events = free.num_events - between - (between - before)
+        return (long - short) / num_tokens, num_tokens / num_events
 
     per_request(free)  # warm
     free_seconds, limited_seconds = per_request(free), per_request(limited)
-    token_seconds = per_token()
+    token_seconds, tokens_per_event = per_token()
     idle = resident_bytes(server.pid)
     most = [most_bytes(server.pid, lambda: asyncio.run(streams(free, num_streams))) for _ in "12"]
-    return Figures(free_seconds, limited_seconds, token_seconds, idle, most[0], most[1])
+    return Figures(
+        free_seconds, limited_seconds, token_seconds, tokens_per_event, idle, most[0], most[1]
+    )
 
 
 async def streams(load: Load, num_streams: int) -> None:
@@ -185,6 +200,7 @@ def main() -> None:
         ("a request, not streamed, no limits", figures.request_seconds * 1e3, "ms"),
         ("the same with all limits", figures.limited_request_seconds * 1e3, "ms"),
         ("a token of a stream", figures.token_seconds * 1e6, "us"),
+        ("tokens in an event", figures.tokens_per_event, ""),
         ("memory, idle", figures.idle_bytes / 2**20, "MiB"),
         (f"memory, {options.streams} streams at once", figures.streams_bytes / 2**20, "MiB"),
         ("memory, the same again", figures.again_bytes / 2**20, "MiB"),

@@ -71,6 +71,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     tokenizer = SimpleNamespace(
         eos_token_ids=frozenset(),
         special_token_ids=frozenset(),
+        decodes_bytes=False,
         render_chat=lambda *_, **__: "",
         decode=lambda *_: "",
     )
