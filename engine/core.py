@@ -420,8 +420,11 @@ class EngineCore:
         self._num_steps += 1
         self._num_step_sequences += len(sequences)
         if is_one_step:
+            ran = batch.running(sequences)
+            if not ran.shape.num_prefill_tokens:
+                self._speculation.observe_step(end - prepared)
             self._scheduler.observe(
-                batch.running(sequences),
+                ran,
                 end - start - (drafted - prepared),
                 swap_seconds=prepared - start,
             )

@@ -66,8 +66,12 @@ class StepCosts:
 
         Until that was seen, what a prompt's token adds: it too is a row of a step that runs anyway.
         """
-        is_known = self._model.num_observed[4] >= NUM_DRAFT_STEPS
-        return self._model.coefficients[4 if is_known else 1]
+        return self._model.coefficients[4 if self.knows_draft_tokens else 1]
+
+    @property
+    def knows_draft_tokens(self) -> bool:
+        """Whether steps with guesses were seen, and so many that what they cost is believed."""
+        return self._model.num_observed[4] >= NUM_DRAFT_STEPS
 
     def swap_seconds(self, num_bytes: int) -> float:
         """One way; a preemption by swap pays it twice."""

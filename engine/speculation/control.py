@@ -1,16 +1,18 @@
 """How many tokens to guess, and by whom: follows what is accepted and what a step costs.
 
 Per adapter version and proposer the control knows how likely each token of a draft is accepted
-(`acceptance`), per proposer what guessing takes (`proposal_costs`), and of the steps what another
-row costs (`step_costs`). From these it chooses so that the step's rate is the highest (`filling`):
-many guesses where a step is bound by memory and another row is nearly free, few or none in a full
-batch. Where it guesses nothing, a small draft now and then tells whether that is still right
-(`probes`). Torch-free, without a clock, and the same whenever it is told the same.
+(`acceptance`), per proposer what guessing takes (`proposal_costs`) and what steps with its guesses
+take beyond their prediction (`overruns`), and of the steps what another row costs (`step_costs`).
+From these it chooses so that the step's rate is the highest (`filling`): many guesses where a step
+is bound by memory and another row is nearly free, few or none in a full batch. Some steps guess
+less, to compare (`contrasts`). Where it guesses nothing, a small draft now and then tells whether
+that is still right (`probes`). Torch-free, without a clock, and the same whenever it is told the
+same.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,7 +23,9 @@ from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..step_costs import StepCosts, StepShape
 from . import probes
+from .contrasts import Contrasts
 from .filling import Effort, Offer, fill
+from .overruns import Overruns
 from .probes import ProbeBudget
 from .proposal_costs import ProposalCosts
 from .track import Track
@@ -36,12 +40,6 @@ measured is noise, and what is right less often is not worth asking for."""
 FIRST_TOKENS = 4
 """Guessed in a step while no more were ever guessed in one; then at most twice the most so far, for
 what more of them cost is not known yet."""
-FIRST_CONTRAST = 4
-CONTRAST_INTERVAL = 48
-"""Steps with guesses between those that make only half of them or, in turn, none, to compare: where
-all steps are alike, what a guess costs cannot be told from what a step costs. At first the
-intervals double."""
-
 LONGEST_REST = 8
 """Steps. What speaks for guessing grows with a sequence or a cost, so not faster than that; and
 deciding costs a small model's step a hundredth."""
@@ -67,8 +65,11 @@ class _Step:
     """The next step, while it is decided what to guess in it."""
 
     expected: Effort
+    num_sequences: int
     num_free_tokens: int
-    token_seconds: Mapping[str, float]
+    verify_seconds: float
+    """What a guess's verification costs."""
+    token_seconds: dict[str, float] = field(default_factory=dict)
     """What each proposer's token costs, its guess and its verification."""
     choices: dict[Request, Choice] = field(default_factory=dict)
 
@@ -77,6 +78,21 @@ class _Step:
         if num_tokens > 0:
             self.choices[request] = Choice(proposer, num_tokens)
             self.num_free_tokens -= num_tokens
+
+    def share_places(self, name: str, costs: ProposalCosts, num_requests: int) -> None:
+        """Let so many requests have the proposer's next places in common."""
+        shared = costs.place_seconds / num_requests
+        self.token_seconds[name] = self.verify_seconds + costs.token_seconds + shared
+
+
+@dataclass(slots=True)
+class _Running:
+    """A step that was decided on, as what comes of it becomes known."""
+
+    seconds: float = 0.0
+    """Predicted; 0: nobody knows."""
+    proposers: list[str] = field(default_factory=list)
+    """Who guesses in it."""
 
 
 class Control:
@@ -89,10 +105,10 @@ class Control:
         self._overall = {name: Track(max_tokens) for name in proposers}
         self._adapters: OrderedDict[AdapterKey | None, dict[str, Track]] = OrderedDict()
         self._probe_budget = ProbeBudget()
+        self._overruns = Overruns(proposers)
+        self._running = _Running()
         self._step = 0
-        self._num_drafting_steps = 0
-        self._next_contrast = FIRST_CONTRAST
-        self._last_part = 0.5
+        self._contrasts = Contrasts()
         self._most_tokens = FIRST_TOKENS // 2
         self._last_decision = 0
         """The step of the last one that was decided on."""
@@ -110,6 +126,7 @@ class Control:
         Until it is known what steps cost, only what requests ask for.
         """
         self._step += 1
+        self._running = _Running()
         if self._step in self._rest and list(decodes) == self._resting:
             return {}
         choices = self._decide(decodes, num_free_tokens)
@@ -119,6 +136,7 @@ class Control:
     def _decide(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
         self._rest = range(0)
         step = self._expect(decodes, num_free_tokens)
+        self._running.seconds = step.expected.seconds
         groups = []
         for asked, group in self._group(decodes):
             if asked is None or asked.num_tokens is None:
@@ -153,10 +171,10 @@ class Control:
         seconds = self._costs.predict(StepShape(0, len(decodes), context))
         least = LEAST_COST * seconds / max(len(decodes), 1)
         verify = max(self._costs.draft_token_seconds(), least)
-        token_seconds = {
-            name: verify + costs.token_seconds for name, costs in self._proposal_costs.items()
-        }
-        return _Step(Effort(len(decodes), seconds), max(num_free_tokens, 0), token_seconds)
+        step = _Step(Effort(len(decodes), seconds), len(decodes), max(num_free_tokens, 0), verify)
+        for name, costs in self._proposal_costs.items():
+            step.share_places(name, costs, max(len(decodes), 1))
+        return step
 
     def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
         """Requests of one adapter that ask for the same; without those that ask for nothing, or for
@@ -201,8 +219,11 @@ class Control:
     def _rate(self, name: str, group: _Group, step: _Step) -> float:
         if not self._may_pay(group.tracks[name], step.token_seconds[name], step):
             return step.expected.rate
-        call_seconds = self._proposal_costs[name].call_seconds
-        return self._offer(name, group, step).best_rate(step.expected, call_seconds)
+        return self._offer(name, group, step).best_rate(step.expected, self._call_seconds(name))
+
+    def _call_seconds(self, name: str) -> float:
+        """What asking a proposer at all adds to a step."""
+        return self._proposal_costs[name].call_seconds + self._overruns.of(name)
 
     def _offer(self, name: str, group: _Group, step: _Step) -> Offer:
         track = group.tracks[name]
@@ -218,40 +239,54 @@ class Control:
         """Whether any of its tokens is worth the time, if asking costs nothing; quick to say."""
         return max(track.acceptance.probabilities) > step.expected.rate * token_seconds
 
-    def _fill(self, groups: Iterable[_Group], step: _Step) -> None:
+    def _fill(self, groups: Sequence[_Group], step: _Step) -> None:
         """Guess what lets the step have the best rate."""
-        offers, offering = [], []
-        for group in groups:
-            name = self._best(group, step)
-            if self._may_pay(group.tracks[name], step.token_seconds[name], step):
-                offers.append(self._offer(name, group, step))
-                offering.append(group)
-        if not offers:
+        offering = self._offering(groups, step)
+        if not offering:
             return
+        offers = [self._offer(name, group, step) for name, group in offering]
         filling = fill(
             offers,
             plain=step.expected,
             num_free_tokens=min(step.num_free_tokens, 2 * self._most_tokens),
-            call_seconds={name: it.call_seconds for name, it in self._proposal_costs.items()},
+            call_seconds={name: self._call_seconds(name) for name in self._proposers},
         )
-        step.expected = filling.step
         num_tokens = sum(map(sum, filling.num_guesses))
-        part = self._part() if num_tokens else 1.0
+        if not num_tokens:
+            return
+        step.expected = filling.step
+        part = self._contrasts.part(step.num_sequences)
         self._most_tokens = max(self._most_tokens, int(part * num_tokens))
         filled = zip(offers, offering, filling.num_guesses, strict=True)
-        for offer, group, num_guesses in sorted(filled, key=lambda it: -it[0].gains[0]):
+        for offer, (_, group), num_guesses in sorted(filled, key=lambda it: -it[0].gains[0]):
             group.tracks[offer.proposer].planned = max(num_guesses)
             for request, number in zip(group.requests, num_guesses, strict=True):
                 step.choose(request, offer.proposer, int(part * number))
 
-    def _part(self) -> float:
-        """How much of what would pay is guessed in this step: all, or less to compare."""
-        self._num_drafting_steps += 1
-        if self._num_drafting_steps < self._next_contrast:
-            return 1.0
-        self._next_contrast += min(self._next_contrast, CONTRAST_INTERVAL)
-        self._last_part = 0.5 - self._last_part
-        return self._last_part
+    def _offering(self, groups: Sequence[_Group], step: _Step) -> list[tuple[str, _Group]]:
+        """The groups for which guessing may pay, each behind the proposer that is best for it.
+
+        At first as if whoever guesses did so for all of the step; then with what a place costs the
+        fewer that are left.
+        """
+        noise = LEAST_COST * step.expected.seconds
+        num_sharing = dict.fromkeys(self._proposers, step.num_sequences)
+        while True:
+            chosen = ((self._best(group, step), group) for group in groups)
+            paying = [
+                (name, group)
+                for name, group in chosen
+                if self._may_pay(group.tracks[name], step.token_seconds[name], step)
+            ]
+            asked: Counter[str] = Counter()
+            for name, group in paying:
+                asked[name] += len(group.requests)
+            fewer = {name: asked[name] for name in asked if asked[name] < num_sharing[name]}
+            if not any(self._proposal_costs[name].place_seconds > noise for name in fewer):
+                return paying
+            num_sharing |= fewer
+            for name, number in fewer.items():
+                step.share_places(name, self._proposal_costs[name], number)
 
     # --- probes -----------------------------------------------------------------------------------
 
@@ -281,8 +316,8 @@ class Control:
             group.tracks[name].probe_times.begin(self._step)
 
     def _probe_seconds(self, name: str, num_tokens: int, step: _Step) -> float:
-        costs = self._proposal_costs[name]
-        return costs.call_seconds + costs.request_seconds + num_tokens * step.token_seconds[name]
+        seconds = self._proposal_costs[name].predict([num_tokens]) + self._overruns.of(name)
+        return seconds + num_tokens * step.verify_seconds
 
     # --- what came of it --------------------------------------------------------------------------
 
@@ -290,12 +325,14 @@ class Control:
         self, proposer: str, drafts: Sequence[tuple[Request, int]], seconds: float
     ) -> None:
         """The proposer was asked once for these requests; `drafts`: what each got, in tokens."""
-        num_tokens = 0
         for request, length in drafts:
-            num_tokens += length
             for track in self._tracks_of(request, proposer):
                 track.observe_wish(self._step, has_draft=length > 0)
-        self._proposal_costs[proposer].observe(len(drafts), num_tokens, seconds)
+        costs, lengths = self._proposal_costs[proposer], [length for _, length in drafts]
+        verify_seconds = sum(lengths) * self._costs.draft_token_seconds()
+        self._running.seconds += costs.predict(lengths) + verify_seconds
+        self._running.proposers.append(proposer)
+        costs.observe(lengths, seconds)
 
     def observe(
         self, request: Request, proposer: str, num_tokens: int, accepted: Collection[int]
@@ -304,6 +341,12 @@ class Control:
         proposer's order, that were right."""
         for track in self._tracks_of(request, proposer):
             track.observe(self._step, num_tokens, accepted)
+
+    def observe_step(self, seconds: float) -> None:
+        """The step took so long, deciding and guessing included; one that computed prompts or had
+        to be repeated is not told of."""
+        if self._running.seconds > 0 and self._costs.knows_draft_tokens:
+            self._overruns.observe(self._running.proposers, self._running.seconds, seconds)
 
     def snapshot(self) -> list[SpeculationStats]:
         """Adapters lately used first, at most MAX_STATS entries."""

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..least_squares import RelativeLeastSquares
 
 
 class ProposalCosts:
-    """seconds ≈ per call + per request + per guessed token. Nothing observed costs nothing."""
+    """seconds ≈ per call + per request + per guessed token + per place of the longest draft.
+
+    A place is what whoever guesses token by token pays for once, for however many requests: a pass
+    of the model that guesses. What calls for single requests do not tell apart is taken for a
+    call's and a place's, until company shows what each further request adds. Nothing observed
+    costs nothing.
+    """
 
     def __init__(self) -> None:
-        self._model = RelativeLeastSquares(num_features=3)
+        self._model = RelativeLeastSquares(num_features=4)
         self.total_seconds = 0.0
         """Of all calls."""
-
-    @property
-    def call_seconds(self) -> float:
-        return self._model.coefficients[0]
-
-    @property
-    def request_seconds(self) -> float:
+        self.call_seconds = 0.0
+        self.request_seconds = 0.0
         """Whether a guess comes of it or not."""
-        return self._model.coefficients[1]
+        self.token_seconds = 0.0
+        self.place_seconds = 0.0
 
-    @property
-    def token_seconds(self) -> float:
-        return self._model.coefficients[2]
+    def predict(self, lengths: Sequence[int]) -> float:
+        """The seconds of a call that gives each of its requests a draft of so many tokens."""
+        once = self.call_seconds + max(lengths) * self.place_seconds
+        return once + len(lengths) * self.request_seconds + sum(lengths) * self.token_seconds
 
-    def observe(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """A call for so many requests guessed so many tokens together.
+    def observe(self, lengths: Sequence[int], seconds: float) -> None:
+        """A call with drafts of such `lengths` took so long.
 
         The first call is passed over: it pays for what is allocated or compiled once.
         """
         if self.total_seconds > 0 and seconds > 0:
-            self._model.observe((1.0, float(num_requests), float(num_tokens)), seconds)
+            longest = max(lengths)
+            further = len(lengths) - 1, sum(lengths) - longest
+            self._model.observe((1.0, float(longest), *map(float, further)), seconds)
+            first, place, self.request_seconds, self.token_seconds = self._model.coefficients
+            self.call_seconds = max(0.0, first - self.request_seconds)
+            self.place_seconds = max(0.0, place - self.token_seconds)
         self.total_seconds += seconds

@@ -48,6 +48,7 @@ class Speculation:
         self._clock = clock
         self._choices: dict[str, Choice] = {}
         """By request id: of the last step that was planned."""
+        self._planning_seconds = 0.0
 
     @property
     def needs_hidden_states(self) -> bool:
@@ -62,7 +63,9 @@ class Speculation:
         """See `policy.DraftPolicy`."""
         if not self._proposers:
             return {}
+        start = self._clock()
         choices = self._control.choose(decodes, num_free_tokens)
+        self._planning_seconds = self._clock() - start
         self._choices = {request.request_id: choice for request, choice in choices.items()}
         return {request: choice.num_tokens for request, choice in choices.items()}
 
@@ -99,6 +102,10 @@ class Speculation:
         for proposer in self._proposers.values():
             seen = hidden_state if proposer.needs_hidden_states else None
             _attempt(proposer, proposer.observe, request, seen)
+
+    def observe_step(self, seconds: float) -> None:
+        """The step that was planned last took so long, its drafts included, and had no prompts."""
+        self._control.observe_step(self._planning_seconds + seconds)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""

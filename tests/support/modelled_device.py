@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
@@ -44,10 +44,14 @@ class Guesser:
     call: float = 0.0
     request: float = 0.0
     token: float = 0.0
+    place: float = 0.0
+    """Of each place of the longest draft: one pass of the model that guesses."""
     supply: float = 1.0
 
-    def seconds(self, num_requests: int, num_tokens: int) -> float:
-        return self.call + self.request * num_requests + self.token * num_tokens
+    def seconds(self, lengths: Collection[int]) -> float:
+        """Of drafts of so many tokens."""
+        once = self.call + self.place * max(lengths)
+        return once + self.request * len(lengths) + self.token * sum(lengths)
 
     def expected(self, key: AdapterKey | None, num_tokens: int) -> float:
         """How many of so many tokens are accepted."""
@@ -126,6 +130,7 @@ class Device:
         seconds = self.costs.seconds(shape)
         noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
         self.learned.observe(shape, seconds * noise)
+        self.control.observe_step(seconds * noise + proposing)
         self.seconds += seconds + proposing
         self.num_tokens += len(self.requests)
         self.steps.append(choices)
@@ -142,7 +147,7 @@ class Device:
             wanted[proposer].append((request, num_tokens if has_draft else 0))
         total = 0.0
         for proposer, drafts in wanted.items():
-            seconds = self.guessers[proposer].seconds(len(drafts), sum(n for _, n in drafts))
+            seconds = self.guessers[proposer].seconds([length for _, length in drafts])
             self.control.observe_proposals(proposer, drafts, seconds)
             total += seconds
         return dict(draft for drafts in wanted.values() for draft in drafts), total
@@ -172,10 +177,9 @@ def _fixed_rate(
     lengths: Mapping[AdapterKey | None, int],
 ) -> float:
     num_requests = sum(counts.values())
-    num_asked = sum(counts[key] for key in counts if lengths[key])
-    num_drafts = sum(counts[key] * lengths[key] for key in counts)
+    drafts = [lengths[key] for key in counts if lengths[key] for _ in range(counts[key])]
     won = sum(counts[key] * guesser.expected(key, lengths[key]) for key in counts)
-    seconds = costs.seconds(StepShape(0, num_requests, 0, num_drafts))
-    if num_asked:
-        seconds += guesser.seconds(num_asked, num_drafts)
+    seconds = costs.seconds(StepShape(0, num_requests, 0, sum(drafts)))
+    if drafts:
+        seconds += guesser.seconds(drafts)
     return (num_requests + won) / seconds

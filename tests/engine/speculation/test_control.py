@@ -86,6 +86,55 @@ def test_what_guessing_itself_costs_counts() -> None:
         assert bool(device.control.explain(A)[0].num_tokens) is is_worth_it
 
 
+@pytest.mark.parametrize("place", [2e-3, 8e-3, 24e-3])
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_what_a_pass_costs_is_shared_by_those_that_are_guessed_for_in_it(
+    num_requests: int, place: float
+) -> None:
+    guesser = Guesser({A: 0.8}, place=place, token=0.05e-3)
+    device = Device(MEMORY_BOUND, {"p": guesser}, requests(num_requests, A))
+    device.run(150)
+    assert device.run(200) >= 0.95 * best_fixed_rate(device)
+
+
+def test_who_is_cheap_in_company_is_known_to_be_dear_alone() -> None:
+    """A pass takes as long as a step of one request: 16 share it, alone no guess is worth one."""
+    costs = Costs(step=10e-3, decode=2e-3, draft=0.2e-3)
+    device = Device(costs, {"p": Guesser({A: 0.8}, place=12e-3)}, requests(16, A))
+    device.run(60)
+    assert sum(device.num_guesses[50:]) > 10 * 16
+    device.requests = requests(1, A)
+    assert device.run(100) >= 0.98 * device.plain_rate
+    device.requests = requests(16, A)
+    device.run(20)
+    assert device.run(40) >= 0.95 * best_fixed_rate(device)
+
+
+def test_who_is_dear_alone_is_tried_in_company() -> None:
+    device = Device(MEMORY_BOUND, {"p": Guesser({A: 0.9}, place=10e-3)}, requests(1, A))
+    device.run(60)
+    device.requests = requests(16, A)
+    device.run(60)
+    assert device.run(100) >= 0.95 * best_fixed_rate(device)
+
+
+def test_a_pass_is_not_shared_with_requests_that_are_not_worth_it() -> None:
+    guesser = Guesser({A: 0.8, B: 0.02}, place=30e-3)
+    device = Device(MEMORY_BOUND, {"p": guesser}, [*requests(1, A), *requests(15, B)])
+    device.run(100)
+    assert device.run(200) >= 0.97 * best_fixed_rate(device)
+
+
+def test_one_for_whom_none_shares_a_pass_gets_the_next_best_proposer() -> None:
+    guessers = {
+        "dear": Guesser({A: 0.95, B: 0.02}, place=30e-3),
+        "cheap": Guesser({A: 0.6, B: 0.02}, request=0.02e-3),
+    }
+    device = Device(MEMORY_BOUND, guessers, [*requests(1, A), *requests(15, B)])
+    device.run(200)
+    assert device.run(200) >= 0.97 * best_fixed_rate(device)
+
+
 def test_starts_modestly_and_with_nothing_where_nothing_is_known() -> None:
     control = Control(["p"], max_tokens=MAX_TOKENS, costs=StepCosts())
     assert control.choose(requests(64, A), 10_000) == {}

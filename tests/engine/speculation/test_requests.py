@@ -44,7 +44,8 @@ def test_an_explanation_has_the_guesses_of_its_adapter_alone(
     engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))
     keys = [engine.add_adapter(make_adapter(tiny_base, tmp_path / n, seed=ord(n))) for n in "ab"]
     for key in (None, *keys):
-        engine.submit(PROMPT, key, max_tokens=24, logit_bias={7: 100.0})
+        asked = SpeculationParams(num_tokens=4)  # not as many as pay: that depends on the machine
+        engine.submit(PROMPT, key, speculation=asked, max_tokens=24, logit_bias={7: 100.0})
     engine.run()
     engine.core.handle(ExplainAdapter(keys[0]))
     engine.step()
@@ -62,7 +63,8 @@ def test_an_event_tells_how_many_of_its_tokens_were_guessed(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))
-    request_id = engine.submit(PROMPT, max_tokens=24, logit_bias={7: 100.0})
+    asked = SpeculationParams(num_tokens=4)  # not as many as pay: that depends on the machine
+    request_id = engine.submit(PROMPT, speculation=asked, max_tokens=24, logit_bias={7: 100.0})
     engine.run()
     answer = engine.answers[request_id]
     engine.close()

@@ -1,0 +1,41 @@
+"""Steps that guess less than would pay, to compare.
+
+Where all steps are alike, what a guess costs cannot be told from what a step costs.
+"""
+
+from __future__ import annotations
+
+FIRST = 4
+LONGEST = 48
+"""Steps with guesses from one such step to the next: the intervals double from the first on."""
+SIMILAR = 2.0
+"""Times as many sequences, or as few: beyond that what a step costs is to be learned anew."""
+
+
+class Contrasts:
+    """Says of each step how much of what would pay is guessed: all, none or half."""
+
+    def __init__(self) -> None:
+        self._num_sequences = 0
+        self._interval = FIRST
+        self._num_left = FIRST
+        """Steps to the next comparison."""
+        self._part = 0.5
+
+    def part(self, num_sequences: int) -> float:
+        """Of the guesses of the next step with any, which decodes so many sequences."""
+        if not self._is_similar(num_sequences):
+            is_first = not self._num_sequences
+            self._num_sequences, self._interval = num_sequences, FIRST
+            self._num_left = FIRST if is_first else 1
+        self._num_left -= 1
+        if self._num_left > 0:
+            return 1.0
+        self._num_left = self._interval
+        self._interval = min(2 * self._interval, LONGEST)
+        self._part = 0.5 - self._part
+        return self._part
+
+    def _is_similar(self, num_sequences: int) -> bool:
+        known = self._num_sequences
+        return known < SIMILAR * num_sequences and num_sequences < SIMILAR * known
