@@ -40,7 +40,7 @@ def recount(session: PlatformSession, tenant_id: str) -> None:
         use.num_requests = requests.get(use.adapter_name, 0)
 
 
-def _counted(tenant_id: str) -> Select[tuple[str, int]]:
+def _counted(tenant_id: str) -> Select[str, int]:
     first_day = utc_now().date() - timedelta(days=COUNTED_DAYS - 1)
     return select(UsageDay.adapter_name, _REQUESTS).where(
         UsageDay.tenant_id == tenant_id, UsageDay.day >= first_day
