@@ -60,8 +60,8 @@ from .services.garbage import Garbage
 from .services.inference import Inference
 from .services.jobs import Job, Jobs
 from .services.leases import Leases
-from .services.lost_uploads import end_lost_uploads
 from .services.ledger_writer import LedgerWriter
+from .services.lost_uploads import end_lost_uploads
 from .services.memories import Memories
 from .services.metering import Metering
 from .services.overview import Overview

@@ -126,7 +126,8 @@ def test_requests_and_residency_of_a_day_come_one_after_the_other(
     with database.transaction(acme.id) as session:
         make_version(session, "a", high)
         make_version(session, "b", low)
-        usage.record_all(session, [make_usage("first", "a"), make_usage("second", "b")])
+        usage.record(session, make_usage("first", "a"))
+        usage.record(session, make_usage("second", "b"))
 
     def add_residency() -> None:
         residencies = [Residency(NOON.date(), make_digest(content), 7) for content in (low, high)]
