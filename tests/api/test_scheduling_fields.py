@@ -90,7 +90,10 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     order = Order(
         request_id="r",
         arrived_at=time.monotonic() - 1,
-        principal=cast(Any, SimpleNamespace(tenant_id="acme", key_id=None, tenant_weight=2.0)),
+        principal=cast(
+            Any,
+            SimpleNamespace(tenant_id="acme", key_id=None, tenant_weight=2.0, is_limited=False),
+        ),
         model=ServedModel("base", None),
         prompts=[[1]],
         num_choices=num_choices,
