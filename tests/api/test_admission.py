@@ -150,7 +150,7 @@ def test_who_goes_away_as_the_database_does_keeps_nothing(run: Run) -> None:
             await write_plain(*given)
             raise DatabaseUnavailable
 
-        plane.write_plain = lose_the_answer  # type: ignore[method-assign]
+        plane.write_plain = lose_the_answer  # type: ignore[assignment, method-assign]
         await bench.cancel_admission()
         await bench.until_released()
 
