@@ -27,10 +27,15 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
     """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
     named = b"" if name is None else f"event: {name}\n".encode()
-    if not payload.isascii():
+    return named + b"data: " + one_line(payload) + b"\n\n"
+
+
+def one_line(json: bytes) -> bytes:
+    """The same JSON without what some reader takes for a line break."""
+    if not json.isascii():
         for raw, escaped in _LINE_BREAKS.items():
-            payload = payload.replace(raw, escaped)
-    return named + b"data: " + payload + b"\n\n"
+            json = json.replace(raw, escaped)
+    return json
 
 
 class EventStream(Response):

@@ -37,8 +37,9 @@ class EngineSocket:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:  # a closed socket's too
             return False
-        # The descriptor tells once that something has come, and sending may have used that up.
-        self._look_again()
+        finally:
+            # The descriptor tells once that something has come, and sending may have used that up.
+            self._look_again()
         return True
 
     def close(self) -> None:

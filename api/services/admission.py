@@ -66,7 +66,11 @@ class Admission:
         await asyncio.gather(*self._releases, return_exceptions=True)
 
     def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Future[Standing]) -> None:
-        if not reserving.cancelled() and reserving.exception() is None:
+        if reserving.cancelled():
+            return
+        failure = reserving.exception()
+        # A database that went away may have committed before.
+        if failure is None or isinstance(failure, DatabaseUnavailable):
             self._spawn(self._release(tenant_id, demand.request_id))
 
     async def _release(self, tenant_id: str, request_id: str) -> None:

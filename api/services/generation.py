@@ -234,11 +234,12 @@ class Generation:
         """
         try:
             delta = self._read(sequence, event)
-        except Exception as exc:
+            if delta is not None:
+                self._add(sequence, delta)
+        except Exception as exc:  # is this caller's alone: the engine's client has others
             self._fail(sequence, exc)
-            return
-        if delta is None:
-            return
+
+    def _add(self, sequence: _OpenSequence, delta: Delta) -> None:
         self._arrivals.add(delta)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
@@ -267,8 +268,9 @@ class Generation:
         self._arrivals.fail(exc)
 
     def _end(self, sequence: _OpenSequence, finish_reason: str) -> None:
-        """Nothing more of this sequence is wanted."""
-        del self._open[sequence.spec.index]
+        """Nothing more of this sequence is wanted. Idempotent."""
+        if self._open.pop(sequence.spec.index, None) is None:
+            return
         sequence.times.ended(finish_reason)
         if sequence.stream is not None:
             sequence.stream.close()

@@ -118,9 +118,17 @@ class LedgerWriter:
             while waiting := self._waiting.pop(tenant_id, None):
                 if rest := waiting[MAX_REQUESTS:]:
                     self._waiting[tenant_id] = rest
-                await self._commit(tenant_id, waiting[:MAX_REQUESTS])
+                await self._commit_unless_closed(tenant_id, waiting[:MAX_REQUESTS])
         finally:
             del self._writing[tenant_id]
+
+    async def _commit_unless_closed(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
+        try:
+            await self._commit(tenant_id, entries)
+        except asyncio.CancelledError:
+            for entry in entries:
+                entry.done.cancel()
+            raise
 
     async def _commit(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
         works = [entry.work for entry in entries]
@@ -128,10 +136,6 @@ class LedgerWriter:
             results = await self._control_plane.write_plain(
                 tenant_id, lambda session: list(_carry_out(session, works))
             )
-        except asyncio.CancelledError:
-            for entry in entries:
-                entry.done.cancel()
-            raise
         except Exception as exc:
             await self._note_failure(tenant_id, entries, exc)
             return

@@ -87,17 +87,25 @@ class Refusals:
         """Write what was gathered; while the database is away it is kept."""
         seen, self._seen = self._seen, {}
         self._num_entries.clear()
-        while seen:
-            refused, first = seen.popitem()
-            try:
-                await self._write_entry(refused, first)
-            except DatabaseUnavailable:
-                log.warning("refusals_not_written", num_entries=len(seen) + 1)
-                for kept, times in {**seen, refused: first}.items():
-                    self._count(kept, times, times.times)
-                return
-            except Exception:  # of this one: the others shall be written still
-                log.exception("refusal_not_written", code=refused.code)
+        try:
+            while seen:
+                await self._write_one(seen)
+        except DatabaseUnavailable:
+            log.warning("refusals_not_written", num_entries=len(seen))
+        finally:  # also of who closes this while it writes
+            for refused, first in seen.items():
+                self._count(refused, first, first.times)
+
+    async def _write_one(self, seen: dict[_Refused, _Seen]) -> None:
+        """Take one and write it; it goes back if the database is away."""
+        refused, first = seen.popitem()
+        try:
+            await self._write_entry(refused, first)
+        except DatabaseUnavailable:
+            seen[refused] = first
+            raise
+        except Exception:  # of this one: the others shall be written still
+            log.exception("refusal_not_written", code=refused.code)
 
     async def _write_entry(self, refused: _Refused, seen: _Seen) -> None:
         party, code, resource = refused

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import select
@@ -134,6 +134,23 @@ def test_a_refusal_says_what_is_left_and_reserves_nothing(run: Run) -> None:
 
 def test_who_goes_away_while_it_is_reserved_keeps_nothing(run: Run) -> None:
     async def test(bench: Bench) -> None:
+        await bench.cancel_admission()
+        await bench.until_released()
+
+    run(test)
+
+
+def test_who_goes_away_as_the_database_does_keeps_nothing(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        plane = bench.control_plane
+        write_plain = plane.write_plain
+
+        async def lose_the_answer(*given: Any) -> Any:
+            plane.write_plain = write_plain  # type: ignore[method-assign]
+            await write_plain(*given)
+            raise DatabaseUnavailable
+
+        plane.write_plain = lose_the_answer  # type: ignore[assignment, method-assign]
         await bench.cancel_admission()
         await bench.until_released()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from loraplex.adapters.residency import Tier
 from loraplex.api.errors import ApiError
 from loraplex.api.services import generation
-from loraplex.api.services.sequence_text import Delta
+from loraplex.api.services.sequence_text import Delta, SequenceText
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import (
     FinishReason,
@@ -289,6 +290,36 @@ def test_no_more_sequences_are_open_than_may_be_and_all_get_their_turn(
     assert num_open[:3] == [1, 2, 3]
     assert max(num_open) == 3
     assert sorted(scenario.engine.closed) == sorted(f"r-{n}" for n in range(8))
+
+
+def test_a_later_sequence_that_cannot_begin_fails_its_caller_and_nobody_else(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MAX_OPEN_SEQUENCES", 1)
+    scenario = Scenario(tokenizer, script(started(), tokens(tokenizer, "a"), finished()), [])
+
+    class Failing(SequenceText):
+        def __init__(self, index: int, *given: Any, **named: Any) -> None:
+            if index == 1:
+                raise ValueError("planted")
+            super().__init__(index, *given, **named)
+
+    monkeypatch.setattr(generation, "SequenceText", Failing)
+    raised: list[object] = []
+
+    async def answer() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: raised.append(what))
+        await scenario.start()
+        try:
+            await scenario.generation.whole()
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(ValueError, match="planted"):
+        run(asyncio.wait_for(answer(), timeout=30))
+    gc.collect()
+    assert raised == [], "whoever gives an event must not hear of it"
+    assert scenario.charged == [("aborted", 3, 1)]
 
 
 def test_an_engine_that_refuses_to_take_it_is_raised_at_the_start(tokenizer: Tokenizer) -> None:

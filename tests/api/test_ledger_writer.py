@@ -206,3 +206,30 @@ def test_who_waits_when_it_is_closed_is_cancelled(
         assert all(isinstance(each, asyncio.CancelledError) for each in told)
 
     asyncio.run(scenario())
+
+
+def test_who_waits_to_be_tried_alone_is_cancelled_too(
+    control_plane: Counting, tenant_ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        is_trying = asyncio.Event()
+        num_tries = 0
+
+        async def fail_then_hang(*_: object) -> None:
+            nonlocal num_tries
+            num_tries += 1
+            if num_tries == 1:
+                raise ValueError("planted")
+            is_trying.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(control_plane, "write_plain", fail_then_hang)
+        writer = LedgerWriter(control_plane)
+        begun = [writer.reserve(tenant_ids[0], make_demand(name), SERVER_ID) for name in "abc"]
+        await is_trying.wait()
+        writer.close()
+        done, waiting = await asyncio.wait(begun, timeout=5)
+        assert not waiting
+        assert all(each.cancelled() for each in done)
+
+    asyncio.run(scenario())

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services import refusals as module
 from loraplex.api.services.refusals import MAX_ENTRIES, OTHERS, Refusals
 from loraplex.platform.audit import repository
 from loraplex.platform.audit.event import UNKNOWN, Party
@@ -128,6 +129,33 @@ def test_what_cannot_be_written_waits_for_the_database(
     asyncio.run(go())
     counts = [(name, times) for name, _, _, times in told(Log(database).of(tenant_id))]
     assert counts == [("ann", 3), ("bob", 2)]
+
+
+def test_closing_while_entries_are_written_loses_none_of_the_others(
+    database: Database, tenant_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = ControlPlane(database, b"secret")
+    refusals = Refusals(plane)
+
+    async def go() -> None:
+        is_writing = asyncio.Event()
+
+        async def hang(*given: object) -> None:
+            is_writing.set()
+            await asyncio.Event().wait()
+
+        for name in ("ann", "bob", "eve"):
+            add(refusals, party(tenant_id, name))
+        with monkeypatch.context() as patch:
+            patch.setattr(plane, "note", hang)
+            patch.setattr(module, "WRITE_SECONDS", 0.0)
+            refusals.start()
+            await is_writing.wait()
+        await refusals.close()
+
+    asyncio.run(asyncio.wait_for(go(), 30))
+    names = [entry.actor_name for entry in Log(database).of(tenant_id)]
+    assert sorted(names) == ["ann", "bob"], "of the one being written nobody knows"
 
 
 def test_an_entry_that_cannot_be_written_keeps_no_others_back(

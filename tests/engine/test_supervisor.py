@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -102,6 +103,48 @@ def test_a_process_that_never_falls_silent_does_not_hold_up_the_loop(
         far.send_multipart(encode(StepEvents()))
         assert await process_of(near, tmp_path).run(take) == 7
         assert len(messages) > 1
+
+    asyncio.run(scenario())
+
+
+class Parting:
+    """The end of a socket whose peer leaves: what it said last is found by a send that fails, and
+    the descriptor says nothing of it any more.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._last: list[list[bytes]] = []
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def send_multipart(self, frames: object, flags: int) -> None:
+        self._last = [[b"last", b""]]
+        raise zmq.Again
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self._last:
+            raise zmq.Again
+        return self._last.pop()
+
+    def close(self) -> None: ...
+
+
+def test_what_a_peer_said_last_is_heard_by_who_could_not_answer() -> None:
+    async def scenario() -> None:
+        taken: list[bytes] = []
+        reading, writing = os.pipe()
+        socket = EngineSocket(cast(Any, Parting(reading)))
+        socket.listen(lambda frames: taken.append(frames[0]))
+        await asyncio.sleep(0.01)  # the first look is over
+        assert not socket.send([b"", b""])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        socket.close()
+        os.close(reading)
+        os.close(writing)
+        assert taken == [b"last"]
 
     asyncio.run(scenario())
 

@@ -62,6 +62,19 @@ def test_sees_its_own_rows_alone(filled: Database, name: str) -> None:
     assert tenants == [tenant_of(OWN)]
 
 
+def test_plain_statements_are_kept_to_the_tenant_too_and_leave_nothing_behind(
+    filled: Database,
+) -> None:
+    every_quota = text("SELECT tenant_id FROM quotas WHERE :tenant_id = :tenant_id")
+    everybody = sorted(tenant_of(number) for number in (OWN, FOREIGN))
+    for number in (OWN, FOREIGN):
+        with filled.statements(tenant_of(number)) as statements:
+            assert statements.execute_pinned(every_quota, {}).scalars().all() == [tenant_of(number)]
+        with filled.platform_transaction() as session:  # on the same pooled connection
+            found = session.connection().execute(text("SELECT tenant_id FROM quotas"))
+            assert sorted(found.scalars()) == everybody
+
+
 @pytest.mark.parametrize("name", OWNED)
 def test_changes_and_removes_no_foreign_row(filled: Database, name: str) -> None:
     foreign = f"WHERE tenant_id = '{tenant_of(FOREIGN)}'"
