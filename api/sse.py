@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,9 @@ from .disconnects import CLIENT_DISCONNECTED, ClientDisconnected, unless_disconn
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
+
+PARTS_EXTENSION = "loraplex.parts"
+"""Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
 
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
 """That JSON leaves as they are. To this format they are none, but many readers split at them."""
@@ -31,6 +35,17 @@ def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
         for raw, escaped in _LINE_BREAKS.items():
             payload = payload.replace(raw, escaped)
     return named + b"data: " + payload + b"\n\n"
+
+
+class Parts(Protocol):
+    """The parts of an answer, written without waiting."""
+
+    @property
+    def is_ready(self) -> bool:
+        """A part can be written now."""
+
+    def write(self, body: bytes) -> None:
+        """The next part, not empty; only while `is_ready`."""
 
 
 class EventStream(Response):
@@ -56,11 +71,24 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
+        self._parts: Parts | None = None
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
 
+    @property
+    def takes_at_once(self) -> bool:
+        """`write` may be called, if `events` is being waited for."""
+        return self._parts is not None and self._parts.is_ready
+
+    def write(self, event: bytes) -> None:
+        """Send an event in between, for a part of what it costs to give it through `events`."""
+        if event:
+            assert self._parts is not None
+            self._parts.write(event)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
         try:
             await unless_disconnected(receive, self._send_all(send))
         except ClientDisconnected:
