@@ -93,8 +93,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
-            extensions = self.scope.setdefault("extensions", {})
-            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)  # type: ignore[typeddict-item]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
         self._is_in_head = False
         self._cancel_deadline()
 

@@ -31,10 +31,15 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
     """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
     named = b"" if name is None else f"event: {name}\n".encode()
+    return named + b"data: " + on_one_line(payload) + b"\n\n"
+
+
+def on_one_line(payload: bytes) -> bytes:
+    """The same JSON without line breaks of Unicode."""
     if not payload.isascii():
         for raw, escaped in _LINE_BREAKS.items():
             payload = payload.replace(raw, escaped)
-    return named + b"data: " + payload + b"\n\n"
+    return payload
 
 
 class Parts(Protocol):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from .sse import on_one_line
+
 _encode = msgspec.json.Encoder().encode
 _TEXT = "\0text\0"
 """Stands where the text goes; nothing else in an event has such characters."""
@@ -19,4 +21,4 @@ class TextEvents:
         self._head, self._tail = make(_TEXT).split(_encode(_TEXT))
 
     def event(self, text: str) -> bytes:
-        return self._head + _encode(text) + self._tail
+        return self._head + on_one_line(_encode(text)) + self._tail
