@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from asyncio import TimerHandle
 from typing import Any
 
@@ -37,7 +38,7 @@ class AnswerParts:
     """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        self._cycle = weakref.proxy(cycle)  # its scope has this
 
     @property
     def is_ready(self) -> bool:
