@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -121,12 +121,20 @@ async def answer_whole(request: Request, running: Running, form: AnswerFormat) -
 
 def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
     """Send each delta as it comes; owns the generation from here on."""
-    return EventStream(
-        _events(request, running, form),
+
+    def send_at_once(delta: Delta) -> bool:
+        if not stream.takes_at_once:
+            return False
+        stream.write(form.events(delta))
+        return True
+
+    stream = EventStream(
+        _events(request, running, form, send_at_once),
         headers=answer_headers(running),
         close=running.generation.aclose,
         patience_seconds=request.app.state.runtime.settings.reader_patience_seconds,
     )
+    return stream
 
 
 def usage_of(counts: TokenCounts) -> Usage:
@@ -163,11 +171,13 @@ def answer_headers(running: Running) -> dict[str, str]:
     return headers
 
 
-async def _events(request: Request, running: Running, form: AnswerFormat) -> AsyncIterator[bytes]:
+async def _events(
+    request: Request, running: Running, form: AnswerFormat, take: Callable[[Delta], bool]
+) -> AsyncIterator[bytes]:
     try:
         for chunk in form.opening():
             yield form.event(chunk)
-        async for deltas in running.generation.deltas():
+        async for deltas in running.generation.deltas(take):
             if said := b"".join(map(form.events, deltas)):
                 yield said
         closing = form.closing(usage_of(running.generation.counts))

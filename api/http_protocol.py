@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from asyncio import TimerHandle
 from typing import Any
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from .errors import ApiError, encode_error
+from .sse import PARTS_EXTENSION
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +32,25 @@ FAREWELL_SECONDS = 2.0
 """How long a refused sender is listened to: closed at once, its system would drop our answer."""
 UNREAD_BODY_SECONDS = 10.0
 """How long the rest of a body is read whose request has been answered."""
+
+
+class AnswerParts:
+    """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = weakref.proxy(cycle)  # its scope has this
+
+    @property
+    def is_ready(self) -> bool:
+        """A part can be written now; else `send` knows what to wait for, or that nobody reads."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write(self, body: bytes) -> None:
+        """The next part, not empty; only while `is_ready`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -68,6 +93,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
         self._is_in_head = False
         self._cancel_deadline()
 

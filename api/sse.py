@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,9 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
 
+PARTS_EXTENSION = "loraplex.parts"
+"""Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
+
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
 """That JSON leaves as they are. To this format they are none, but many readers split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -27,15 +31,26 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
     """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
     named = b"" if name is None else f"event: {name}\n".encode()
-    return named + b"data: " + one_line(payload) + b"\n\n"
+    return named + b"data: " + on_one_line(payload) + b"\n\n"
 
 
-def one_line(json: bytes) -> bytes:
-    """The same JSON without what some reader takes for a line break."""
-    if not json.isascii():
+def on_one_line(payload: bytes) -> bytes:
+    """The same JSON without line breaks of Unicode."""
+    if not payload.isascii():
         for raw, escaped in _LINE_BREAKS.items():
-            json = json.replace(raw, escaped)
-    return json
+            payload = payload.replace(raw, escaped)
+    return payload
+
+
+class Parts(Protocol):
+    """The parts of an answer, written without waiting."""
+
+    @property
+    def is_ready(self) -> bool:
+        """A part can be written now."""
+
+    def write(self, body: bytes) -> None:
+        """The next part, not empty; only while `is_ready`."""
 
 
 class EventStream(Response):
@@ -61,11 +76,24 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
+        self._parts: Parts | None = None
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
 
+    @property
+    def takes_at_once(self) -> bool:
+        """`write` may be called, if `events` is being waited for."""
+        return self._parts is not None and self._parts.is_ready
+
+    def write(self, event: bytes) -> None:
+        """Send an event in between, for a part of what it costs to give it through `events`."""
+        if event:
+            assert self._parts is not None
+            self._parts.write(event)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
         try:
             await unless_disconnected(receive, self._send_all(send))
         except ClientDisconnected:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from .sse import one_line
+from .sse import on_one_line
 
 _encode = msgspec.json.Encoder().encode
 _TEXT = "\0text\0"
@@ -21,4 +21,4 @@ class TextEvents:
         self._head, self._tail = make(_TEXT).split(_encode(_TEXT))
 
     def event(self, text: str) -> bytes:
-        return self._head + one_line(_encode(text)) + self._tail
+        return self._head + on_one_line(_encode(text)) + self._tail

@@ -4,8 +4,8 @@
 its database SQLite in the temporary folder. Counted is the CPU time of the server's process with
 all its threads, as the system says it: a request that is not streamed, without and with limits; a
 token of a stream, as the slope between short streams and long ones; and the memory of the process
-under 1,000 streams at once, twice. A server that falls behind tells tokens together, which is
-cheaper: how many there were in an event stands beside the cost of one, and is 1 on an idle machine.
+under 1,000 streams at once, twice. Tokens that wait for a slow reader are told together, which
+is cheaper: how many there were in an event stands beside the cost of one, and is 1 if all keep up.
 Prints the figures, and last one line of JSON.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ...engine.messages import RequestStarted
 from .sequence_text import Delta
@@ -25,6 +26,8 @@ class Arrivals:
         """By choice."""
         self._taker: asyncio.Future[None] | None = None
         """Of whom waits for the next."""
+        self._offer: Callable[[Delta], bool] | None = None
+        """Only while the taker waits in `next` and nothing has woken it."""
         self._ended = asyncio.Event()
 
     def start(self, started: RequestStarted) -> None:
@@ -34,8 +37,10 @@ class Arrivals:
             self._wake()
 
     def add(self, delta: Delta) -> None:
-        """The next of its choice."""
+        """The next of its choice. Raises what its taker raises to whom it is offered."""
         if self._failure is not None:
+            return
+        if self._offer is not None and delta.finish_reason is None and self._offer(delta):
             return
         pieces = self._waiting.setdefault(delta.index, [])
         pieces.append(delta)
@@ -62,12 +67,20 @@ class Arrivals:
             await self._wait()
         return self._started
 
-    async def next(self) -> list[Delta]:
-        """What has come, at least one delta. Raises the failure."""
+    async def next(self, offer: Callable[[Delta], bool] | None = None) -> list[Delta]:
+        """What has come, at least one delta. Raises the failure.
+
+        While this waits, `offer` is called with each delta that does not end its choice: one that
+        it takes, by True, has been taken, and nobody is woken.
+        """
         while not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            await self._wait()
+            self._offer = offer
+            try:
+                await self._wait()
+            finally:
+                self._offer = None
         waiting, self._waiting = self._waiting, {}
         taken: list[Delta] = []
         for pieces in waiting.values():
@@ -82,6 +95,7 @@ class Arrivals:
         return {index: merged(pieces) for index, pieces in self._waiting.items()}
 
     def _wake(self) -> None:
+        self._offer = None  # what comes before the taker runs stands behind what woke it
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
 

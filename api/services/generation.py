@@ -89,6 +89,10 @@ class _OpenSequence:
     """None: it is just being submitted."""
 
 
+def _leave(_: Delta) -> bool:
+    return False
+
+
 class Generation:
     """Runs the sequences of one HTTP request."""
 
@@ -155,13 +159,16 @@ class Generation:
             self._load_ms = self._measures.load_ms = started.adapter_load_ms
             return started
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
+    async def deltas(self, take: Callable[[Delta], bool] = _leave) -> AsyncIterator[list[Delta]]:
         """All text, as it comes: each time what has come since. Metered before the last deltas are
-        given. Raises ApiError or an EngineError.
+        given. Raises ApiError or an EngineError, or what `take` raised.
+
+        `take` is offered each delta that comes while this iteration is waited in and that does not
+        end its choice: what it takes, by True, is not given here, and nobody wakes up for it.
         """
         num_unfinished = len(self._sequences)
         while num_unfinished:
-            deltas = await self._arrivals.next()
+            deltas = await self._arrivals.next(take)
             for delta in deltas:
                 num_unfinished -= delta.finish_reason is not None
             if not num_unfinished:

@@ -102,6 +102,66 @@ def test_who_gave_up_waiting_once_loses_nothing() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_taken_at_once_and_what_waits_is_everything_in_order(seed: int) -> None:
+    async def scenario() -> None:
+        arrivals, rng = Arrivals(), random.Random(seed)
+        given, num_taken_at_once, is_over = "", 0, False
+
+        def offer(delta: Delta) -> bool:
+            nonlocal given, num_taken_at_once
+            assert delta.finish_reason is None
+            if rng.random() < 0.5:
+                return False
+            given += delta.text
+            num_taken_at_once += 1
+            return True
+
+        async def take() -> None:
+            nonlocal given, is_over
+            while not is_over:
+                for delta in await arrivals.next(offer):
+                    given += delta.text
+                    is_over = delta.finish_reason is not None
+                for _ in range(rng.randrange(4)):  # as if sending took a while
+                    await asyncio.sleep(0)
+
+        taking = asyncio.create_task(take())
+        said = [f"{number}," for number in range(300)]
+        for text in said:
+            arrivals.add(Delta(0, text, []))
+            if rng.random() < 0.7:
+                await asyncio.sleep(0)
+        arrivals.add(Delta(0, "end", [], "stop"))
+        await taking
+        assert given == "".join(said) + "end"
+        assert 0 < num_taken_at_once < len(said)
+
+    run(scenario())
+
+
+def test_nothing_is_offered_to_who_does_not_wait() -> None:
+    async def scenario() -> None:
+        arrivals = Arrivals()
+        offered: list[str] = []
+
+        def offer(delta: Delta) -> bool:
+            offered.append(delta.text)
+            return True
+
+        taking = asyncio.create_task(arrivals.next(offer))
+        await asyncio.sleep(0)
+        arrivals.add(Delta(0, "a", []))
+        arrivals.add(Delta(0, "b", [], "stop"))
+        arrivals.add(Delta(1, "c", []))  # behind what has woken the taker
+        assert [delta.text for delta in await taking] == ["b", "c"]
+        arrivals.add(Delta(1, "d", []))
+        assert [delta.text for delta in await arrivals.next(offer)] == ["d"]
+        assert offered == ["a"]
+
+    run(scenario())
+
+
 def test_everything_is_given_by_choice_once_it_has_come() -> None:
     async def scenario() -> None:
         arrivals = Arrivals()

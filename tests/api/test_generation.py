@@ -265,6 +265,47 @@ def test_what_waited_for_a_slow_reader_is_told_at_once(tokenizer: Tokenizer) -> 
     assert scenario.outcomes[0].counts.num_completion_tokens == len("abcdefgh")
 
 
+def test_who_takes_text_at_once_is_not_given_it_again(tokenizer: Tokenizer) -> None:
+    pieces = [tokens(tokenizer, letter) for letter in "one, two, three"]
+    scenario = Scenario(tokenizer, script(started(), *pieces), stop=(" three",))
+    at_once: list[Delta] = []
+
+    def take(delta: Delta) -> bool:
+        at_once.append(delta)
+        return True
+
+    async def read() -> list[Delta]:
+        await scenario.start()
+        return [delta async for deltas in scenario.generation.deltas(take) for delta in deltas]
+
+    (end,) = run(asyncio.wait_for(read(), timeout=30))
+    assert "".join(delta.text for delta in at_once) + end.text == "one, two,"
+    assert len(at_once) > len("one, two,") - 2
+    assert end.finish_reason == "stop"
+    assert scenario.charged == [("stop", 3, len(pieces))]
+
+
+def test_who_cannot_take_text_at_once_is_told_and_nothing_runs_on(tokenizer: Tokenizer) -> None:
+    hanging = script(started(), tokens(tokenizer, "a"), tokens(tokenizer, "b"))
+    scenario = Scenario(tokenizer, hanging, script(started()))
+
+    def take(_: Delta) -> bool:
+        raise ValueError("planted")
+
+    async def read() -> None:
+        await scenario.start()
+        try:
+            async for _ in scenario.generation.deltas(take):
+                pass
+        finally:
+            await scenario.generation.aclose()
+
+    with pytest.raises(ValueError, match="planted"):
+        run(asyncio.wait_for(read(), timeout=30))
+    assert sorted(scenario.engine.closed) == ["r-0", "r-1"]
+    assert [reason for reason, *_ in scenario.charged] == ["aborted"]
+
+
 def test_no_more_sequences_are_open_than_may_be_and_all_get_their_turn(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
