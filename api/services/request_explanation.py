@@ -45,7 +45,9 @@ def _refusal(code: str) -> str:
 
 def _phases(entry: RequestLogEntry) -> Iterator[PhaseView]:
     if entry.queue_ms is None:
-        if entry.error_code is not None:
+        if entry.finish_reason is not None:
+            yield PhaseView("queue", entry.total_ms, "It was ended before its turn came.")
+        elif entry.error_code is not None:
             yield PhaseView("refused", entry.total_ms, "It was refused before the engine began it.")
         return
     adapter_ms = entry.adapter_wait_ms or 0.0

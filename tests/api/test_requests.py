@@ -11,6 +11,8 @@ import httpx
 import pytest
 from openai import APIError
 
+from loraplex.api.services.request_explanation import phases_of
+from loraplex.platform.requests.models import RequestLogEntry
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
@@ -133,6 +135,14 @@ def test_a_running_request_is_listed_and_can_be_ended_by_its_tenant_alone(
     wait_for(lambda: live(mine) == [], seconds=30)
     explained = get(mine, path)
     assert explained["request"]["error_code"] == "request_cancelled"
+
+
+def test_a_request_that_was_ended_while_it_waited_was_not_refused() -> None:
+    waited = RequestLogEntry(error_code="request_cancelled", finish_reason="aborted", total_ms=7.0)
+    (phase,) = phases_of(waited)
+    assert (phase.phase, phase.ms) == ("queue", 7.0)
+    (phase,) = phases_of(RequestLogEntry(error_code="model_not_found", total_ms=7.0))
+    assert phase.phase == "refused"
 
 
 def test_an_operator_sees_everybodys_requests(

@@ -95,6 +95,20 @@ def test_a_folder_is_taken_without_its_checkpoints_and_deleted_offers_nothing_mo
     expect(page.get_by_role("button", name="Delete", exact=True)).to_have_count(0)
 
 
+def test_a_request_that_is_not_in_the_log_yet_is_no_error(operator: Visitor, page: Page) -> None:
+    operator.open("/requests/req-000000000000000000000000")
+    expect(page.get_by_text("If it runs still, it appears here")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_an_open_page_finds_a_server_that_is_back(operator: Visitor, page: Page) -> None:
+    page.route("**/admin/usage**", lambda route: route.abort())
+    operator.go("Usage")
+    expect(page.get_by_role("alert").first).to_contain_text("The server does not answer")
+    page.unroute("**/admin/usage**")
+    expect(page.get_by_role("alert")).to_have_count(0, timeout=15_000)
+
+
 def test_what_pages_ask_by_themselves_says_how_long_nobody_did_anything(
     operator: Visitor, page: Page
 ) -> None:

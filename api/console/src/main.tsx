@@ -16,12 +16,15 @@ import "./styles/charts.css";
 import "./styles/pages.css";
 
 const MAX_RETRIES = 2;
+const RECOVERY_MS = 5_000;
 
 const client = new QueryClient({
   defaultOptions: {
     queries: {
       staleTime: 2_000,
       retry: (failures, error) => failures < MAX_RETRIES && toApiError(error).isTransient,
+      // A page that is left open finds the server again by itself.
+      refetchInterval: ({ state: { error } }) => error !== null && toApiError(error).isTransient && RECOVERY_MS,
     },
   },
 });

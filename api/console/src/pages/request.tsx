@@ -37,12 +37,11 @@ export default function Request(): ReactNode {
     <Page title="Request" crumbs={<><Link to="/requests">Requests</Link> /</>}
       lead={<span className="mono">{id}<CopyButton text={id} label="Copy the id" /></span>}>
       <section className="stack">
-        {isMissing(query.error) && query.data === undefined && (
-          <div className="notice">
+        {isMissing(query.error) && query.data === undefined ? (
+          <div className="notice" role="status">
             It is not in the log. If it runs still, it appears here when it ends; the list shows what it waits for.
           </div>
-        )}
-        <Loaded query={query}>{(explanation) => <Way explanation={explanation} />}</Loaded>
+        ) : <Loaded query={query}>{(explanation) => <Way explanation={explanation} />}</Loaded>}
       </section>
     </Page>
   );
@@ -55,7 +54,7 @@ function isMissing(error: unknown): boolean {
 function Way({ explanation: { request, summary, phases } }: { explanation: Explanation }): ReactNode {
   return (
     <>
-      <div className={request.error_code ? "notice bad" : "notice"}><Words>{summary}</Words></div>
+      <div className={request.error_code ? "notice bad" : "notice"}><div><Words>{summary}</Words></div></div>
       <Panel title="Where its time went" note={duration(request.total_ms)}>
         <div className="waterfall">
           {waterfall(phases, request.total_ms).map((bar) => (
@@ -85,7 +84,7 @@ function factsOf(request: RequestRow): [string, ReactNode][] {
     ["Route", <code key="route">{request.route}</code>],
     ["Status", `${request.status || "the caller went away"}${request.error_code ? `, ${request.error_code}` : ""}`],
     ["Asked for", request.model ?? "–"],
-    ["Answered by", adapter === null ? (request.finish_reason === null ? "nothing" : "the base model") : (
+    ["Answered by", adapter === null ? (request.finish_reason === null || (request.error_code && !request.completion_tokens) ? "nothing" : "the base model") : (
       <Link key="adapter" to={`${addressOf(tenant, adapter)}?version=${adapter_version}`}>{adapter}@{adapter_version}</Link>
     )],
     ["Weights were", <State key="tier" state={request.tier} />],

@@ -85,8 +85,9 @@ function Abort({ request, onClose }: { request: LiveRequest; onClose: () => void
   return (
     <ConfirmDialog title="Abort this request?" action="Abort" danger onConfirm={abort} onClose={onClose}>
       <p>
-        Its caller gets the error <code>request_cancelled</code>. The {plural(request.generated_tokens, "token")} generated
-        so far are paid.
+        Its caller gets the error <code>request_cancelled</code>. {request.generated_tokens === 0
+          ? "It has generated nothing yet."
+          : `What it has generated so far is paid: ${plural(request.generated_tokens, "token")}.`}
       </p>
       <p className="mono soft">{request.request_id}</p>
     </ConfirmDialog>
@@ -106,7 +107,7 @@ function liveColumns(ofAll: boolean, onAbort: ((request: LiveRequest) => void) |
       ),
     }),
     ...(ofAll ? [live.accessor("tenant", { header: "Tenant" })] : []),
-    live.accessor("model", { header: "Model", cell: ({ getValue }) => getValue() ?? "the server's own probe" }),
+    live.accessor("model", { header: "Model", cell: ({ getValue }) => getValue() ?? "the server's own probe, or ending" }),
     live.accessor("state", {
       header: "State",
       cell: ({ row: { original } }) => (
