@@ -150,7 +150,7 @@ def _is_concerned(scope: Scope) -> bool:
 async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     """The request under its key, and its body. Raises ApiError or a PlatformError."""
     runtime: Runtime = request.app.state.runtime
-    await authenticate(request, runtime)
+    await authenticate(request)
     keys = request.headers.getlist(HEADER)
     if len(keys) > 1 or not _is_key(keys[0]):
         raise ApiError(
