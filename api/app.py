@@ -79,9 +79,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     return app
 
 
-def _add_routes(
-    app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()
-) -> None:
+def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()) -> None:
     """Add the router's routes to the app's own; through routers that are included within others,
     FastAPI looks for the route anew on each level, with every request.
     """

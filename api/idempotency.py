@@ -137,14 +137,11 @@ def is_repeatable(method: str, path: str) -> bool:
 
 
 def _is_concerned(scope: Scope) -> bool:
-    if scope["type"] != "http":
+    if scope["type"] != "http" or not is_repeatable(scope["method"], scope["path"]):
         return False
     headers = dict(scope["headers"])
-    return (
-        HEADER.encode() in headers
-        and is_repeatable(scope["method"], scope["path"])
-        and not headers.get(b"content-type", b"").startswith(b"application/octet-stream")
-    )
+    is_upload = headers.get(b"content-type", b"").startswith(b"application/octet-stream")
+    return HEADER.encode() in headers and not is_upload
 
 
 async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
