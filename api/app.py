@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.params import Depends as Dependency
+from fastapi.routing import APIRoute
 
 from .auth import authenticate
 from .console_files import ConsoleFiles
@@ -53,8 +57,7 @@ _CLOSED = (
 def create_app(runtime: Runtime) -> FastAPI:
     """The application over an open runtime.
 
-    Every route needs a key or a session: the dependency stands on the root router, and only
-    `operations` and signing in are outside of it.
+    Every route needs a key or a session, but for `operations` and signing in.
     """
     app = FastAPI(
         openapi_url=None,
@@ -65,9 +68,10 @@ def create_app(runtime: Runtime) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime
-    app.include_router(operations.router)
-    app.include_router(sessions.open_router)
-    app.include_router(_closed_routes())
+    for router in (operations.router, sessions.open_router):
+        _add_routes(app, router)
+    for module in _CLOSED:
+        _add_routes(app, module.router, [Depends(authenticate)])
     app.router.routes.extend(ConsoleFiles().routes)
     install_error_handlers(app)
     app.add_middleware(IdempotentRequests)
@@ -75,8 +79,15 @@ def create_app(runtime: Runtime) -> FastAPI:
     return app
 
 
-def _closed_routes() -> APIRouter:
-    root = APIRouter(dependencies=[Depends(authenticate)])
-    for module in _CLOSED:
-        root.include_router(module.router)
-    return root
+def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()) -> None:
+    """Add the router's routes to the app's own; through routers that are included within others,
+    FastAPI looks for the route anew on each level, with every request.
+    """
+    for route in router.routes:
+        assert isinstance(route, APIRoute)
+        app.add_api_route(
+            route.path,
+            route.endpoint,
+            methods=sorted(route.methods),
+            dependencies=[*dependencies, *route.dependencies],
+        )

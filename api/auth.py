@@ -1,4 +1,4 @@
-"""Who calls. A dependency of the root router, so that a route is closed unless it is listed open.
+"""Who calls. A dependency that `app.py` gives every route, unless it is listed open.
 
 It reads headers only: FastAPI runs it before the dependencies that read a body.
 """
@@ -36,7 +36,7 @@ from .browser import (
 from .contract import terms
 from .errors import ApiError
 from .peer_address import peer_address
-from .runtime import Runtime, current_runtime
+from .runtime import Runtime
 
 TENANT_HEADER = "x-loraplex-tenant"
 """By which an operator says on which tenant it acts."""
@@ -55,14 +55,13 @@ TENANT_HEADER = "x-loraplex-tenant"
         "shutting_down",
     )
 )
-async def authenticate(
-    request: Request, runtime: Annotated[Runtime, Depends(current_runtime)]
-) -> AnyPrincipal:
+async def authenticate(request: Request) -> AnyPrincipal:
     """Who calls: a tenant's key, an operator, or whoever is signed in.
 
     An operator is within the tenant that it names, or in none. A key goes before a session. Raises
     ApiError or a PlatformError.
     """
+    runtime: Runtime = request.app.state.runtime
     address = peer_address(request, runtime.settings.trusted_proxies)
     request.state.address = address
     caller = request.state.caller = await _caller(request, runtime)

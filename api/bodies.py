@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from .contract import terms
 from .errors import ApiError
@@ -64,14 +64,24 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    chunks = bytearray()
+    now = asyncio.get_running_loop().time
+    ends_at = now() + WHOLE_BODY_SECONDS
+    body = bytearray()
     try:
-        async with asyncio.timeout(WHOLE_BODY_SECONDS):
-            async for chunk in body_chunks(request, max_bytes):
-                chunks += chunk
+        # One timer for both bounds: a body mostly comes in one piece, and timers cost.
+        async with asyncio.timeout_at(min(now() + SILENCE_SECONDS, ends_at)) as patience:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                if not message.get("more_body", False):
+                    return bytes(body)
+                patience.reschedule(min(now() + SILENCE_SECONDS, ends_at))
     except TimeoutError:
         raise ApiError("request_timeout") from None
-    return bytes(chunks)
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -46,17 +45,9 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         watching.remove_done_callback(leave)
         if is_gone:
             working.uncancel()
-        await _cancel(watching)
+        watching.cancel()  # it ends by itself, and nobody has to wait for that
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    if task.done():
-        return
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from starlette.datastructures import Headers
 
 
+@lru_cache(maxsize=16)
 def parse_hosts(text: str | None) -> tuple[str, ...]:
     """Names separated by commas; `*.example.com` is every name below. None and blank: any host."""
     return tuple(name.strip().lower() for name in (text or "").split(",") if name.strip())

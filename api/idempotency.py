@@ -137,20 +137,17 @@ def is_repeatable(method: str, path: str) -> bool:
 
 
 def _is_concerned(scope: Scope) -> bool:
-    if scope["type"] != "http":
+    if scope["type"] != "http" or not is_repeatable(scope["method"], scope["path"]):
         return False
     headers = dict(scope["headers"])
-    return (
-        HEADER.encode() in headers
-        and is_repeatable(scope["method"], scope["path"])
-        and not headers.get(b"content-type", b"").startswith(b"application/octet-stream")
-    )
+    is_upload = headers.get(b"content-type", b"").startswith(b"application/octet-stream")
+    return HEADER.encode() in headers and not is_upload
 
 
 async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     """The request under its key, and its body. Raises ApiError or a PlatformError."""
     runtime: Runtime = request.app.state.runtime
-    await authenticate(request, runtime)
+    await authenticate(request)
     keys = request.headers.getlist(HEADER)
     if len(keys) > 1 or not _is_key(keys[0]):
         raise ApiError(

@@ -324,9 +324,9 @@ class Inference:
         While the database is away there is nothing to ask: limits rest, what is used counts later.
         One that is only held by others for too long does not let the request past its limits.
         """
-        specs = self._sequences(order)
-        account = self._open_account(order, specs)
+        account = self._open_account(order)
         try:
+            specs = self._sequences(order, account.slots)
             if order.principal.is_limited:
                 await self._admission.admit(
                     order.principal.tenant_id, _demand(order), order.measures
@@ -338,32 +338,27 @@ class Inference:
             log.warning("admitted_without_limits", request_id=order.request_id)
         return self._prepare(order, specs, account)
 
-    def _sequences(self, order: Order) -> list[SequenceSpec]:
+    def _sequences(self, order: Order, slots: Sequence[int]) -> list[SequenceSpec]:
+        """`slots`: of the journal, one for each."""
         return [
             SequenceSpec(
-                index=position * order.num_choices + choice,
-                request=self._sequence_request(order, position, choice),
-                is_first_choice=choice == 0,
+                index=index,
+                request=self._sequence_request(order, index, slot),
+                is_first_choice=index % order.num_choices == 0,
                 stop=order.stop,
                 continues_prompt=order.continues_prompt,
                 visible_token_ids=order.visible_token_ids,
             )
-            for position in range(len(order.prompts))
-            for choice in range(order.num_choices)
+            for index, slot in enumerate(slots)
         ]
 
     def _prepare(self, order: Order, specs: Sequence[SequenceSpec], account: Account) -> Generation:
-        counted = [
-            replace(spec, request=replace(spec.request, journal_slot=slot))
-            for spec, slot in zip(specs, account.slots, strict=True)
-        ]
-
         async def meter(outcome: Outcome) -> None:
             self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
 
         generation = Generation(
-            counted,
+            specs,
             engine=self._engine,
             tokenizer=self.tokenizer,
             metrics=self._metrics,
@@ -378,13 +373,14 @@ class Inference:
         self._open[order.request_id] = OpenRequest(order, generation)
         return generation
 
-    def _open_account(self, order: Order, specs: Sequence[SequenceSpec]) -> Account:
+    def _open_account(self, order: Order) -> Account:
+        indices = range(len(order.prompts) * order.num_choices)
         return self._metering.open(
             order.request_id,
             order.principal,
             order.model.adapter,
-            sequence_ids=[spec.request.request_id for spec in specs],
-            counts_prompt=[spec.is_first_choice for spec in specs],
+            sequence_ids=[_sequence_id(order, index) for index in indices],
+            counts_prompt=[index % order.num_choices == 0 for index in indices],
         )
 
     def _check_token_ids(self, order: Order) -> None:
@@ -415,11 +411,12 @@ class Inference:
             message = f"{order.grammar_param}: {exc}"
             raise ApiError(exc.code, message, param=order.grammar_param) from exc
 
-    def _sequence_request(self, order: Order, position: int, choice: int) -> GenerationRequest:
+    def _sequence_request(self, order: Order, index: int, slot: int) -> GenerationRequest:
+        position, choice = divmod(index, order.num_choices)
         adapter = order.model.adapter
         is_one_of_many = order.num_choices > 1
         return GenerationRequest(
-            request_id=f"{order.request_id}-{position * order.num_choices + choice}",
+            request_id=_sequence_id(order, index),
             tenant_id=order.principal.tenant_id,
             prompt_token_ids=order.prompts[position],
             sampling=_choice_sampling(order.sampling, choice, self.tokenizer.eos_token_ids),
@@ -430,6 +427,7 @@ class Inference:
             tenant_weight=order.principal.tenant_weight,
             pooling=order.pooling,
             num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,
+            journal_slot=slot,
         )
 
     def _is_loading(self, model: ServedModel) -> bool:
@@ -444,6 +442,10 @@ def _is_encoded_at_once(prompts: Sequence[str | list[int]]) -> bool:
     """It takes less than handing it to a thread does."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     return not texts or (len(texts) == 1 and len(texts[0]) <= SHORT_PROMPT)
+
+
+def _sequence_id(order: Order, index: int) -> str:
+    return f"{order.request_id}-{index}"
 
 
 def _demand(order: Order) -> Demand:
