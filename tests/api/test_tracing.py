@@ -24,6 +24,7 @@ from loraplex.api.request_context import RequestContext
 from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.services.memories import Memories
 from loraplex.api.services.overview import Overview
+from loraplex.api.services.refusals import Refusals
 from loraplex.api.services.request_log import RequestLog
 from loraplex.api.tracing import EndedRequest, Tracing, open_tracing
 from loraplex.engine.client import EngineClient
@@ -150,6 +151,7 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
         request_log=RequestLog(cast(ControlPlane, None), metrics),
         settings=SimpleNamespace(allowed_hosts=None, trusted_proxies=()),
         overview=Overview(cast(ControlPlane, None), cast(Memories, None), "server"),
+        refusals=Refusals(cast(ControlPlane, None)),
     )
     scope = {
         "type": "http",
