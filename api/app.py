@@ -88,6 +88,6 @@ def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependen
         app.add_api_route(
             route.path,
             route.endpoint,
-            methods=sorted(route.methods),
+            methods=sorted(route.methods or ()),
             dependencies=[*dependencies, *route.dependencies],
         )
