@@ -7,6 +7,7 @@ together at the end, or not at all. SQLite is the embedded default; PostgreSQL t
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWo
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for the one before it."""
+WAL_RETRY_SECONDS = 0.01
 POSTGRES_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -155,8 +157,6 @@ def failure_reason(error: DatabaseUnavailable) -> str:
 def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
     engine = create_engine(url)
     pragmas = (
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
         "synchronous=FULL",  # what was committed survives the machine's crash, not only ours
         f"foreign_keys={'ON' if enforce_foreign_keys else 'OFF'}",
     )
@@ -166,6 +166,8 @@ def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
         # The driver shall begin no transactions of its own: it begins them late, and never by
         # IMMEDIATE, so that a read-modify-write could fail at its first write.
         connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        _write_ahead(connection)
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
@@ -175,6 +177,23 @@ def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log.
+
+    Of several that open a new file at once each reads it and wants to change it. SQLite lets none
+    of them wait for the other, so who was refused tries again.
+    """
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up_at:
+                raise
+            time.sleep(WAL_RETRY_SECONDS)
 
 
 def _parse_url(url: str) -> URL:

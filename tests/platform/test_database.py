@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from sqlalchemy import select, text
@@ -15,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from loraplex.platform import database as database_module
 from loraplex.platform.adapters.models import Adapter, AdapterAlias
-from loraplex.platform.database import Database
+from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import DatabaseUnavailable, InvalidValue, TenantExists
 from loraplex.platform.sessions import ScopeViolation, TenantSession
 from loraplex.platform.tenants import service as tenants
@@ -140,7 +141,7 @@ def test_reports_a_database_that_is_not_there(url: str) -> None:
 
 WRITER = """
 import itertools, sys
-from loraplex.platform.database import Database
+from loraplex.platform.database import Database, make_engine
 from loraplex.platform.tenants import service as tenants
 
 database = Database(sys.argv[1])
@@ -182,3 +183,18 @@ def test_a_reader_sees_one_moment(database: Database, acme: Tenant) -> None:
         assert names(reader) == [], "not what was committed meanwhile"
     with database.transaction(acme.id, read_only=True) as reader:
         assert names(reader) == ["bot"]
+
+
+def test_a_new_file_waits_for_who_writes_to_it(tmp_path: Path) -> None:
+    """Another process that makes it its own at this moment: SQLite itself does not wait then."""
+    path = tmp_path / "new.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    engine = make_engine(f"sqlite:///{path}")
+    release = Timer(0.1, lambda: other.execute("COMMIT"))
+    release.start()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    release.join()
+    engine.dispose()
+    other.close()
