@@ -66,5 +66,5 @@ def test_a_sender_that_is_silent_or_slow_is_given_up(
 
 
 def test_each_piece_gives_the_sender_new_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(bodies, "SILENCE_SECONDS", 1.5)
     assert read(*[b"1"] * LIMIT, pause_seconds=0.25) == b"1" * LIMIT
