@@ -16,8 +16,9 @@ from torch import Tensor
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine import decode_graphs
-from loraplex.engine.decode_graphs import row_sizes
-from loraplex.engine.messages import FinishReason, Pooling
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.decode_graphs import max_rows, row_sizes
+from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
@@ -149,6 +150,33 @@ def test_guesses_are_verified_and_short_prompts_computed_by_replays(
     stats = engines.replayed.core.stats()
     assert stats.speculation_totals[0].num_accepted_tokens > 0
     assert stats.num_graph_steps == stats.num_steps
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [1024, 20], ids=["all", "within the budget"])
+def test_a_full_batch_s_guesses_are_verified_by_replays(
+    tiny_base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_num_batched_tokens: int,
+) -> None:
+    proposer = ScriptedProposer({})
+    size = 6
+    with scripted(proposer) as name:
+        engines = Engines(
+            tiny_base,
+            tmp_path,
+            monkeypatch,
+            max_num_seqs=size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            speculation=(name,),
+        )
+    expected = _serve(engines.eager, [None] * size, max_tokens=40)
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    asked = SpeculationParams(num_tokens=8)
+    assert _serve(engines.replayed, [None] * size, max_tokens=40, speculation=asked) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 20 * size
+    assert stats.num_eager_decodes == 0
 
 
 def test_what_is_read_of_a_step_is_that_of_its_own_rows(
@@ -314,15 +342,32 @@ def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
 
 
 def test_numbers_of_rows_are_few_and_pad_little() -> None:
-    assert row_sizes(1) == [1]
-    assert row_sizes(3) == [1, 2, 3]
-    assert row_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert row_sizes(1, 1) == [1]
+    assert row_sizes(3, 3) == [1, 2, 3]
+    assert row_sizes(20, 20) == [1, 2, 4, 8, 16, 20]
     for most in (64, 256, 1000):
-        sizes = row_sizes(most)
+        sizes = row_sizes(most, most)
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most
         assert all(b - a <= max(8, a // 8 + 8) for a, b in pairwise(sizes))
-    assert len(row_sizes(1000)) < 50
+    assert len(row_sizes(1000, 1000)) < 50
+
+
+def test_numbers_of_rows_with_guesses_go_on_in_larger_steps() -> None:
+    assert row_sizes(4, 36) == [1, 2, 4, 36]
+    assert row_sizes(32, 256) == [*row_sizes(32, 32), 64, 96, 128, 160, 192, 224, 256]
+
+
+def test_graphs_reach_to_the_guesses_that_a_device_has_time_for() -> None:
+    def most(**config: Any) -> int:
+        return max_rows(EngineConfig("m", **config))
+
+    assert most(max_num_seqs=64) == 64
+    guessing: dict[str, Any] = {"speculation": ("ngram",), "max_draft_tokens": 4}
+    assert most(max_num_seqs=4, **guessing) == 20
+    assert most(max_num_seqs=64, **guessing) == 256
+    assert most(max_num_seqs=300, **guessing) == 300
+    assert most(max_num_seqs=64, max_num_batched_tokens=100, **guessing) == 100
 
 
 @pytest.mark.cuda
