@@ -45,7 +45,7 @@ GRAPH_LAYER_BYTES = 256 << 10
 MAX_VERIFIED_ROWS = 256
 """Of a graph that verifies guesses: about where a step stops being bound by reading the weights."""
 VERIFIED_STEP = 32
-"""Rows from one size to the next above those of plain decoding: so few more cost next to nothing."""
+"""Rows from one size to the next above those of plain decoding: so few more cost very little."""
 WORKSPACE_BYTES = 192 << 20
 """Of the matmuls' library, for the streams that graphs are captured on, and of the kernels that are
 loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""

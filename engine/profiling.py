@@ -98,7 +98,7 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
 
 
 def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
-    """The largest captured step's activations and fixed memory, and what the graphs themselves take.
+    """The largest captured step's activations and fixed memory, and what graphs themselves take.
 
     Graphs share their activations, but with nothing else: not with steps that run eagerly.
     """

@@ -233,4 +233,6 @@ def test_prompt_tokens_stay_in_a_graph_unless_more_of_them_fit_outside(
     target_seconds: float, expected: int
 ) -> None:
     tokens = make_graph_costs().max_prefill_tokens(16, 4000, target_seconds, limit=512)
-    assert tokens == pytest.approx(expected, abs=0.15 * expected if expected not in (48, 512) else 0)
+    assert tokens == pytest.approx(
+        expected, abs=0.15 * expected if expected not in (48, 512) else 0
+    )
