@@ -61,7 +61,7 @@ class Plan:
 
 
 SMOKE = Plan(SMOKE_SHAPE, prompts=((1, 8), (2, 8)), num_runs=2)
-LARGE = ((1, 1_024), (1, 2_048), (8, 1_024))
+LARGE = ((1, 128), (1, 1_024), (1, 2_048), (8, 1_024))
 """The prompts of the large base."""
 Seconds = defaultdict[tuple[int, int, str], list[float]]
 """By the number of prompts, their length and the arm."""

@@ -304,12 +304,12 @@ def full(plan: Plan, model: Path, directory: Path, device: str) -> Iterator[Figu
     proposer = ScriptedProposer({}, vocab_size=plan.shape.vocab_size)
     arms = open_arms(model, directory, [proposer.name], device=device, **CONFIGS[device])
     with scripted(proposer), arms as (plain, guessing):
-        for size in plan.full_batch_sizes:
-            jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
-            answers = plain.run(jobs).answers
-            proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
-            for right in plan.full_right:
-                proposer.error = 1 - right
+        for right in plan.full_right:
+            proposer.error = 1 - right
+            for size in plan.full_batch_sizes:
+                jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
+                answers = plain.run(jobs).answers
+                proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
                 race(plain, guessing, jobs)
                 rounds = [[race(plain, guessing, jobs)] for _ in range(plan.full_rounds)]
                 yield Figure("full", f"{right:.0%} right", proposer.name, size, rounds)

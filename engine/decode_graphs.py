@@ -3,8 +3,8 @@
 A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
 differs lies in tensors that the kernels read. It is captured once for each number of rows in a
 ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
-are padded. Each row is attended to by itself, so guesses that are verified and short ends of
-prompts are served as decodes are: the keys and values of all rows are written before any is read.
+are padded. Each row attends by itself, so guesses that are verified, and prompts with few tokens
+left, are served as decodes are: the keys and values of all rows are written before any is read.
 What no graph serves runs kernel by kernel as ever, and gives the same.
 """
 
@@ -42,10 +42,11 @@ CLASSES_AT_START = 2
 """How many of them are captured before the first request; the others when a step needs them."""
 GRAPH_LAYER_BYTES = 256 << 10
 """Of the device, what a graph takes for each layer of the model besides its tensors."""
-MAX_VERIFIED_ROWS = 256
-"""Of a graph that verifies guesses: about where a step stops being bound by reading the weights."""
-VERIFIED_STEP = 32
-"""Rows from one size to the next above those of plain decoding: so few more cost very little."""
+MAX_ROWS = 256
+"""Of a graph, unless more sequences may run: about where a step stops being bound by reading the
+weights, and takes longer than launching it."""
+LARGE_STEP = 32
+"""Rows from one size to the next above those of decodes alone: so few more cost very little."""
 WORKSPACE_BYTES = 192 << 20
 """Of the matmuls' library, for the streams that graphs are captured on, and of the kernels that are
 loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""
@@ -83,12 +84,9 @@ class DecodeOutput(NamedTuple):
 
 
 def max_rows(config: EngineConfig) -> int:
-    """The most tokens of a step that runs as a graph: one of each sequence, and guesses as far as
-    a device that waits for the weights has time for them."""
-    if not config.speculation:
-        return config.max_num_seqs
-    wanted = min(config.max_num_seqs * (1 + config.max_draft_tokens), MAX_VERIFIED_ROWS)
-    return max(config.max_num_seqs, min(wanted, config.max_num_batched_tokens))
+    """The most tokens of a step that runs as a graph: one of each sequence, and beside them guesses
+    and short prompts."""
+    return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
 
 
 def row_sizes(max_num_seqs: int, most: int) -> list[int]:
@@ -98,8 +96,8 @@ def row_sizes(max_num_seqs: int, most: int) -> list[int]:
     while size < max_num_seqs:
         sizes.append(size)
         size += max(size // 64 * 8, 8)
-    verified = range(max_num_seqs + VERIFIED_STEP, most, VERIFIED_STEP)
-    return [*sizes, max_num_seqs, *verified, *([most] if most > max_num_seqs else [])]
+    large = range(max_num_seqs + LARGE_STEP, most, LARGE_STEP)
+    return [*sizes, max_num_seqs, *large, *([most] if most > max_num_seqs else [])]
 
 
 def num_graphs_at_start(config: EngineConfig) -> int:
