@@ -51,6 +51,8 @@ FEATURE_TOLERANCE = 1e-3
 """Of a logit, fp32 on the device against PEFT on the CPU."""
 MAX_LATENCY_RATIO = 1.1
 RANKS = (1, 4, 8, 13, 16, 32, 64, 4, 8, 16, 32, 7)
+LONGEST_PROMPTS = (120, 120, 120, 400)
+"""Of one request in four, so that some steps are too large for a graph."""
 LLAMA_SHAPE: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1376,
@@ -106,7 +108,8 @@ def device_name(device: str) -> str:
 def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
     """Serve the same cases on the CPU and on `device`; compare the tokens.
 
-    On CUDA decode steps replay captured graphs, with more adapters and higher ranks as they come.
+    On CUDA steps of few tokens replay captured graphs, with more adapters and higher ranks as they
+    come; steps with more of them run kernel by kernel.
     """
     base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
     folders = [
@@ -143,7 +146,7 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
     return {
         "ok": differing == near_ties
         and stats.num_adapter_evictions > 0
-        and (stats.num_graph_steps > 0) == (device == "cuda"),
+        and (0 < stats.num_graph_steps < stats.num_steps) == (device == "cuda"),
         "requests": len(cases),
         "tokens": num_tokens,
         "tokens_per_second": round(num_tokens / seconds, 1),
@@ -221,7 +224,7 @@ def make_cases(count: int) -> list[Case]:
     rng = random.Random(0)
     return [
         Case(
-            prompt=[rng.randrange(256) for _ in range(rng.randint(1, 120))],
+            prompt=[rng.randrange(256) for _ in range(rng.randint(1, rng.choice(LONGEST_PROMPTS)))],
             adapter=rng.choice([None, *range(len(RANKS))]),
             max_tokens=rng.randint(4, 24),
         )
@@ -244,7 +247,7 @@ def make_engine(base: Path, directory: Path, device: str) -> LocalEngine:
         arena_bytes=24 << 20,
         host_cache_bytes=48 << 20,
         max_num_seqs=32,
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=384,
     )
 
 
