@@ -100,8 +100,10 @@ def compare(
         seconds, num_different = measure(plan, engine)
     table = list(rows(plan, seconds, engine))
     engine.close()
-    facts = {"flops": engine.matmul_rate, "requests_answered_differently": num_different}
-    return table, facts
+    return table, {
+        "flops_per_second": engine.matmul_rate,
+        "requests_answered_differently": num_different,
+    }
 
 
 def open_engine(plan: Plan, model: Path, folder: Path, *, device: str) -> TimedEngine:

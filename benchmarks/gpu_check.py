@@ -267,7 +267,7 @@ def serve(
     return engine.tokens(ids), time.perf_counter() - began
 
 
-Part = Callable[[Path, argparse.Namespace], dict[str, Any]]
+Part = Callable[[Path, argparse.Namespace], dict[str, Any] | list[dict[str, Any]]]
 PARTS: Mapping[str, Part] = {
     "serving": lambda folder, told: check_serving(
         folder, device=told.device, num_requests=told.requests
