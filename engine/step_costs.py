@@ -2,7 +2,7 @@
 
 seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per guessed
 token + what launching kernel by kernel adds, where steps of few tokens are captured as graphs. The
-six coefficients are fitted online (`least_squares`). Torch-free.
+coefficients are fitted online (`least_squares`). Torch-free.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepCosts:
         steps are alike.
         """
         self._max_graph_rows = max_graph_rows
-        self._model = RelativeLeastSquares(num_features=6)
+        self._model = RelativeLeastSquares(num_features=5 if max_graph_rows is None else 6)
         self._swap_bytes = 0.0
         self._swap_seconds = 0.0
         self._swap_default = swap_bytes_per_second
@@ -113,9 +113,10 @@ class StepCosts:
     @property
     def _launch_seconds(self) -> float:
         """What launching each kernel by itself adds to a step."""
-        return self._model.coefficients[5]
+        return 0.0 if self._max_graph_rows is None else self._model.coefficients[5]
 
     def _features(self, shape: StepShape) -> tuple[float, ...]:
-        most = self._max_graph_rows
-        is_launched = most is not None and shape.num_rows > most
-        return 1.0, *map(float, shape), float(is_launched)
+        features = (1.0, *map(float, shape))
+        if self._max_graph_rows is None:
+            return features
+        return *features, float(shape.num_rows > self._max_graph_rows)
