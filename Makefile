@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars api mixed-step
+	adapter-load speculation grammars api mixed-step prompts
 .PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check \
 	console-packages screenshots simulate soak bench adapter-evidence kernels-report gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
@@ -84,6 +84,7 @@ bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog'
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
 bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes
+bench-prompts: ## what adapters add to a step that computes prompts
 bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 

@@ -1,13 +1,13 @@
 """What adapters add to a decode step of the real engine, beside the bytes that they add.
 
-    make bench-mixed-step [ARGS="--device cuda --shape 8b"]
+    make bench-mixed-step [ARGS="--device cuda --shape 8b --quantization int8"]
 
 A full batch decodes: as the base alone, all under one adapter, and each sequence under an adapter
 of its own. A step has to read the base's weights, the batch's KV and every adapter in it once: the
 ratio of these bytes is the bar, and the ratio of times stands beside it. On CUDA each arm runs with
-captured graphs and kernel by kernel; arms alternate. Adapters of different tenants hold the same
-values, each in memory of its own. The largest shape's weights are drawn on the device; the others
-are loaded from a checkpoint.
+captured graphs and kernel by kernel, a quantized base with graphs alone; arms alternate. Adapters
+of different tenants hold the same values, each in memory of its own. The largest shape's weights
+are drawn on the device; the others are loaded from a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
-from unittest import mock
 
 import torch
+from benchmarks.drawn_base import LARGE_SHAPE, base_of
 from benchmarks.report import MODELS, Row, print_report
 from benchmarks.timed_engine import (
     MEASURED_SHAPE,
     SMOKE_SHAPE,
     Order,
     TimedEngine,
-    make_model,
     random_prompt,
 )
-from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config, make_adapter
-from loraplex.engine import base_model
+from loraplex.api.bench.models import BaseShape, make_adapter
+from loraplex.engine.config import Quantization
+from support.greedy import parts_at_near_tie
 
+NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
+"""Logit gaps that rounding may cross: logits of this size are 1/32 apart in bf16."""
 ARMS = ("base", "one adapter", "all distinct")
 RANK = 16
 SHAPES = {
@@ -53,27 +52,15 @@ SHAPES = {
         num_kv_heads=4,
         max_model_len=2_048,
     ),
-    "8b": BaseShape(
-        vocab_size=128_256,
-        hidden_size=4_096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        max_model_len=8_192,
-    ),
+    "8b": LARGE_SHAPE,
 }
-DRAWN = "8b"
-"""Its checkpoint would take minutes to write, read and hash."""
-CALMING = 0.1
-"""Of what drawn layers add to the residual stream, which starts at a size of 1: so many of them
-would make more of bf16's rounding than a trained model does."""
 
 
 @dataclass(frozen=True)
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
     dtype: str = "float32"
+    quantization: Quantization = Quantization.NONE
     batches: tuple[int, ...] = (1, 8, 32)
     num_prompt_tokens: int = 64
     num_output_tokens: int = 40
@@ -91,9 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, default=MODELS, help="where the base is kept")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shape", choices=SHAPES, default="31m")
+    parser.add_argument(
+        "--quantization", type=Quantization, choices=list(Quantization), default=Quantization.NONE
+    )
     options = parser.parse_args(arguments)
     options.models.mkdir(parents=True, exist_ok=True)
     plan = SMOKE if options.smoke else Plan(SHAPES[options.shape])
+    plan = replace(plan, quantization=options.quantization)
     if options.device == "cuda":
         plan = replace(plan, dtype="bfloat16")
     with tempfile.TemporaryDirectory() as directory:
@@ -104,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=torch.cuda.get_device_name() if options.device == "cuda" else options.device,
         shape="smoke" if options.smoke else options.shape,
         dtype=plan.dtype,
+        quantization=plan.quantization,
         **facts,
     )
     return 0
@@ -113,68 +105,54 @@ def compare(
     plan: Plan, models: Path, directory: Path, *, device: str
 ) -> tuple[list[Row], dict[str, object]]:
     """A row for each mode, batch and arm, and what else there is to say."""
-    modes = ["graphs", "eager"] if device == "cuda" else ["eager"]
-    engines = {
-        mode: open_engine(plan, models, directory / mode, device=device, is_eager=mode == "eager")
-        for mode in modes
+    modes = modes_of(plan, device)
+    with base_of(plan.shape, models, device=device) as model:
+        engines = {
+            mode: open_engine(
+                plan, model, directory / mode, device=device, is_eager=mode == "eager"
+            )
+            for mode in modes
+        }
+        gaps, num_different = measure(plan, engines)
+    first = engines[modes[0]]
+    weight_bytes = first.weight_bytes
+    table = [row for mode in modes for row in rows(plan, gaps, mode, weight_bytes)]
+    facts = {
+        "requests_answered_differently": num_different,
+        "weight_bytes": weight_bytes,
+        "memory_plan": first.core.info.memory_plan,
     }
-    gaps, num_different = measure(plan, engines)
-    table = [row for mode in modes for row in rows(plan, gaps, mode)]
-    memory_plan = engines[modes[0]].core.info.memory_plan[-1]
     for engine in engines.values():
         engine.close()
-    return table, {"requests_answered_differently": num_different, "memory_plan": memory_plan}
+    return table, facts
+
+
+def modes_of(plan: Plan, device: str) -> list[str]:
+    if device != "cuda":
+        return ["eager"]
+    return ["graphs"] if plan.quantization.bits else ["graphs", "eager"]
 
 
 def open_engine(
-    plan: Plan, models: Path, folder: Path, *, device: str, is_eager: bool
+    plan: Plan, model: Path, folder: Path, *, device: str, is_eager: bool
 ) -> TimedEngine:
     folder.mkdir()
-    is_drawn = plan.shape is SHAPES[DRAWN]
-    model = folder / "base" if is_drawn else make_model(models, plan.shape)
     room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + (1 << 20)
     kv_tokens = max(plan.batches) * (plan.num_prompt_tokens + plan.num_output_tokens + 32)
-    with drawn_weights(plan.shape, model, device) if is_drawn else nullcontext():
-        return TimedEngine(
-            model,
-            folder,
-            device=device,
-            dtype=plan.dtype,
-            enforce_eager=is_eager,
-            max_model_len=plan.num_prompt_tokens + plan.num_output_tokens + 16,
-            max_num_seqs=max(plan.batches),
-            kv_cache_bytes=kv_tokens * kv_bytes(plan),
-            arena_bytes=room,
-            host_cache_bytes=room,
-            loader_duty=8.0,
-        )
-
-
-@contextmanager
-def drawn_weights(shape: BaseShape, path: Path, device: str) -> Iterator[None]:
-    """Bases loaded meanwhile have a configuration at `path`, and weights drawn on the device."""
-    config = llama_config(shape)
-    config.save_pretrained(path)
-
-    def load_weights(_path: Path, _config: Any, dtype: torch.dtype, _device: torch.device) -> Any:
-        torch.manual_seed(shape.seed)
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="eager"
-            )
-        for name, parameter in model.requires_grad_(False).named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter *= CALMING
-            elif name.endswith("embed_tokens.weight"):
-                parameter /= WEIGHT_STD
-        return model.eval()
-
-    with (
-        mock.patch.object(base_model, "load_weights", load_weights),
-        mock.patch.object(base_model, "compute_base_id", return_value="drawn"),
-        mock.patch.object(base_model, "end_digests", return_value={}),
-    ):
-        yield
+    return TimedEngine(
+        model,
+        folder,
+        device=device,
+        dtype=plan.dtype,
+        quantization=plan.quantization,
+        enforce_eager=is_eager,
+        max_model_len=plan.num_prompt_tokens + plan.num_output_tokens + 16,
+        max_num_seqs=max(plan.batches),
+        kv_cache_bytes=kv_tokens * kv_bytes(plan),
+        arena_bytes=room,
+        host_cache_bytes=room,
+        loader_duty=8.0,
+    )
 
 
 def measure(plan: Plan, engines: dict[str, TimedEngine]) -> tuple[Gaps, int]:
@@ -182,19 +160,41 @@ def measure(plan: Plan, engines: dict[str, TimedEngine]) -> tuple[Gaps, int]:
     keys = {mode: add_adapters(plan, engine) for mode, engine in engines.items()}
     gaps: Gaps = defaultdict(list)
     num_different = 0
+    rng = Random(3)
+    prompts = [
+        random_prompt(rng, plan.shape, plan.num_prompt_tokens) for _ in range(max(plan.batches))
+    ]
     for turn in range(plan.num_runs + 1):
         for batch in plan.batches:
             for arm in ARMS:
                 answers = []
                 for mode, engine in engines.items():
-                    seconds, tokens = serve(plan, engine, adapters_of(arm, keys[mode], batch))
+                    adapters = adapters_of(arm, keys[mode], batch)
+                    seconds, tokens = serve(plan, engine, prompts, adapters)
                     answers.append(tokens)
                     if turn:  # the first loads adapters and compiles kernels
                         gaps[mode, batch, arm].append(seconds)
-                num_different += sum(
-                    len(set(map(tuple, told))) > 1 for told in zip(*answers, strict=True)
-                )
+                told = zip(prompts, adapters, zip(*answers, strict=True), strict=False)
+                num_different += sum(_differ(plan, engine, *each) for each in told)
     return gaps, num_different
+
+
+def _differ(
+    plan: Plan,
+    engine: TimedEngine,
+    prompt: list[int],
+    adapter: AdapterKey | None,
+    answers: Sequence[list[int]],
+) -> bool:
+    """Whether a request's answers part where `engine` finds no two tokens as good as equal."""
+    first = answers[0]
+    return any(
+        other != first
+        and not parts_at_near_tie(
+            engine, prompt, adapter, expected=first, actual=other, gap=NEAR_TIES[plan.dtype]
+        )
+        for other in answers[1:]
+    )
 
 
 def add_adapters(plan: Plan, engine: TimedEngine) -> list[AdapterKey]:
@@ -215,20 +215,19 @@ def adapters_of(arm: str, keys: Sequence[AdapterKey], batch: int) -> list[Adapte
 
 
 def serve(
-    plan: Plan, engine: TimedEngine, adapters: Sequence[AdapterKey | None]
+    plan: Plan,
+    engine: TimedEngine,
+    prompts: Sequence[list[int]],
+    adapters: Sequence[AdapterKey | None],
 ) -> tuple[float, list[list[int]]]:
     """The median gap between a sequence's tokens, median over sequences, and all tokens."""
-    rng = Random(3)
     ids = [
         engine.send(
             Order(
-                random_prompt(rng, plan.shape, plan.num_prompt_tokens),
-                plan.num_output_tokens,
-                adapter.tenant_id if adapter else "bench",
-                adapter,
+                prompt, plan.num_output_tokens, adapter.tenant_id if adapter else "bench", adapter
             )
         )
-        for adapter in adapters
+        for prompt, adapter in zip(prompts, adapters, strict=False)
     ]
     engine.run()
     gaps = [statistics.median(_gaps(timing.chunks)) for timing in engine.timings(ids)]
@@ -239,12 +238,13 @@ def _gaps(times: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def rows(plan: Plan, gaps: Gaps, mode: str) -> Iterator[Row]:
+def rows(plan: Plan, gaps: Gaps, mode: str, weight_bytes: int) -> Iterator[Row]:
     for batch in plan.batches:
         base = statistics.median(gaps[mode, batch, "base"])
         for arm in ARMS:
             seconds = statistics.median(gaps[mode, batch, arm])
-            bar = step_bytes(plan, arm, batch) / step_bytes(plan, "base", batch)
+            base_bytes = weight_bytes + read_bytes(plan, "base", batch)
+            bar = (weight_bytes + read_bytes(plan, arm, batch)) / base_bytes
             yield {
                 "mode": mode,
                 "batch": batch,
@@ -257,19 +257,13 @@ def rows(plan: Plan, gaps: Gaps, mode: str) -> Iterator[Row]:
             }
 
 
-def step_bytes(plan: Plan, arm: str, batch: int) -> float:
-    """What one step reads: weights, the batch's KV halfway through its answers, adapters."""
+def read_bytes(plan: Plan, arm: str, batch: int) -> float:
+    """What one step reads beside the weights: the batch's KV halfway through its answers, and
+    adapters."""
     context = plan.num_prompt_tokens + plan.num_output_tokens // 2
     num_adapters = {"base": 0, "one adapter": 1, "all distinct": batch}[arm]
     kv = batch * context * kv_bytes(plan)
-    return base_bytes(plan) + kv + num_adapters * adapter_bytes(plan)
-
-
-def base_bytes(plan: Plan) -> int:
-    """The linear layers and the output head; of the embedding only some rows are read."""
-    shape = plan.shape
-    matrices = sum(inputs * outputs for inputs, outputs in _linears(shape))
-    return _itemsize(plan) * (shape.num_layers * matrices + shape.hidden_size * shape.vocab_size)
+    return kv + num_adapters * adapter_bytes(plan)
 
 
 def adapter_bytes(plan: Plan) -> int:

@@ -1,6 +1,6 @@
 """Speculative against plain decoding: how much faster friendly work gets, and what hostile pays.
 
-    make bench-speculation
+    make bench-speculation [ARGS="--device cuda"]
 
 Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size, once 50
 steps of that kind and size have taught the engine what pays; bar 0.97, for nobody is to be slower
@@ -11,10 +11,14 @@ guesses of which half hold, in batches where checking them does not pay; bar 0.9
 turns step by step on the same requests, and their answers are compared. Speed is that of decoding,
 without the prompts. Below: what a step costs that checks so many guesses for each of its requests,
 over one that checks none, in a larger model; guessing itself costs nothing there.
+
+On CUDA the demo's base guesses by look-up alone. What is full there is the 8 B base with drawn
+weights, alone and in batches, with guesses of which so many hold, or none.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +30,8 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.report import Row, parse_options, print_report
+from benchmarks.drawn_base import LARGE_SHAPE, base_of
+from benchmarks.report import MODELS, Row, print_report
 from benchmarks.speculation_arms import Arm, Decoding, Job, Race, race, tokens_per_second
 from benchmarks.speculation_work import (
     ADAPTERS,
@@ -35,7 +40,7 @@ from benchmarks.speculation_work import (
     demo_proposers,
     demo_work,
 )
-from benchmarks.timed_engine import MEASURED_SHAPE, SMOKE_SHAPE, make_model, random_prompt
+from benchmarks.timed_engine import MEASURED_SHAPE, SMOKE_SHAPE, random_prompt
 
 from loraplex.api.bench.models import BaseShape
 from support.speculation import ScriptedProposer, scripted
@@ -68,7 +73,11 @@ class Plan:
     hostile_tokens: int = 250
     hostile_rounds: int = 15
     full_batch_sizes: Sequence[int] = (16, 32)
+    full_right: Sequence[float] = (0.5,)
+    """How likely a guess is right behind right ones."""
     full_tokens: int = 120
+    full_rounds: int = 1
+    cost_batch_sizes: Sequence[int] = (1, 4, 16)
     draft_sizes: Sequence[int] = (0, 1, 2, 3, 4, 6, 8)
     cycles: int = 12
     """Steps of each draft size."""
@@ -88,9 +97,28 @@ SMOKE = Plan(
     hostile_rounds=1,
     full_batch_sizes=(4,),
     full_tokens=20,
+    cost_batch_sizes=(1,),
     draft_sizes=(0, 2),
     cycles=2,
 )
+
+
+CUDA = Plan(
+    LARGE_SHAPE,
+    proposers=("ngram",),
+    batch_sizes=(1, 8, 32),
+    hostile_batch_sizes=(),
+    full_batch_sizes=(1, 8, 32),
+    full_right=(0.8, 0.0),
+    full_rounds=3,
+    cost_batch_sizes=(1, 8, 32),
+    draft_sizes=(0, 1, 2, 4, 6),
+)
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {"dtype": "float32"},
+    "cuda": {"dtype": "bfloat16", "kv_cache_bytes": 2 << 30, "max_num_seqs": 32},
+}
+"""Of the engines that serve the plan's shape, by their device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,35 +188,46 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse_options(__doc__ or "", arguments)
-    plan = SMOKE if options.is_smoke else Plan()
-    model = make_model(options.models, plan.shape)
-    proposers = demo_proposers(options.models, num_steps=plan.head_steps)
-    work = demo_work()
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        parts = (
-            friendly(plan, proposers, work, directory),
-            hostile(plan, work, directory),
-            full(plan, model, directory),
-        )
-        figures = [figure for part in parts for figure in shown(part)]
-        costs = verification_costs(plan, model, directory)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether it runs")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where bases are kept")
+    parser.add_argument("--device", choices=CONFIGS, default="cpu")
+    options = parser.parse_args(arguments)
+    options.models.mkdir(parents=True, exist_ok=True)
+    plan = CUDA if options.device == "cuda" else Plan()
+    figures, costs = run(SMOKE if options.smoke else plan, options.models, options.device)
     races = {each for figure in figures for each in figure.races}
+    parts = dict.fromkeys(figure.part for figure in figures)
     print_report(
         "speculation",
         [figure.row for figure in figures],
         ("cost_of_checking", costs),
+        device=options.device,
         single_stream_faster_by=max(
             figure.speed_up
             for figure in figures
             if figure.part == "friendly" and figure.batch_size == 1
         ),
-        **{f"{part}_least": least(figures, part) for part in ("friendly", "hostile", "full")},
+        **{f"{part.replace(' ', '_')}_least": least(figures, part) for part in parts},
         near_ties=sum(each.num_near_ties for each in races),
         requests_answered_differently=sum(each.num_different for each in races),
     )
     return 0
+
+
+def run(plan: Plan, models: Path, device: str) -> tuple[list[Figure], list[Row]]:
+    """All races, and what checking guesses costs."""
+    proposers = demo_proposers(models, plan.proposers, num_steps=plan.head_steps)
+    work = demo_work()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        figures = [
+            *shown(friendly(plan, proposers, work, directory, device)),
+            *shown(hostile(plan, work, directory, device)),
+        ]
+        with base_of(plan.shape, models, device=device, is_certain=True) as model:
+            figures += shown(full(plan, model, directory, device))
+            return figures, verification_costs(plan, model, directory, device)
 
 
 def least(figures: Iterable[Figure], part: str) -> float:
@@ -210,10 +249,11 @@ def friendly(
     proposers: Mapping[str, Sequence[str]],
     work: Mapping[str, list[Job]],
     directory: Path,
+    device: str,
 ) -> Iterator[Figure]:
     """Every proposer on every kind of work at every batch size."""
     for name in plan.proposers:
-        with demo_arms(directory, proposers[name]) as arms:
+        with demo_arms(directory, proposers[name], device) as arms:
             for kind in plan.work:
                 jobs = work[kind]
                 for size in plan.batch_sizes:
@@ -237,53 +277,63 @@ def _learn(arms: tuple[Arm, Arm], jobs: Sequence[Job], size: int, num_steps: int
             return
 
 
-def hostile(plan: Plan, work: Mapping[str, list[Job]], directory: Path) -> Iterator[Figure]:
+def hostile(
+    plan: Plan, work: Mapping[str, list[Job]], directory: Path, device: str
+) -> Iterator[Figure]:
     """An adapter whose guesses never hold, each time in engines that have seen nothing else."""
     for size in plan.hostile_batch_sizes:
         jobs = [
             Job(job.prompt, HOSTILE_ADAPTER, num_tokens=plan.hostile_tokens)
             for job in work[HOSTILE_ADAPTER][:size]
         ]
-        rounds = [[_hostile_race(jobs, directory)] for _ in range(plan.hostile_rounds)]
+        rounds = [[_hostile_race(jobs, directory, device)] for _ in range(plan.hostile_rounds)]
         for part, first_step in (("hostile at once", 0), ("hostile", NUM_LEARNING_STEPS)):
             yield Figure(part, HOSTILE_ADAPTER, NeverRight.name, size, rounds, first_step)
 
 
-def _hostile_race(jobs: Sequence[Job], directory: Path) -> Race:
+def _hostile_race(jobs: Sequence[Job], directory: Path, device: str) -> Race:
     proposer = NeverRight(VOCAB_SIZE)
-    with scripted(proposer), demo_arms(directory, [proposer.name]) as arms:
+    with scripted(proposer), demo_arms(directory, [proposer.name], device) as arms:
         return race(*arms, jobs)
 
 
-def full(plan: Plan, model: Path, directory: Path) -> Iterator[Figure]:
-    """Half of all guesses hold, in batches of the larger model in which that is too little."""
-    for size in plan.full_batch_sizes:
-        jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
-        proposer = ScriptedProposer({}, error=0.5, vocab_size=plan.shape.vocab_size)
-        with scripted(proposer), open_arms(model, directory, [proposer.name]) as (plain, guessing):
-            answers = plain.run(jobs).answers
-            proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
-            race(plain, guessing, jobs)
-            yield Figure("full", "random", proposer.name, size, [[race(plain, guessing, jobs)]])
+def full(plan: Plan, model: Path, directory: Path, device: str) -> Iterator[Figure]:
+    """So many of all guesses hold, in the larger model; the control has met them before."""
+    if not plan.full_batch_sizes:
+        return
+    proposer = ScriptedProposer({}, vocab_size=plan.shape.vocab_size)
+    arms = open_arms(model, directory, [proposer.name], device=device, **CONFIGS[device])
+    with scripted(proposer), arms as (plain, guessing):
+        for right in plan.full_right:
+            proposer.error = 1 - right
+            for size in plan.full_batch_sizes:
+                jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
+                answers = plain.run(jobs).answers
+                proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
+                race(plain, guessing, jobs)
+                rounds = [[race(plain, guessing, jobs)] for _ in range(plan.full_rounds)]
+                yield Figure("full", f"{right:.0%} right", proposer.name, size, rounds)
 
 
-def verification_costs(plan: Plan, model: Path, directory: Path) -> list[Row]:
+def verification_costs(plan: Plan, model: Path, directory: Path, device: str) -> list[Row]:
     """By batch size what checking so many guesses a request adds to a step; drafts are free."""
-    return [_verification_cost(plan, model, directory, size) for size in plan.batch_sizes]
+    proposer = NeverRight(plan.shape.vocab_size)
+    config = {"device": device, "speculation": [proposer.name], **CONFIGS[device]}
+    with scripted(proposer), open_arm(model, directory, **config) as arm:
+        return [_verification_cost(plan, arm, proposer, size) for size in plan.cost_batch_sizes]
 
 
-def _verification_cost(plan: Plan, model: Path, directory: Path, size: int) -> Row:
+def _verification_cost(plan: Plan, arm: Arm, proposer: NeverRight, size: int) -> Row:
     """Each step checks another number of guesses, so that all meet the same machine."""
     num_steps = len(plan.draft_sizes) * (1 + plan.cycles)
     jobs = random_jobs(plan.shape, size, num_tokens=2 * num_steps)
-    proposer = NeverRight(plan.shape.vocab_size)
     seconds: dict[int, list[float]] = {number: [] for number in plan.draft_sizes}
-    with scripted(proposer), open_arm(model, directory, speculation=[proposer.name]) as arm:
-        arm.begin(jobs, num_forced=MAX_DRAFT_TOKENS)
-        for _ in range(1 + plan.cycles):
-            for proposer.num_tokens in plan.draft_sizes:
-                arm.step()
-                seconds[proposer.num_tokens].append(arm.decoding.step_seconds[-1])
+    arm.begin(jobs, num_forced=max(plan.draft_sizes))
+    for _ in range(1 + plan.cycles):
+        for proposer.num_tokens in plan.draft_sizes:
+            arm.step()
+            seconds[proposer.num_tokens].append(arm.decoding.step_seconds[-1])
+    arm.end()
     medians = {number: median(times[1:]) for number, times in seconds.items()}
     ratios = {f"{number} guesses": medians[number] / medians[0] for number in plan.draft_sizes}
     return {"batch": size, "ms with none": 1e3 * medians[0], **ratios}
@@ -319,8 +369,10 @@ def open_arms(
 
 
 @contextmanager
-def demo_arms(directory: Path, speculation: Sequence[str]) -> Iterator[tuple[Arm, Arm]]:
-    with open_arms(BASE, directory, speculation, adapters=ADAPTERS) as arms:
+def demo_arms(
+    directory: Path, speculation: Sequence[str], device: str
+) -> Iterator[tuple[Arm, Arm]]:
+    with open_arms(BASE, directory, speculation, adapters=ADAPTERS, device=device) as arms:
         yield arms
 
 

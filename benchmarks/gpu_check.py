@@ -8,8 +8,11 @@ where they part, the top two logits must be as good as equal (then the position 
 near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
 the CPU, and a quantized base must give what its codes mean. Engines that guess must answer as the
 one that does not, and each rule of acceptance must draw by the model's probabilities. Timed are the
-kernels, quantized layers, and others' inter-token latency while a large adapter is loaded. Prints
-one JSON object; exits 1 if something does not hold and 2 without a CUDA device.
+kernels, quantized layers, others' inter-token latency while a large adapter is loaded, and an 8 B
+base with random weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding
+with guesses. Each part is told of on stderr when it ends, as a line of JSON; all of them are one
+object on stdout. `--parts` runs some of them. Exits 1 if something does not hold and 2 without a
+CUDA device.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,15 @@ from typing import Any
 import torch
 from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
+from benchmarks.drawn_base import LARGE_SHAPE
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
-from benchmarks import bench_adapter_load, bench_mixed_step
+from benchmarks import bench_adapter_load, bench_mixed_step, bench_prompts, bench_speculation
 from loraplex.adapters.formats import SERVED
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.config import Quantization
 from support.engine import LocalEngine
 from support.feature_proofs import open_feature_proofs
 from support.greedy import parts_at_near_tie
@@ -46,6 +51,8 @@ FEATURE_TOLERANCE = 1e-3
 """Of a logit, fp32 on the device against PEFT on the CPU."""
 MAX_LATENCY_RATIO = 1.1
 RANKS = (1, 4, 8, 13, 16, 32, 64, 4, 8, 16, 32, 7)
+LONGEST_PROMPTS = (120, 120, 120, 400)
+"""Of one request in four, so that some steps are too large for a graph."""
 LLAMA_SHAPE: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1376,
@@ -70,32 +77,28 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--no-timing", action="store_true", help="only check correctness")
     parser.add_argument("--no-features", action="store_true", help="leave out the PEFT features")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="only these")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.stdout.write('{"error": "no CUDA device here: unmeasured"}\n')
         return 2
     result: dict[str, Any] = {"device": device_name(arguments.device), "torch": torch.__version__}
-    with tempfile.TemporaryDirectory() as directory:
-        result["serving"] = check_serving(
-            Path(directory), device=arguments.device, num_requests=arguments.requests
-        )
-        result["speculation"] = check_speculation(Path(directory), device=arguments.device)
-        result["quantization"] = check_quantization(Path(directory), device=arguments.device)
-    if arguments.device == "cuda":
-        result["attention"] = check_attention(arguments.device)
-    if not arguments.no_features:
-        result["features"] = check_features(arguments.device)
-    if not arguments.no_timing:
-        result["kernels"] = time_kernels(arguments.device)
-        if arguments.device == "cuda":
-            result["attention_times"] = time_attention(arguments.device)
-            result["linear_times"] = time_quantization()
-        result["adapter_load"] = time_adapter_load(arguments.device)
-        result["mixed_step"] = time_mixed_step(arguments.device)
+    for name in arguments.parts or parts_on(arguments):
+        with tempfile.TemporaryDirectory() as directory:
+            result[name] = PARTS[name](Path(directory), arguments)
+        sys.stderr.write(json.dumps({name: result[name]}) + "\n")
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    parts = ("serving", "speculation", "quantization", "attention", "features")
-    checks = [result[part] for part in parts if part in result]
-    return 0 if all(check["ok"] for check in checks) else 1
+    return 0 if all(result[name]["ok"] for name in CHECKS if name in result) else 1
+
+
+def parts_on(arguments: argparse.Namespace) -> list[str]:
+    """What there is to run on this device, without what was left out."""
+    left_out = {"features"} if arguments.no_features else set()
+    if arguments.device != "cuda":
+        left_out |= set(CUDA_PARTS)
+    if arguments.no_timing:
+        left_out |= set(PARTS) - set(CHECKS)
+    return [name for name in PARTS if name not in left_out]
 
 
 def device_name(device: str) -> str:
@@ -105,7 +108,8 @@ def device_name(device: str) -> str:
 def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
     """Serve the same cases on the CPU and on `device`; compare the tokens.
 
-    On CUDA decode steps replay captured graphs, with more adapters and higher ranks as they come.
+    On CUDA steps of few tokens replay captured graphs, with more adapters and higher ranks as they
+    come; steps with more of them run kernel by kernel.
     """
     base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
     folders = [
@@ -142,7 +146,7 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
     return {
         "ok": differing == near_ties
         and stats.num_adapter_evictions > 0
-        and (stats.num_graph_steps > 0) == (device == "cuda"),
+        and (0 < stats.num_graph_steps < stats.num_steps) == (device == "cuda"),
         "requests": len(cases),
         "tokens": num_tokens,
         "tokens_per_second": round(num_tokens / seconds, 1),
@@ -178,14 +182,18 @@ def time_adapter_load(device: str) -> dict[str, Any]:
     return {"size_bytes": size_bytes, "p99_ratio": ratio, "ok": ratio <= MAX_LATENCY_RATIO}
 
 
-def time_mixed_step(device: str) -> dict[str, Any]:
-    """Decode steps of an 8 B Llama, replayed and eager: base, one adapter, an adapter a sequence.
+def time_mixed_step(device: str, quantization: Quantization) -> dict[str, Any]:
+    """Decode steps of an 8 B Llama: base, one adapter, an adapter a sequence.
 
     Each arm's step over the base's, over the ratio of their bytes; bar 1.08.
     """
-    shape = bench_mixed_step.SHAPES[bench_mixed_step.DRAWN]
     plan = bench_mixed_step.Plan(
-        shape, "bfloat16", batches=(1, 32), num_output_tokens=24, num_runs=2
+        LARGE_SHAPE,
+        "bfloat16",
+        quantization,
+        batches=(1, 32),
+        num_output_tokens=24,
+        num_runs=2,
     )
     with tempfile.TemporaryDirectory() as directory:
         rows, facts = bench_mixed_step.compare(
@@ -194,11 +202,29 @@ def time_mixed_step(device: str) -> dict[str, Any]:
     return {"rows": rows, **facts}
 
 
+def time_prompts(directory: Path, device: str) -> dict[str, Any]:
+    """Steps of an 8 B Llama that compute prompts, beside the least that its products take."""
+    plan = bench_prompts.Plan(LARGE_SHAPE, "bfloat16", bench_prompts.LARGE)
+    rows, facts = bench_prompts.compare(plan, directory, directory, device=device)
+    return {"rows": rows, **facts}
+
+
+def time_speculation(directory: Path, device: str) -> dict[str, Any]:
+    """Decoding with guesses over plain decoding, and what checking guesses costs."""
+    figures, costs = bench_speculation.run(bench_speculation.CUDA, directory, device)
+    races = [race for figure in figures for race in figure.races]
+    return {
+        "rows": [figure.row for figure in figures],
+        "cost_of_checking": costs,
+        "requests_answered_differently": sum(race.num_different for race in races),
+    }
+
+
 def make_cases(count: int) -> list[Case]:
     rng = random.Random(0)
     return [
         Case(
-            prompt=[rng.randrange(256) for _ in range(rng.randint(1, 120))],
+            prompt=[rng.randrange(256) for _ in range(rng.randint(1, rng.choice(LONGEST_PROMPTS)))],
             adapter=rng.choice([None, *range(len(RANKS))]),
             max_tokens=rng.randint(4, 24),
         )
@@ -221,7 +247,7 @@ def make_engine(base: Path, directory: Path, device: str) -> LocalEngine:
         arena_bytes=24 << 20,
         host_cache_bytes=48 << 20,
         max_num_seqs=32,
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=384,
     )
 
 
@@ -239,6 +265,34 @@ def serve(
             engine.step()
     engine.run()
     return engine.tokens(ids), time.perf_counter() - began
+
+
+Part = Callable[[Path, argparse.Namespace], dict[str, Any] | list[dict[str, Any]]]
+PARTS: Mapping[str, Part] = {
+    "serving": lambda folder, told: check_serving(
+        folder, device=told.device, num_requests=told.requests
+    ),
+    "speculation": lambda folder, told: check_speculation(folder, device=told.device),
+    "quantization": lambda folder, told: check_quantization(folder, device=told.device),
+    "attention": lambda _, told: check_attention(told.device),
+    "features": lambda _, told: check_features(told.device),
+    "kernels": lambda _, told: time_kernels(told.device),
+    "attention_times": lambda _, told: time_attention(told.device),
+    "linear_times": lambda *_: time_quantization(),
+    "adapter_load": lambda _, told: time_adapter_load(told.device),
+    "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
+    "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
+    "mixed_step_int4": lambda _, told: time_mixed_step(told.device, Quantization.INT4),
+    "prompts": lambda folder, told: time_prompts(folder, told.device),
+    "speculation_times": lambda folder, told: time_speculation(folder, told.device),
+}
+CHECKS = ("serving", "speculation", "quantization", "attention", "features")
+"""Of these parts what must hold is in `ok`."""
+CUDA_PARTS = (
+    *("attention", "attention_times", "linear_times"),
+    *("mixed_step", "mixed_step_int8", "mixed_step_int4", "prompts", "speculation_times"),
+)
+"""Kernels that there are nowhere else, and bases that are too large elsewhere."""
 
 
 if __name__ == "__main__":

@@ -30,15 +30,17 @@ EXIT_LAYERS = 2
 NUM_TEXTS = 2_000
 
 
-def demo_proposers(folder: Path, *, num_steps: int) -> dict[str, tuple[str, ...]]:
+def demo_proposers(
+    folder: Path, names: Sequence[str], *, num_steps: int
+) -> dict[str, tuple[str, ...]]:
     """By name what the configuration says of those that can guess for the demo's base; `all` leaves
     the choice to the engine.
 
-    Medusa's heads are trained for so many steps, unless `folder` has them. A draft model is not
-    among them: the demo has no base that is smaller.
+    Medusa's heads, if any of `names` needs them, are trained for so many steps, unless `folder` has
+    them. A draft model is not among them: the demo has no base that is smaller.
     """
     heads = folder / f"demo-heads-{num_steps}"
-    if not heads.exists():
+    if set(names) - {"ngram", "early_exit"} and not heads.exists():
         _train_heads(heads, num_steps)
     entries = ("ngram", f"early_exit:{EXIT_LAYERS}", f"medusa:{heads}", f"medusa_tree:{heads}")
     return {**{entry.partition(":")[0]: (entry,) for entry in entries}, "all": entries}

@@ -171,7 +171,7 @@ class EngineCore:
         self._num_kv_groups = len(plan.kv_groups)
         graphs = open_decode_graphs(config, base, cache, arena, max_model_len=plan.max_model_len)
         self._runner = ModelRunner(base, cache, arena, graphs)
-        costs = StepCosts()
+        costs = StepCosts(max_graph_rows=graphs.max_rows if graphs else None)
         drafting = open_draft_model(config, base, draft, plan.num_draft_blocks)
         self._speculation = open_speculation(
             config,

@@ -3,8 +3,8 @@
 A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
 differs lies in tensors that the kernels read. It is captured once for each number of rows in a
 ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
-are padded. Each row is attended to by itself, so guesses that are verified and short ends of
-prompts are served as decodes are: the keys and values of all rows are written before any is read.
+are padded. Each row attends by itself, so guesses that are verified, and prompts with few tokens
+left, are served as decodes are: the keys and values of all rows are written before any is read.
 What no graph serves runs kernel by kernel as ever, and gives the same.
 """
 
@@ -42,6 +42,11 @@ CLASSES_AT_START = 2
 """How many of them are captured before the first request; the others when a step needs them."""
 GRAPH_LAYER_BYTES = 256 << 10
 """Of the device, what a graph takes for each layer of the model besides its tensors."""
+MAX_ROWS = 256
+"""Of a graph, unless more sequences may run: about where a step stops being bound by reading the
+weights, and takes longer than launching it."""
+LARGE_STEP = 32
+"""Rows from one size to the next above those of decodes alone: so few more cost very little."""
 WORKSPACE_BYTES = 192 << 20
 """Of the matmuls' library, for the streams that graphs are captured on, and of the kernels that are
 loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""
@@ -78,41 +83,56 @@ class DecodeOutput(NamedTuple):
         )
 
 
-def row_sizes(max_num_seqs: int) -> list[int]:
-    """The numbers of rows that graphs are captured for: few rows are padded."""
+def max_rows(config: EngineConfig) -> int:
+    """The most tokens of a step that runs as a graph: one of each sequence, and beside them guesses
+    and short prompts."""
+    return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
+
+
+def row_sizes(max_num_seqs: int, most: int) -> list[int]:
+    """The numbers of rows, up to `most`, that graphs are captured for: few rows are padded."""
     sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
     size = 8
     while size < max_num_seqs:
         sizes.append(size)
         size += max(size // 64 * 8, 8)
-    return [*sizes, max_num_seqs]
+    large = range(max_num_seqs + LARGE_STEP, most, LARGE_STEP)
+    return [*sizes, max_num_seqs, *large, *([most] if most > max_num_seqs else [])]
 
 
 def num_graphs_at_start(config: EngineConfig) -> int:
     """Captured before the first request."""
-    return CLASSES_AT_START * len(row_sizes(config.max_num_seqs))
+    return CLASSES_AT_START * len(row_sizes(config.max_num_seqs, max_rows(config)))
 
 
 def decode_layout(
     config: EngineConfig, groups: Sequence[KvGroup], max_model_len: int
 ) -> DecodeLayout:
     """Of the inputs of this engine's graphs."""
-    return DecodeLayout(tuple(groups), config.kv_block_size, config.max_num_seqs, max_model_len)
+    return DecodeLayout(tuple(groups), config.kv_block_size, max_rows(config), max_model_len)
 
 
 class DecodeGraphs:
     """Captures decode steps, and runs those that it has captured."""
 
     def __init__(
-        self, base: BaseModel, cache: KvCache, arena: Arena, layout: DecodeLayout, capture: Capture
+        self,
+        base: BaseModel,
+        cache: KvCache,
+        arena: Arena,
+        layout: DecodeLayout,
+        capture: Capture,
+        *,
+        sizes: Sequence[int],
     ) -> None:
-        """`cache`: one with spare blocks. `layout`: its rows are the most that a step may have."""
+        """`cache`: one with spare blocks. `sizes`: the numbers of rows, ascending to those of
+        `layout`."""
         self._base = base
         self._cache = cache
         self._arena = arena
         self._capture = capture
         self._beside = torch.cuda.Stream(base.device) if base.device.type == "cuda" else None
-        self._sizes = row_sizes(layout.max_rows)
+        self._sizes = sizes
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
         self._logits = torch.zeros(size, base.vocab_size, device=base.device)
@@ -260,7 +280,8 @@ def open_decode_graphs(
     if not serves_graphs(config, base):
         return None
     layout = decode_layout(config, cache.groups, max_model_len)
-    return DecodeGraphs(base, cache, arena, layout, CudaCapture(base.device))
+    sizes = row_sizes(config.max_num_seqs, layout.max_rows)
+    return DecodeGraphs(base, cache, arena, layout, CudaCapture(base.device), sizes=sizes)
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:

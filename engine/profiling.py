@@ -14,6 +14,7 @@ from .decode_graphs import (
     GRAPH_LAYER_BYTES,
     WORKSPACE_BYTES,
     decode_layout,
+    max_rows,
     num_graphs_at_start,
     serves_graphs,
 )
@@ -97,11 +98,11 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
 
 
 def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
-    """The largest decode step's activations and fixed memory, and what the graphs themselves take.
+    """The largest captured step's activations and fixed memory, and what graphs themselves take.
 
     Graphs share their activations, but with nothing else: not with steps that run eagerly.
     """
-    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), config.max_num_seqs
+    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
     activations = peak_bytes(
         base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
     )

@@ -1,7 +1,8 @@
 """What a step costs, learned from the steps that ran.
 
 seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per guessed
-token. The five coefficients are fitted online (`least_squares`). Torch-free.
+token + what launching kernel by kernel adds, where steps of few tokens are captured as graphs. The
+coefficients are fitted online (`least_squares`). Torch-free.
 """
 
 from __future__ import annotations
@@ -25,37 +26,59 @@ class StepShape(NamedTuple):
     num_draft_tokens: int = 0
     """Guessed tokens that decoding sequences verify."""
 
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill_tokens + self.num_decodes + self.num_draft_tokens
+
 
 class StepCosts:
     """Nothing observed costs nothing: an engine that knows nothing refuses and defers nothing."""
 
-    def __init__(self, swap_bytes_per_second: float = 4e9) -> None:
-        """`swap_bytes_per_second` is believed until the first swap has been observed."""
-        self._model = RelativeLeastSquares(num_features=5)
+    def __init__(
+        self, swap_bytes_per_second: float = 4e9, *, max_graph_rows: int | None = None
+    ) -> None:
+        """`swap_bytes_per_second` is believed until the first swap has been observed.
+
+        `max_graph_rows`: the most tokens of a step that runs as one captured graph; None where all
+        steps are alike.
+        """
+        self._max_graph_rows = max_graph_rows
+        self._model = RelativeLeastSquares(num_features=5 if max_graph_rows is None else 6)
         self._swap_bytes = 0.0
         self._swap_seconds = 0.0
         self._swap_default = swap_bytes_per_second
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         if seconds > 0:
-            self._model.observe(_features(shape), seconds)
+            self._model.observe(self._features(shape), seconds)
 
     def observe_swap(self, num_bytes: int, seconds: float) -> None:
         self._swap_bytes = MEMORY * self._swap_bytes + num_bytes
         self._swap_seconds = MEMORY * self._swap_seconds + seconds
 
     def predict(self, shape: StepShape) -> float:
-        return self._model.predict(_features(shape))
+        return self._model.predict(self._features(shape))
 
     def max_prefill_tokens(
         self, decodes: int, context: int, target_seconds: float, limit: int
     ) -> int:
         """Prompt tokens (0 to `limit`) that a step with these decodes takes within the target."""
         seconds_left = target_seconds - self.predict(StepShape(0, decodes, context))
-        if seconds_left <= 0:
+        in_graph = self.num_graph_rows_left(decodes, limit)
+        launched = self._tokens_within(seconds_left - self._launch_seconds, limit)
+        return launched if launched > in_graph else self._tokens_within(seconds_left, in_graph)
+
+    def _tokens_within(self, seconds: float, limit: int) -> int:
+        """Prompt tokens (0 to `limit`) that take no longer."""
+        if seconds <= 0:
             return 0
         per_token = self.recompute_seconds(1)
-        return limit if per_token * limit <= seconds_left else int(seconds_left / per_token)
+        return limit if per_token * limit <= seconds else int(seconds / per_token)
+
+    def num_graph_rows_left(self, num_decodes: int, limit: int) -> int:
+        """How many more tokens (0 to `limit`) such a step takes before it is none for a graph."""
+        most = self._max_graph_rows
+        return limit if most is None else min(max(most - num_decodes, 0), limit)
 
     def recompute_seconds(self, num_tokens: int) -> float:
         """What computing these tokens again adds to steps that run anyway."""
@@ -87,6 +110,13 @@ class StepCosts:
         step = self.predict(StepShape(0, decodes, running.num_context_tokens))
         return self.recompute_seconds(num_prefill_tokens) + num_decode_tokens * step / decodes
 
+    @property
+    def _launch_seconds(self) -> float:
+        """What launching each kernel by itself adds to a step."""
+        return 0.0 if self._max_graph_rows is None else self._model.coefficients[5]
 
-def _features(shape: StepShape) -> tuple[float, ...]:
-    return 1.0, *map(float, shape)
+    def _features(self, shape: StepShape) -> tuple[float, ...]:
+        features = (1.0, *map(float, shape))
+        if self._max_graph_rows is None:
+            return features
+        return *features, float(shape.num_rows > self._max_graph_rows)

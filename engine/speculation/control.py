@@ -171,7 +171,9 @@ class Control:
         seconds = self._costs.predict(StepShape(0, len(decodes), context))
         least = LEAST_COST * seconds / max(len(decodes), 1)
         verify = max(self._costs.draft_token_seconds(), least)
-        step = _Step(Effort(len(decodes), seconds), len(decodes), max(num_free_tokens, 0), verify)
+        # A guess that keeps a step from being replayed would cost several steps.
+        num_free = self._costs.num_graph_rows_left(len(decodes), max(num_free_tokens, 0))
+        step = _Step(Effort(len(decodes), seconds), len(decodes), num_free, verify)
         for name, costs in self._proposal_costs.items():
             step.share_places(name, costs, max(len(decodes), 1))
         return step

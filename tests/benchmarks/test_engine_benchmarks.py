@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
@@ -13,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 
 from benchmarks import (
     bench_adapter_load,
@@ -22,9 +25,13 @@ from benchmarks import (
     bench_mixed_step,
     bench_paging,
     bench_prefix,
+    bench_prompts,
     bench_speculation,
     bench_target_itl,
+    drawn_base,
+    gpu_check,
 )
+from loraplex.engine.config import Quantization
 from support.engine import LocalEngine
 from support.grammars import needs_llguidance
 
@@ -36,6 +43,7 @@ BENCHMARKS = {
     "fairness": bench_fairness,
     "many-adapters": bench_many_adapters,
     "mixed-step": bench_mixed_step,
+    "prompts": bench_prompts,
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
 }
@@ -139,3 +147,90 @@ def test_padding_makes_a_batch_as_long_as_its_longest() -> None:
             max(order.num_output_tokens for order in trace),
         )
     }
+
+
+@pytest.mark.parametrize("quantization", Quantization)
+def test_a_drawn_base_is_quantized_as_a_checkpoint_is(
+    quantization: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = replace(bench_mixed_step.SMOKE.shape, hidden_size=128, intermediate_size=256)
+    monkeypatch.setattr(drawn_base, "LARGE_SHAPE", shape)
+    plan = replace(bench_mixed_step.SMOKE, shape=shape, quantization=quantization)
+    rows, facts = bench_mixed_step.compare(plan, tmp_path, tmp_path, device="cpu")
+    assert not list(tmp_path.glob("base-*")), "no checkpoint was written"
+    assert len(rows) == 3 * len(plan.batches)
+    heads, linears = 128 * 512, 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256)
+    weight_bytes = 4 * heads + linears * {None: 4, 8: 1, 4: 0.5}[quantization.bits]
+    found = facts["weight_bytes"]
+    assert isinstance(found, int)
+    assert weight_bytes < found < 1.1 * weight_bytes, "norms and scales beside"
+
+
+def test_a_step_that_computes_prompts_takes_all_of_them(tmp_path: Path) -> None:
+    plan = bench_prompts.SMOKE
+    engine = bench_prompts.open_engine(
+        plan, make_model(tmp_path, plan.shape), tmp_path, device="cpu"
+    )
+    bench_prompts.measure(plan, engine)
+    num_steps = engine.core.stats().num_steps
+    bench_prompts.serve(plan, engine, 8, [None] * plan.most_prompts)
+    assert engine.core.stats().num_steps == num_steps + 1
+    # Two linear layers' worth of products per layer and token, and the head once a prompt.
+    per_token = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
+    assert engine.prompt_flops(2, 8) == 2 * (16 * per_token + 2 * 64 * 512)
+
+
+def test_guesses_of_a_certain_drawn_base_hold_as_often_as_they_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn_base, "LARGE_SHAPE", SMOKE_SHAPE)
+    plan = replace(
+        bench_speculation.CUDA,
+        shape=SMOKE_SHAPE,
+        full_batch_sizes=(2,),
+        full_tokens=40,
+        full_rounds=1,
+        cost_batch_sizes=(2,),
+        cycles=1,
+    )
+    with drawn_base.base_of(SMOKE_SHAPE, tmp_path, device="cpu", is_certain=True) as model:
+        right, wrong = bench_speculation.full(plan, model, tmp_path, "cpu")
+        (cost,) = bench_speculation.verification_costs(plan, model, tmp_path, "cpu")
+    assert right.races[0].speculative.mean_accepted_length > 2
+    assert wrong.races[0].speculative.mean_accepted_length < 1.1
+    assert {race.num_different for race in (*right.races, *wrong.races)} == {0}
+    assert set(cost) == {"batch", "ms with none", *(f"{n} guesses" for n in plan.draft_sizes)}
+
+
+def test_gpu_check_tells_of_each_part_when_it_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    def first(folder: Path, _told: Namespace) -> dict[str, Any]:
+        assert folder.is_dir()
+        return {"ok": True}
+
+    def second(_folder: Path, _told: Namespace) -> dict[str, Any]:
+        ended.append(json.loads(capsys.readouterr().err))
+        return {"ok": False}
+
+    parts = {"serving": first, "features": second}
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--device", "cpu", "--parts", *parts])
+    assert gpu_check.main() == 1, "a check that does not hold"
+    assert ended == [{"serving": {"ok": True}}]
+    assert json.loads(capsys.readouterr().out)["features"] == {"ok": False}
+
+
+def test_gpu_check_leaves_out_what_a_device_does_not_have() -> None:
+    def parts(
+        *, device: str = "cuda", no_timing: bool = False, no_features: bool = False
+    ) -> set[str]:
+        told = Namespace(device=device, no_timing=no_timing, no_features=no_features)
+        return set(gpu_check.parts_on(told))
+
+    assert parts() == set(gpu_check.PARTS)
+    assert parts(no_timing=True) == set(gpu_check.CHECKS)
+    assert parts(no_features=True) == set(gpu_check.PARTS) - {"features"}
+    assert parts(device="cpu").isdisjoint(gpu_check.CUDA_PARTS)

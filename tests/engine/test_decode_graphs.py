@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine import decode_graphs
-from loraplex.engine.decode_graphs import row_sizes
-from loraplex.engine.messages import FinishReason, Pooling
+from loraplex.engine import decode_graphs, runner
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.decode_graphs import max_rows, row_sizes
+from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
@@ -130,8 +131,9 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
         assert replayed == eager
     assert engines.num_replayed >= 5 * 4
     assert engines.num_eager == 0
-    # Base and rank 16 for 1, 2, 4 and 6 rows; rank 64 when the adapter of rank 24 came.
-    assert 8 < engines.recorder.num_captured <= 12
+    # Base and rank 16 for all sizes at the start; rank 64 when the adapter of rank 24 came.
+    at_start = 2 * len(row_sizes(6, 256))
+    assert at_start < engines.recorder.num_captured <= at_start + 4
 
 
 def test_guesses_are_verified_and_short_prompts_computed_by_replays(
@@ -149,6 +151,47 @@ def test_guesses_are_verified_and_short_prompts_computed_by_replays(
     stats = engines.replayed.core.stats()
     assert stats.speculation_totals[0].num_accepted_tokens > 0
     assert stats.num_graph_steps == stats.num_steps
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [1024, 20], ids=["all", "within the budget"])
+def test_a_full_batch_s_guesses_are_verified_by_replays(
+    tiny_base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_num_batched_tokens: int,
+) -> None:
+    proposer = ScriptedProposer({})
+    size = 6
+    with scripted(proposer) as name:
+        engines = Engines(
+            tiny_base,
+            tmp_path,
+            monkeypatch,
+            max_num_seqs=size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            speculation=(name,),
+        )
+    expected = _serve(engines.eager, [None] * size, max_tokens=40)
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    asked = SpeculationParams(num_tokens=8)
+    assert _serve(engines.replayed, [None] * size, max_tokens=40, speculation=asked) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 20 * size
+    assert stats.num_eager_decodes == 0
+
+
+@pytest.mark.parametrize("max_prompt_reads", [runner.MAX_PROMPT_READS, 18 * 18 - 1])
+def test_prompts_are_computed_by_replays_unless_their_rows_read_too_much(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_prompt_reads: int
+) -> None:
+    monkeypatch.setattr(runner, "MAX_PROMPT_READS", max_prompt_reads)
+    engines = Engines(tiny_base, tmp_path, monkeypatch, max_num_seqs=2)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    replayed, eager = engines.serve(None, key, None, key)
+    assert replayed == eager
+    assert max(map(len, PROMPTS[:4])) == 18
+    num_eager = engines.replayed.core.stats().num_steps - engines.num_replayed
+    assert (num_eager > 0) == (max_prompt_reads < 18 * 18)
 
 
 def test_what_is_read_of_a_step_is_that_of_its_own_rows(
@@ -279,10 +322,10 @@ def test_hidden_states_are_those_of_the_step(
     engines = Engines(tiny_base, tmp_path, monkeypatch)
     seen: list[list[Tensor]] = [[], []]
     for engine, states in zip((engines.replayed, engines.eager), seen, strict=True):
-        runner = engine.core._runner
-        runner.keeps_hidden_states = True
-        runner.capture()
-        run = runner.run
+        watching = engine.core._runner
+        watching.keeps_hidden_states = True
+        watching.capture()
+        run = watching.run
 
         def watched(sequences: Any, run: Any = run, states: list[Tensor] = states) -> StepOutput:
             output: StepOutput = run(sequences)
@@ -290,7 +333,7 @@ def test_hidden_states_are_those_of_the_step(
             states.append(output.hidden_states.clone())
             return output
 
-        monkeypatch.setattr(runner, "run", watched)
+        monkeypatch.setattr(watching, "run", watched)
     replayed, eager = engines.serve(None, None, None)
     assert replayed == eager
     assert engines.num_replayed > 0
@@ -314,15 +357,29 @@ def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
 
 
 def test_numbers_of_rows_are_few_and_pad_little() -> None:
-    assert row_sizes(1) == [1]
-    assert row_sizes(3) == [1, 2, 3]
-    assert row_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert row_sizes(1, 1) == [1]
+    assert row_sizes(3, 3) == [1, 2, 3]
+    assert row_sizes(20, 20) == [1, 2, 4, 8, 16, 20]
     for most in (64, 256, 1000):
-        sizes = row_sizes(most)
+        sizes = row_sizes(most, most)
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most
         assert all(b - a <= max(8, a // 8 + 8) for a, b in pairwise(sizes))
-    assert len(row_sizes(1000)) < 50
+    assert len(row_sizes(1000, 1000)) < 50
+
+
+def test_numbers_of_rows_above_those_of_decodes_go_on_in_larger_steps() -> None:
+    assert row_sizes(4, 30) == [1, 2, 4, 30]
+    assert row_sizes(32, 256) == [*row_sizes(32, 32), 64, 96, 128, 160, 192, 224, 256]
+
+
+def test_graphs_reach_to_all_sequences_and_to_few_tokens_more() -> None:
+    def most(**config: Any) -> int:
+        return max_rows(EngineConfig("m", **config))
+
+    assert most(max_num_seqs=64) == 256
+    assert most(max_num_seqs=300) == 300
+    assert most(max_num_seqs=64, max_num_batched_tokens=100) == 100
 
 
 @pytest.mark.cuda

@@ -182,3 +182,57 @@ def test_where_guesses_come_with_every_decode_both_stay_what_they_were(decodes: 
     observe(costs, *[shape] * 2_000)
     assert costs.predict(shape) == pytest.approx(true_seconds(shape), rel=0.02)
     assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.5)
+
+
+# --- captured steps -------------------------------------------------------------------------------
+
+MAX_GRAPH_ROWS = 64
+LAUNCH_SECONDS = 0.02
+
+
+def make_graph_costs() -> StepCosts:
+    """Learned of a device that launches kernel by kernel what has more rows than a graph."""
+    costs = StepCosts(max_graph_rows=MAX_GRAPH_ROWS)
+    rng = random.Random(19)
+    for _ in range(400):
+        shape = random_shape(rng)._replace(num_draft_tokens=rng.choice((0, rng.randrange(32))))
+        costs.observe(shape, graph_seconds(shape) * rng.uniform(0.98, 1.02))
+    return costs
+
+
+def graph_seconds(shape: StepShape) -> float:
+    is_launched = sum((shape[0], shape[1], shape[3])) > MAX_GRAPH_ROWS
+    return true_seconds(shape) + LAUNCH_SECONDS * is_launched
+
+
+def test_learns_what_launching_kernel_by_kernel_adds() -> None:
+    costs = make_graph_costs()
+    for shape in (
+        StepShape(0, 64, 9000),
+        StepShape(1, 64, 9000),
+        StepShape(48, 16, 4000),
+        StepShape(49, 16, 4000),
+        StepShape(0, 8, 2000, 56),
+        StepShape(0, 8, 2000, 57),
+    ):
+        assert costs.predict(shape) == pytest.approx(graph_seconds(shape), rel=0.05)
+    assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("target_seconds", "expected"),
+    [
+        (0.008, 0),
+        (0.0115, 19),
+        (0.02, 48),  # what a graph has room for, for one more would take 0.02 s more
+        (0.036, 64),
+        (1.0, 512),
+    ],
+)
+def test_prompt_tokens_stay_in_a_graph_unless_more_of_them_fit_outside(
+    target_seconds: float, expected: int
+) -> None:
+    tokens = make_graph_costs().max_prefill_tokens(16, 4000, target_seconds, limit=512)
+    assert tokens == pytest.approx(
+        expected, abs=0.15 * expected if expected not in (48, 512) else 0
+    )

@@ -21,16 +21,21 @@ MAX_TOKENS = 8
 
 
 class Costs(NamedTuple):
-    """Seconds of a step: linear in its rows, but for the first `flat_rows`, which are free."""
+    """Seconds of a step: linear in its rows, but for the first `flat_rows`, which are free, and
+    `launch` more where it has too many rows for a graph."""
 
     step: float
     decode: float
     draft: float
     flat_rows: int = 0
+    graph_rows: int | None = None
+    launch: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         rows = self.decode * shape.num_decodes + self.draft * shape.num_draft_tokens
-        return self.step + max(0.0, rows - self.draft * self.flat_rows)
+        is_launched = self.graph_rows is not None and shape.num_rows > self.graph_rows
+        launch = self.launch if is_launched else 0.0
+        return self.step + launch + max(0.0, rows - self.draft * self.flat_rows)
 
     def prompt_seconds(self, length: int) -> float:
         return self.step + self.draft * length
@@ -99,7 +104,7 @@ class Device:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.learned = StepCosts()
+        self.learned = StepCosts(max_graph_rows=self.costs.graph_rows)
         self.control = Control(list(self.guessers), max_tokens=MAX_TOKENS, costs=self.learned)
         for length in (16, 64, 32):  # prompts came first
             self.learned.observe(StepShape(length, 0, 0), self.costs.prompt_seconds(length))

@@ -32,7 +32,7 @@ class ScriptedProposer:
     ) -> None:
         self.answers = dict(answers)
         self.forgotten: list[str] = []
-        self._error = error
+        self.error = error
         self._vocab_size = vocab_size
         self._rng = random.Random(seed)
 
@@ -45,7 +45,7 @@ class ScriptedProposer:
         return Draft(tuple(map(self._spoil, answer)))
 
     def _spoil(self, token: int) -> int:
-        is_wrong = self._rng.random() < self._error
+        is_wrong = self._rng.random() < self.error
         return self._rng.randrange(self._vocab_size) if is_wrong else token
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:

@@ -57,6 +57,15 @@ def test_comes_close_to_the_best_fixed_number(
     assert sum(shares) >= 0.95 * num_seeds
 
 
+@pytest.mark.parametrize("num_requests", [4, 16, 40])
+def test_guesses_as_much_as_a_graph_has_rows_for_and_never_more(num_requests: int) -> None:
+    costs = MEMORY_BOUND._replace(draft=1e-6, graph_rows=40, launch=60e-3)
+    device = Device(costs, {"p": Guesser({A: 0.95})}, requests(num_requests, A))
+    device.run(200)
+    free = 40 - num_requests
+    assert max(device.num_guesses) == min(free, MAX_TOKENS * num_requests)
+
+
 def test_guesses_much_alone_and_nothing_in_a_full_batch() -> None:
     costs = Costs(step=20e-3, decode=1e-3, draft=1e-3)
     alone = Device(costs, {"p": Guesser({A: 0.8})}, requests(1, A))
