@@ -100,10 +100,15 @@ def empty_all_tables(database: Database) -> None:
 
 def wait_until_one_is_blocked(session: UnitOfWork) -> None:
     """Return when another transaction waits for this one; SQLite's wait before they begin."""
+    wait_until_are_blocked(session, 1)
+
+
+def wait_until_are_blocked(session: UnitOfWork, number: int) -> None:
+    """The same for so many."""
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        wait_for(lambda: connection.exec_driver_sql(waiting).scalar_one(), seconds=60)
+        waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        wait_for(lambda: connection.exec_driver_sql(waiting).scalar_one() >= number, seconds=60)
 
 
 class RestartablePostgres:
