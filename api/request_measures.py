@@ -12,6 +12,8 @@ from ..platform.quotas.standing import Standing
 class RequestMeasures:
     """Filled in as it becomes known; None is what the request never came to."""
 
+    asked_model: str | None = None
+    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
     model: str | None = None
     """The pinned name."""
     prompt_tokens: int | None = None
@@ -39,4 +41,6 @@ class RequestMeasures:
         return {name: value for name, value in known.items() if value is not None}
 
 
-_FIGURES = tuple(name for name in RequestMeasures.__slots__ if name != "standing")
+_FIGURES = tuple(
+    name for name in RequestMeasures.__slots__ if name not in ("asked_model", "standing")
+)
