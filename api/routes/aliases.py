@@ -57,7 +57,7 @@ async def set_alias(
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
         row = service.set_alias(
-            session, name, alias, body.version, canary=canary, changed_by=principal.key_id
+            session, name, alias, body.version, canary=canary, changed_by=principal.actor.author
         )
         return Changed(row, _event("alias.set", name, row))
 
@@ -73,7 +73,7 @@ async def remove_alias(
     """Forget the alias; running requests that came by it go on."""
 
     def change(session: TenantSession) -> Changed[None]:
-        service.remove_alias(session, name, alias, changed_by=principal.key_id)
+        service.remove_alias(session, name, alias, changed_by=principal.actor.author)
         return Changed(None, Event("alias.remove", f"{name}@{alias}"))
 
     await runtime.control_plane.change(principal.tenant_id, origin, change)
@@ -88,7 +88,7 @@ async def roll_back_alias(
     """Back to what the alias meant before its last change; again, to what it meant before that."""
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
-        row = service.rollback_alias(session, name, alias, changed_by=principal.key_id)
+        row = service.rollback_alias(session, name, alias, changed_by=principal.actor.author)
         return Changed(row, _event("alias.rollback", name, row))
 
     changed = await runtime.control_plane.change(principal.tenant_id, origin, change)

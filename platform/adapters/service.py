@@ -210,12 +210,14 @@ def begin_version_deletion(session: TenantSession, name: str, number: int) -> De
     return _deletion(session, version)
 
 
-def begin_adapter_deletion(session: TenantSession, name: str) -> list[Deletion]:
+def begin_adapter_deletion(
+    session: TenantSession, name: str, *, deleted_by: str | None = None
+) -> list[Deletion]:
     """Hide the adapter: its aliases go, its versions are to disappear. Raises AdapterNotFound."""
     lock_catalog(session)
     adapter = get_adapter(session, name)
     for alias in adapter.aliases:
-        forget_alias(session, alias)
+        forget_alias(session, alias, changed_by=deleted_by)
     versions = list(adapter.versions)
     for version in versions:
         _hide(session, version)

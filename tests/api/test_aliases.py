@@ -6,10 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from loraplex.api.cli.client import ApiClient
+from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from support.browser import signed_in_user
 from support.envelopes import check_envelope
-from support.server import Caller
+from support.server import Caller, ServerUnderTest
 
 PROD = "/v1/adapters/bot/aliases/prod"
 
@@ -135,8 +139,39 @@ def test_rollback_restores_the_whole_target_and_goes_further_back(owner: Caller)
         "set",
     ]
     assert [change["version"] for change in changes] == [1, 1, 3, 1, 1]
-    assert changes[0]["changed_by"] == owner.key.split("_")[2][: len(changes[0]["changed_by"])]
+    key_id = owner.http.get("/v1/me").json()["key"]
+    assert {change["changed_by"] for change in changes} == {f"key:{key_id}"}
     assert len(owner.http.get(f"{PROD}/history", params={"limit": 2}).json()["data"]) == 2
+
+
+def test_the_history_says_who_it_was_whoever_it_was(
+    owner: Caller, server: ServerUnderTest, adapters: list[Path]
+) -> None:
+    operator = {
+        "authorization": f"Bearer {server.make_operator(f'root-{owner.slug}')}",
+        "x-loraplex-tenant": owner.slug,
+    }
+    key_id = owner.http.get("/v1/me").json()["key"]
+    owner.http.put(PROD, json={"version": 1})
+    httpx.put(f"{server.url}{PROD}", headers=operator, json={"version": 2})
+    with signed_in_user(server, owner, "developer") as browser:
+        browser.http.post(f"{PROD}/rollback")
+        client = ApiClient(browser.http, server.url)
+        pushed = push_adapter(
+            client, read_adapter(adapters[0]), "new", aliases=["prod"], base_id=None, is_quiet=True
+        )
+        wait_until_settled(client, pushed)
+        browser.http.delete(PROD)
+    user = f"user:developer@{owner.slug}.example"
+    assert authors(owner, PROD) == [user, user, f"operator:root-{owner.slug}", f"key:{key_id}"]
+    assert authors(owner, "/v1/adapters/new/aliases/prod") == [user]
+    assert httpx.delete(f"{server.url}/v1/adapters/new", headers=operator).is_success
+    assert authors(owner, "/v1/adapters/new/aliases/prod") == [f"operator:root-{owner.slug}", user]
+
+
+def authors(caller: Caller, alias: str) -> list[str]:
+    """Who made each change, the newest first."""
+    return [change["changed_by"] for change in caller.http.get(f"{alias}/history").json()["data"]]
 
 
 def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:
