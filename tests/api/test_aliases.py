@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,50 @@ def test_the_history_says_who_it_was_whoever_it_was(
 def authors(caller: Caller, alias: str) -> list[str]:
     """Who made each change, the newest first."""
     return [change["changed_by"] for change in caller.http.get(f"{alias}/history").json()["data"]]
+
+
+def test_an_alias_is_changed_only_as_it_was_read(owner: Caller) -> None:
+    made = owner.http.put(PROD, json={"version": 1})
+    read = owner.http.get(PROD)
+    assert read.json() == made.json()
+    stale = {"if-match": read.headers["etag"]}
+    assert made.headers["etag"] == read.headers["etag"]
+
+    split = {"version": 1, "canary": canary(2, 10)}
+    moved = owner.http.put(PROD, json=split, headers=stale)
+    assert moved.headers["etag"] == owner.http.get(PROD).headers["etag"] != read.headers["etag"]
+    for late in (
+        owner.http.put(PROD, json={"version": 3}, headers=stale),
+        owner.http.post(f"{PROD}/rollback", headers=stale),
+        owner.http.delete(PROD, headers=stale),
+    ):
+        check_envelope(late, "etag_mismatch")
+    assert owner.http.get(PROD).json() == moved.json()
+
+    current = {"if-match": moved.headers["etag"]}
+    back = owner.http.post(f"{PROD}/rollback", headers=current)
+    assert back.json()["canary"] is None
+    gone = owner.http.delete(PROD, headers={"if-match": back.headers["etag"]})
+    assert gone.status_code == 204
+
+
+def test_what_is_changed_only_if_it_is_there_is_not_made(owner: Caller) -> None:
+    late = owner.http.put(PROD, json={"version": 1}, headers={"if-match": "*"})
+    check_envelope(late, "etag_mismatch")
+    check_envelope(owner.http.get(PROD), "alias_not_found")
+    assert owner.http.put(PROD, json={"version": 1}).is_success
+
+
+def test_of_many_who_change_an_alias_as_they_read_it_one_does(owner: Caller) -> None:
+    tag = {"if-match": owner.http.put(PROD, json={"version": 1}).headers["etag"]}
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(
+            threads.map(
+                lambda number: owner.http.put(PROD, json={"version": 2 + number % 2}, headers=tag),
+                range(6),
+            )
+        )
+    assert sorted(answer.status_code for answer in answers) == [200] + [412] * 5
 
 
 def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:
