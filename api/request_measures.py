@@ -12,8 +12,6 @@ from ..platform.quotas.standing import Standing
 class RequestMeasures:
     """Filled in as it becomes known; None is what the request never came to."""
 
-    asked_model: str | None = None
-    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
     model: str | None = None
     """The pinned name."""
     prompt_tokens: int | None = None
@@ -32,6 +30,8 @@ class RequestMeasures:
     """Where the adapter was when the request came."""
     load_ms: float | None = None
     """How long the load took that it waited for."""
+    asked_model: str | None = None
+    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
     standing: Standing | None = None
     """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
 
