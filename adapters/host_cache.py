@@ -203,8 +203,7 @@ class HostCache:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
         if plan.num_elements > self._extents.capacity:
             raise ArenaTooSmall(
-                f"the adapter needs {plan.num_elements * self._dtype.itemsize} bytes of host"
-                f" memory; the cache has {self.capacity_bytes}"
+                f"It needs {plan.num_elements * self._dtype.itemsize} bytes of host memory."
             )
         return plan
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
+import msgspec
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from .contract import terms
@@ -41,6 +44,19 @@ _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 Model = TypeVar("Model", bound=RequestModel)
 
 
+class _NamesModel(msgspec.Struct):
+    """A body that is refused, as far as the log of requests is concerned."""
+
+    model: str | None = None
+
+
+def _model_in(body: bytes) -> str | None:
+    """Which model a body names that may be malformed."""
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+        return msgspec.json.decode(body, type=_NamesModel).model
+    return None
+
+
 def json_body(
     model: type[Model], max_bytes: int = CONTROL_BODY_BYTES
 ) -> Callable[[Request], Awaitable[Model]]:
@@ -49,12 +65,22 @@ def json_body(
     It raises ApiError or pydantic's ValidationError.
     """
 
+    names_model = "model" in model.model_fields
+
     @terms(errors=JSON_ERRORS, body=model)
     async def read_model(request: Request) -> Model:
         check_encoding(request, "application/json")
         body = await read_body(request, max_bytes)
         check_containers(body)
-        return model.model_validate_json(body)
+        try:
+            parsed = model.model_validate_json(body)
+        except ValidationError:
+            if names_model:
+                request.state.measures.asked_model = _model_in(body)
+            raise
+        if names_model:
+            request.state.measures.asked_model = parsed.model  # type: ignore[attr-defined]
+        return parsed
 
     return read_model
 

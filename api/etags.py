@@ -57,10 +57,16 @@ class Condition:
     def __init__(self, tags: frozenset[str]) -> None:
         self._tags = tags
 
-    def check(self, view: msgspec.Struct) -> None:
-        """`view` is the resource as it stands. Raises ApiError `etag_mismatch`."""
-        if self._tags and ANY not in self._tags and etag_of(view) not in self._tags:
+    def check(self, view: msgspec.Struct | None) -> None:
+        """`view` is the resource as it stands, None where there is none yet.
+
+        Raises ApiError `etag_mismatch`.
+        """
+        if self._tags and (view is None or not self._names(view)):
             raise ApiError("etag_mismatch")
+
+    def _names(self, view: msgspec.Struct) -> bool:
+        return ANY in self._tags or etag_of(view) in self._tags
 
 
 @terms(

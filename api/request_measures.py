@@ -30,6 +30,8 @@ class RequestMeasures:
     """Where the adapter was when the request came."""
     load_ms: float | None = None
     """How long the load took that it waited for."""
+    asked_model: str | None = None
+    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
     standing: Standing | None = None
     """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
 
@@ -39,4 +41,6 @@ class RequestMeasures:
         return {name: value for name, value in known.items() if value is not None}
 
 
-_FIGURES = tuple(name for name in RequestMeasures.__slots__ if name != "standing")
+_FIGURES = tuple(
+    name for name in RequestMeasures.__slots__ if name not in ("asked_model", "standing")
+)

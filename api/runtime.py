@@ -43,6 +43,7 @@ from ..platform.idempotency.service import IdempotentAnswers
 from ..platform.jobs import service as job_leases
 from ..platform.overview import recent_requests
 from ..platform.overview import service as samples
+from ..platform.quotas import service as quotas
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
@@ -170,7 +171,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         )
         server_id = load_or_create_server_id(settings.data_dir)
         leases = Leases(control_plane, server_id)
-        admission = Admission(control_plane, ledger, server_id)
+        admission = Admission(control_plane, ledger, server_id, is_open=metering.is_open)
         memories = Memories(
             engine=engine,
             disk_stats=lambda: fetcher.stats().disk,
@@ -253,7 +254,8 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         stack.push_async_callback(refusals.close)
         started_at = int(time.time())
         await metering.recover()
-        await admission.recover()
+        await admission.sweep()
+        admission.start()
         await control_plane.write_all_tenants(idempotent_answers.recover)
         await presence.start()
         residency_usage.start()
@@ -353,6 +355,9 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         await control_plane.write_all_tenants(control_plane.accounts.purge)
         await control_plane.write_all_tenants(lambda session: failures.purge(session, utc_now()))
 
+    async def purge_reservations() -> None:
+        await control_plane.write_all_tenants(quotas.purge)
+
     async def purge_leases() -> None:
         await control_plane.write_all_tenants(job_leases.purge)
 
@@ -365,6 +370,7 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
         Job(name="samples", every=timedelta(hours=1), run=purge_samples),
         Job(name="recent-requests", every=timedelta(hours=6), run=count_requests),
         Job(name="sign-ins", every=timedelta(hours=1), run=purge_sign_ins),
+        Job(name="reservations", every=timedelta(days=1), run=purge_reservations),
         Job(name="leases", every=timedelta(days=1), run=purge_leases),
     ]
 

@@ -326,12 +326,12 @@ class EngineClient:
         if objection := self._quarantine.objection(request):
             raise objection
         stream = RequestStream(request, abort=self._abort, take=take)
+        self._send_request(stream)  # what cannot be sent is not open
         self._streams[request.request_id] = stream
         if request.deadline_seconds is not None:
             stream.expiry = asyncio.get_running_loop().call_later(
                 request.deadline_seconds + DEADLINE_SLACK_SECONDS, self._expire, stream
             )
-        self._send_request(stream)
         return stream
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
@@ -356,13 +356,13 @@ class EngineClient:
         request = stream.request
         if self._journal and request.journal_slot is not None:
             self._journal.reset(request.journal_slot)  # what a dead process did was for nobody
-        if request.request_id not in self._in_engine:
-            self._in_engine[request.request_id] = asyncio.get_running_loop().create_future()
         if stream.expiry is not None and stream.num_submissions > 1:
             seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
             left = max(0.0, seconds - asyncio.get_running_loop().time())
             request = replace(request, deadline_seconds=left)
         self._send(Submit(request))
+        if request.request_id not in self._in_engine:
+            self._in_engine[request.request_id] = asyncio.get_running_loop().create_future()
 
     def _expire(self, stream: RequestStream) -> None:
         self._send(Abort(stream.request.request_id))

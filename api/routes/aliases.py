@@ -15,9 +15,11 @@ from ...platform.adapters.models import AdapterAlias
 from ...platform.adapters.service import Canary
 from ...platform.audit.event import Changed, Event
 from ...platform.base import JsonObject
+from ...platform.errors import AliasNotFound
 from ...platform.sessions import TenantSession
 from ..bodies import json_body
 from ..contract import answers
+from ..etags import TAGGED, IfMatch, tagged_response
 from ..json_response import json_response
 from ..runtime import CurrentRuntime
 from ..schemas.adapters import ListView
@@ -42,22 +44,37 @@ async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) ->
     return json_response(ListView([alias_view(name, alias) for alias in adapter.aliases]))
 
 
+@router.get("/{alias}")
+@answers(AliasView, errors=NO_ALIAS, headers=TAGGED)
+async def get_alias(runtime: CurrentRuntime, principal: Reader, name: str, alias: str) -> Response:
+    """What the alias means now."""
+    row = await runtime.control_plane.read(
+        principal.tenant_id, lambda session: service.get_alias(session, name, alias)
+    )
+    return _answer(name, row)
+
+
 @router.put("/{alias}")
-@answers(AliasView, errors=("adapter_not_ready", "base_mismatch", *NO_VERSION))
+@answers(AliasView, errors=("adapter_not_ready", "base_mismatch", *NO_VERSION), headers=TAGGED)
 async def set_alias(
     runtime: CurrentRuntime,
     principal: Writer,
     origin: RequestOrigin,
     name: str,
     alias: str,
+    if_match: IfMatch,
     body: Annotated[AliasBody, Depends(json_body(AliasBody))],
 ) -> Response:
-    """Point the alias at a version, or split it between two."""
+    """Point the alias at a version, or split it between two; make it if there is none.
+
+    With `If-Match` it has to be there.
+    """
     canary = Canary(body.canary.version, body.canary.percent) if body.canary else None
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
+        if_match.check(_view_to_change(session, name, alias))
         row = service.set_alias(
-            session, name, alias, body.version, canary=canary, changed_by=principal.key_id
+            session, name, alias, body.version, canary=canary, changed_by=principal.actor.author
         )
         return Changed(row, _event("alias.set", name, row))
 
@@ -68,12 +85,18 @@ async def set_alias(
 @router.delete("/{alias}")
 @answers(errors=NO_ALIAS)
 async def remove_alias(
-    runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, alias: str
+    runtime: CurrentRuntime,
+    principal: Writer,
+    origin: RequestOrigin,
+    name: str,
+    alias: str,
+    if_match: IfMatch,
 ) -> Response:
     """Forget the alias; running requests that came by it go on."""
 
     def change(session: TenantSession) -> Changed[None]:
-        service.remove_alias(session, name, alias, changed_by=principal.key_id)
+        if_match.check(alias_view(name, service.get_alias_to_change(session, name, alias)))
+        service.remove_alias(session, name, alias, changed_by=principal.actor.author)
         return Changed(None, Event("alias.remove", f"{name}@{alias}"))
 
     await runtime.control_plane.change(principal.tenant_id, origin, change)
@@ -81,14 +104,20 @@ async def remove_alias(
 
 
 @router.post("/{alias}/rollback")
-@answers(AliasView, errors=("nothing_to_roll_back", *NO_ALIAS))
+@answers(AliasView, errors=("nothing_to_roll_back", *NO_ALIAS), headers=TAGGED)
 async def roll_back_alias(
-    runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, alias: str
+    runtime: CurrentRuntime,
+    principal: Writer,
+    origin: RequestOrigin,
+    name: str,
+    alias: str,
+    if_match: IfMatch,
 ) -> Response:
     """Back to what the alias meant before its last change; again, to what it meant before that."""
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
-        row = service.rollback_alias(session, name, alias, changed_by=principal.key_id)
+        if_match.check(alias_view(name, service.get_alias_to_change(session, name, alias)))
+        row = service.rollback_alias(session, name, alias, changed_by=principal.actor.author)
         return Changed(row, _event("alias.rollback", name, row))
 
     changed = await runtime.control_plane.change(principal.tenant_id, origin, change)
@@ -112,6 +141,13 @@ async def list_alias_changes(
     return json_response(ListView([alias_change_view(change) for change in changes]))
 
 
+def _view_to_change(session: TenantSession, name: str, alias: str) -> AliasView | None:
+    try:
+        return alias_view(name, service.get_alias_to_change(session, name, alias))
+    except AliasNotFound:
+        return None
+
+
 def _event(action: str, name: str, alias: AdapterAlias) -> Event:
     details: JsonObject = {"version": alias.version.number}
     if alias.canary_version is not None:
@@ -123,4 +159,4 @@ def _event(action: str, name: str, alias: AdapterAlias) -> Event:
 
 
 def _answer(name: str, alias: AdapterAlias) -> Response:
-    return json_response(alias_view(name, alias))
+    return tagged_response(alias_view(name, alias))

@@ -111,7 +111,7 @@ async def _wish(
             number,
             kind,
             ttl_seconds=ttl_seconds,
-            created_by=principal.key_id,
+            created_by=principal.actor.author,
             max_pins=runtime.settings.max_pins,
         )
         event = Event(f"version.{kind}", f"{name}@{number}", {"ttl_seconds": ttl_seconds})

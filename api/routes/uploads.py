@@ -61,7 +61,7 @@ async def open_upload(
         size_bytes=body.size_bytes,
         sha256=body.sha256,
         aliases=tuple(body.aliases),
-        created_by=principal.key_id,
+        created_by=principal.actor.author,
     )
     upload = await runtime.pushes.open(principal, declared, origin, declared_base_id=body.base_id)
     if upload.version_id is None:

@@ -54,5 +54,6 @@ class AliasChangeView(msgspec.Struct, frozen=True):
     canary: CanaryView | None
     changed_at: datetime
     changed_by: str | None
-    """The id of the key that did it."""
+    """Who did it: `user:` and an e-mail address, `operator:` and a name, `key:` and the id of a key
+    that is no user's, or `system`; null if that is unknown."""
     object: Literal["adapter.alias.change"] = "adapter.alias.change"

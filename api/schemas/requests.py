@@ -19,6 +19,7 @@ class RequestView(msgspec.Struct, frozen=True):
     """0: the caller went away before there was an answer."""
     error_code: str | None
     model: str | None
+    """The pinned name; of a request that was refused before, the name as it was sent."""
     adapter: str | None
     adapter_version: int | None
     key_id: str | None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
-from ...platform.errors import DatabaseUnavailable, LimitReached
+from ...platform.errors import LimitReached, PlatformError
 from ...platform.quotas import service as quotas
 from ...platform.quotas.service import Demand, Standing
 from ..control_plane import ControlPlane
@@ -17,7 +16,7 @@ from .ledger_writer import LedgerWriter
 
 log = structlog.get_logger(__name__)
 
-RELEASE_RETRY_SECONDS = 5.0
+SWEEP_SECONDS = 20.0
 
 
 class Admission:
@@ -26,17 +25,28 @@ class Admission:
     Who is admitted is settled by its account, in the transaction that writes the ledger's row.
     """
 
-    def __init__(self, control_plane: ControlPlane, ledger: LedgerWriter, server_id: str) -> None:
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        ledger: LedgerWriter,
+        server_id: str,
+        *,
+        is_open: Callable[[str], bool],
+    ) -> None:
+        """`is_open`: whether the request of this id has an account that is not settled."""
         self._control_plane = control_plane
         self._ledger = ledger
         self._server_id = server_id
+        self._is_open = is_open
         self._releases: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
         """Reserve what the request may use; notes in `measures` what is left of the rates.
 
-        Raises a LimitReached or DatabaseUnavailable; then, and if it is cancelled, nothing stays
-        reserved, nor of a tenant whose requests nothing limits.
+        Raises a LimitReached or DatabaseUnavailable. Nothing is reserved then, nor if it is
+        cancelled, nor of a tenant whose requests nothing limits; what is committed nevertheless is
+        released by a sweep, unless its account is open and settles it.
         """
         reserving = self._ledger.reserve(tenant_id, demand, self._server_id)
         try:
@@ -48,46 +58,54 @@ class Admission:
             reserving.add_done_callback(lambda done: self._undo(tenant_id, demand, done))
             raise
 
-    async def recover(self) -> None:
-        """Release what an earlier process reserved and no account is open for.
+    def start(self) -> None:
+        self._sweeping = asyncio.create_task(self._sweep_on())
 
-        To be called once the accounts that it left are settled. Raises DatabaseUnavailable.
+    async def close(self) -> None:
+        """Give up what is being released; the next sweep finds it, of this process or another."""
+        tasks = [*self._releases, *([] if self._sweeping is None else [self._sweeping])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Release what this server has reserved for requests without an open account.
+
+        An account is there before its reservation and until that is settled. So what is left
+        without one was reserved by an earlier process, was committed late by a transaction that
+        had been given up, or could not be released before. Raises a PlatformError.
         """
         left = await self._control_plane.read_all_tenants(
             lambda session: quotas.list_of_server(session, self._server_id)
         )
         for reservation in left:
-            await self._release(reservation.tenant_id, reservation.request_id)
+            if not self._is_open(reservation.request_id):
+                await self._release(reservation.tenant_id, reservation.request_id)
 
-    async def close(self) -> None:
-        """Give up what waits for the database; it is settled after the next start."""
-        for task in self._releases:
-            task.cancel()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except PlatformError as exc:
+                log.warning("sweep_delayed", error=str(exc))
+            except Exception:
+                log.exception("sweep_failed")
 
     def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Future[Standing]) -> None:
-        if reserving.cancelled():
+        if reserving.cancelled() or isinstance(reserving.exception(), LimitReached):
             return
-        failure = reserving.exception()
-        # A database that went away may have committed before.
-        if failure is None or isinstance(failure, DatabaseUnavailable):
-            self._spawn(self._release(tenant_id, demand.request_id))
+        task = asyncio.create_task(self._release(tenant_id, demand.request_id))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
+        """What fails is left to the next sweep."""
         try:
             await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)
             )
-        except DatabaseUnavailable:
-            log.warning("release_delayed", tenant_id=tenant_id, request_id=request_id)
-            self._spawn(self._release_later(tenant_id, request_id))
-
-    async def _release_later(self, tenant_id: str, request_id: str) -> None:
-        await asyncio.sleep(RELEASE_RETRY_SECONDS)
-        await self._release(tenant_id, request_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        return task
+        except PlatformError as exc:
+            log.warning("release_delayed", request_id=request_id, error=str(exc))
+        except Exception:
+            log.exception("release_failed", request_id=request_id)

@@ -276,9 +276,9 @@ def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Change
         return Changed(None, _event(session, "version.reject", version, details))
     version = service.mark_ready(session, version_id, attestation_report=report or {})
     wanted = uploads.list_wanted_aliases(session, version_id)
-    for name, alias in wanted:
-        service.set_alias(session, name, alias, version.number)
-    details = {"aliases": [alias for _, alias in wanted]}
+    for name, alias, author in wanted:
+        service.set_alias(session, name, alias, version.number, changed_by=author)
+    details = {"aliases": [each.alias for each in wanted]}
     return Changed(None, _event(session, "version.ready", version, details))
 
 

@@ -84,7 +84,7 @@ class Deletions:
         """
 
         def begin(session: TenantSession) -> Changed[list[Deletion]]:
-            begun = service.begin_adapter_deletion(session, name)
+            begun = service.begin_adapter_deletion(session, name, deleted_by=origin.actor.author)
             numbers = [deletion.number for deletion in begun]
             return Changed(begun, Event("adapter.delete", name, {"versions": numbers}))
 

@@ -72,6 +72,8 @@ class Metering:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_held: Counter[str] = Counter()
         """Slots of the journal, by tenant."""
+        self._open: set[str] = set()
+        """The ids of the requests whose accounts are not given back."""
         self._unsettled: dict[Account, Charge] = {}
         """Decided, but the database was away."""
         self._has_unsettled = asyncio.Event()
@@ -99,6 +101,10 @@ class Metering:
         """Requests that have ended and are not in the ledger yet."""
         return len(self._unsettled)
 
+    def is_open(self, request_id: str) -> bool:
+        """The request has an account, from before anything is reserved until it is settled."""
+        return request_id in self._open
+
     def open(
         self,
         request_id: str,
@@ -123,8 +129,9 @@ class Metering:
             adapter.key.digest if adapter else None,
         )
         slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
-        self._num_held[owner.tenant_id] += len(slots)
-        return Account(owner, principal.tenant_slug, slots, sequence_ids)
+        account = Account(owner, principal.tenant_slug, slots, sequence_ids)
+        self._hold(account)
+        return account
 
     def discard(self, account: Account) -> None:
         """The request was refused: the engine has not heard of it, and nothing is reserved."""
@@ -215,8 +222,13 @@ class Metering:
         refusal = TenantQueueFull if num_held else Overloaded
         raise refusal(retry_after_seconds=RETRY_SECONDS)
 
+    def _hold(self, account: Account) -> None:
+        self._num_held[account.owner.tenant_id] += len(account.slots)
+        self._open.add(account.owner.request_id)
+
     def _free(self, account: Account) -> None:
         self._journal.free(account.slots)
+        self._open.discard(account.owner.request_id)
         self._num_held[account.owner.tenant_id] -= len(account.slots)
         self._num_held += Counter()  # without those who hold none
 
@@ -239,7 +251,7 @@ class Metering:
     async def _recover(self, entry: Entry) -> None:
         try:
             account = Account(msgspec.msgpack.decode(entry.owner, type=Owner), None, entry.slots)
-            self._num_held[account.owner.tenant_id] += len(account.slots)
+            self._hold(account)
             charge = self._counted(entry.slots)
             if entry.outcome is not None:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)

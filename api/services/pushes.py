@@ -333,12 +333,17 @@ def _conflict(upload: Upload, *, is_busy: bool = False) -> UploadConflict:
 
 
 def check_fits(report: IntakeReport, info: EngineInfo) -> None:
-    """Raise AdapterRejected if the adapter exceeds the memory for all adapters."""
+    """Raise AdapterRejected if the adapter exceeds the memory for all adapters.
+
+    How much that is says the log: it is the machine's, and the answer is the tenant's.
+    """
     room = min(info.arena_bytes, info.host_cache_bytes)
     needed = report.size_bytes * _ELEMENT_BYTES[info.dtype] // _ELEMENT_BYTES[report.dtype]
     if needed > room:
+        log.info("adapter_too_large", adapter_digest=report.digest, needed=needed, room=room)
         raise AdapterRejected(
-            "adapter_too_large", f"The adapter needs {needed} bytes; the server has {room}."
+            "adapter_too_large",
+            f"The adapter needs {needed} bytes, more than the memory for all adapters.",
         )
 
 

@@ -81,7 +81,7 @@ class RequestLog:
                 "route": route[:ROUTE_LENGTH],
                 "status": status,
                 "error_code": code or None,
-                "model": measures.model and measures.model[:MODEL_LENGTH],
+                "model": _shown(measures.model or measures.asked_model),
                 "adapter_name": measures.adapter_name,
                 "adapter_version": measures.adapter_version,
                 "finish_reason": measures.finish_reason,
@@ -125,6 +125,14 @@ class RequestLog:
             self._metrics.request_log_dropped.inc(len(batch))
             log.exception("request_log_not_written", num_entries=len(batch))
         return True
+
+
+def _shown(name: str | None) -> str | None:
+    """A name that anybody may have made up, as far as it can be kept and printed."""
+    cut = name and name[:MODEL_LENGTH]
+    if cut is None or cut.isprintable():
+        return cut
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -62,15 +62,14 @@ class SignIn:
         accounts = self._control_plane.accounts
         subjects = self._subjects.of(name, tenant_slug, address)
 
-        def find(session: PlatformSession) -> Holder | None:
-            return accounts.find_account(session, name, tenant_slug)
-
+        holder = await self._control_plane.read_all_tenants(
+            lambda session: accounts.find_account(session, name, tenant_slug)
+        )
         try:
             async with self._attempt(subjects):
-                holder = await self._control_plane.read_all_tenants(find)
                 await self._check(password, holder, subjects)
         except (SignInFailed, SignInLocked) as refusal:
-            refusal.refused = party_of(await self._control_plane.read_all_tenants(find))
+            refusal.refused = party_of(holder)
             raise
         assert holder is not None, "nobody's password is right"
 

@@ -30,6 +30,17 @@ class _Target(NamedTuple):
     percent: float | None = None
 
 
+def get_alias(session: TenantSession, name: str, alias: str) -> AdapterAlias:
+    """What the alias means now. Raises AdapterNotFound or AliasNotFound."""
+    return _get_alias(session, get_bare_adapter(session, name), alias)
+
+
+def get_alias_to_change(session: TenantSession, name: str, alias: str) -> AdapterAlias:
+    """The same; nobody else changes it until this unit of work ends."""
+    lock_catalog(session)
+    return get_alias(session, name, alias)
+
+
 def set_alias(
     session: TenantSession,
     name: str,

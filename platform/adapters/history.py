@@ -19,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime, state_type
-from ..keys.token import KEY_ID_LENGTH
+from ..keys.principal import AUTHOR_LENGTH
 from ..names import MAX_NAME_LENGTH
 from .models import DIGEST_LENGTH, HAS_WHOLE_CANARY, IS_CANARY_PERCENT, REASON_LENGTH
 from .states import AliasAction, VersionState
@@ -56,7 +56,6 @@ class AliasChange(TenantOwned, Base):
             ],
             name="fk_adapter_alias_changes_previous_number_adapter_alias_changes",
         ),
-        ForeignKeyConstraint(["tenant_id", "changed_by"], ["api_keys.tenant_id", "api_keys.id"]),
         CheckConstraint("number >= 1", name="number"),
         CheckConstraint("previous_number < number", name="previous_number"),
         CheckConstraint("(action = 'remove') = (version_number IS NULL)", name="version_number"),
@@ -77,8 +76,8 @@ class AliasChange(TenantOwned, Base):
     previous_number: Mapped[int | None]
     """The change that a rollback from here restores; None if there is nothing to go back to."""
     changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    changed_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
-    """The id of the key that asked for it; None for what the server did by itself."""
+    changed_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
+    """Who asked for it, as `Actor.author` says it; None where nobody knows any more."""
 
 
 class VersionTransition(TenantOwned, Base):

@@ -32,7 +32,7 @@ from ..base import (
     state_type,
     utc_now,
 )
-from ..keys.token import KEY_ID_LENGTH
+from ..keys.principal import AUTHOR_LENGTH
 from ..names import MAX_NAME_LENGTH
 from .states import UploadState, VersionState, WishKind
 
@@ -78,7 +78,6 @@ class AdapterVersion(TenantOwned, Base):
     __tablename__ = "adapter_versions"
     __table_args__ = (
         ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
-        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
         UniqueConstraint("tenant_id", "adapter_id", "number"),
         UniqueConstraint("tenant_id", "adapter_id", "id"),
         UniqueConstraint("tenant_id", "id"),
@@ -117,8 +116,8 @@ class AdapterVersion(TenantOwned, Base):
     intake_report: Mapped[JsonObject] = mapped_column(JSON)
     attestation_report: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
-    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
-    """The id of the key that pushed it."""
+    created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
+    """Who pushed it, as `Actor.author` says it."""
 
 
 class AdapterAlias(TenantOwned, Base):
@@ -172,7 +171,6 @@ class AdapterWish(TenantOwned, Base):
             ["tenant_id", "adapter_id", "version_id"],
             ["adapter_versions.tenant_id", "adapter_versions.adapter_id", "adapter_versions.id"],
         ),
-        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
         Index("ix_adapter_wishes_tenant_id_adapter_id", "tenant_id", "adapter_id"),
         Index("ix_adapter_wishes_tenant_id_kind", "tenant_id", "kind"),
         Index("ix_adapter_wishes_expires_at", "expires_at"),
@@ -184,7 +182,7 @@ class AdapterWish(TenantOwned, Base):
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """None: it stays until it is removed."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
-    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
 
     version: Mapped[AdapterVersion] = relationship(
         lazy="raise",
@@ -201,7 +199,6 @@ class Upload(TenantOwned, Base):
         ForeignKeyConstraint(
             ["tenant_id", "version_id"], ["adapter_versions.tenant_id", "adapter_versions.id"]
         ),
-        ForeignKeyConstraint(["tenant_id", "created_by"], ["api_keys.tenant_id", "api_keys.id"]),
         CheckConstraint("size_bytes >= 1", name="size_bytes"),
         CheckConstraint(
             "received_bytes >= 0 AND received_bytes <= size_bytes", name="received_bytes"
@@ -235,6 +232,6 @@ class Upload(TenantOwned, Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     """When bytes were acknowledged, or the state changed, for the last time."""
-    created_by: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     server_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
     """Where its bytes lie until they are examined; None for uploads older than that."""

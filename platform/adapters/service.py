@@ -20,7 +20,15 @@ from ..names import check_adapter_name
 from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
-from .aliases import forget_alias, list_alias_changes, remove_alias, rollback_alias, set_alias
+from .aliases import (
+    forget_alias,
+    get_alias,
+    get_alias_to_change,
+    list_alias_changes,
+    remove_alias,
+    rollback_alias,
+    set_alias,
+)
 from .canary import Canary
 from .history import DeletionReceipt, VersionTransition
 from .lookup import (
@@ -45,6 +53,8 @@ __all__ = [
     "create_version",
     "finish_deletion",
     "get_adapter",
+    "get_alias",
+    "get_alias_to_change",
     "get_version",
     "is_object_referenced",
     "list_alias_changes",
@@ -210,12 +220,14 @@ def begin_version_deletion(session: TenantSession, name: str, number: int) -> De
     return _deletion(session, version)
 
 
-def begin_adapter_deletion(session: TenantSession, name: str) -> list[Deletion]:
+def begin_adapter_deletion(
+    session: TenantSession, name: str, *, deleted_by: str | None = None
+) -> list[Deletion]:
     """Hide the adapter: its aliases go, its versions are to disappear. Raises AdapterNotFound."""
     lock_catalog(session)
     adapter = get_adapter(session, name)
     for alias in adapter.aliases:
-        forget_alias(session, alias)
+        forget_alias(session, alias, changed_by=deleted_by)
     versions = list(adapter.versions)
     for version in versions:
         _hide(session, version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from ..base import utc_now
 from ..errors import InvalidValue, UploadConflict, UploadNotFound
@@ -163,10 +164,19 @@ def abandon_if_stale(session: TenantSession, upload_id: str, older_than: datetim
     return True
 
 
-def list_wanted_aliases(session: TenantSession, version_id: str) -> list[tuple[str, str]]:
-    """The adapter's name and each alias that the pushes of this version asked for."""
+class WantedAlias(NamedTuple):
+    """An alias that a push asked for."""
+
+    adapter_name: str
+    alias: str
+    asked_by: str | None
+    """As `Actor.author` says it."""
+
+
+def list_wanted_aliases(session: TenantSession, version_id: str) -> list[WantedAlias]:
+    """Each alias that the pushes of this version asked for."""
     return [
-        (upload.adapter_name, alias)
+        WantedAlias(upload.adapter_name, alias, upload.created_by)
         for upload in repository.list_uploads_of_version(session, version_id)
         for alias in upload.aliases
     ]

@@ -82,6 +82,10 @@ class ActorKind(StrEnum):
     """Upkeep, or a command on the server's own machine."""
 
 
+AUTHOR_LENGTH = 300
+"""Of `Actor.author`, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who did something, as the audit log names it."""
@@ -92,6 +96,13 @@ class Actor:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.id}"
+
+    @property
+    def author(self) -> str:
+        """As histories name it, for people: a key by its id, all others by their names."""
+        if self.kind is ActorKind.SYSTEM:
+            return self.name
+        return f"{self.kind}:{self.id if self.kind is ActorKind.KEY else self.name}"
 
 
 SYSTEM = Actor(ActorKind.SYSTEM, "system", "system")

@@ -93,7 +93,7 @@ class ApiKeyService:
         if issuer is not None:
             _check_covered(issuer.grant, wanted, by="your key")
         if user_id is not None:
-            role = users.get_active_user(session, user_id).role
+            role = users.hold_active_user(session, user_id).role
             _check_covered(Grant(role.scopes), wanted, by=f"a user who is {role}")
         quotas.check_room(session, Resource.KEYS)
         return self._add(
@@ -164,7 +164,10 @@ class ApiKeyService:
     def get_to_change(
         self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
     ) -> ApiKey:
-        """The same, locked until this unit of work ends. Raises KeyNotFound."""
+        """The same, locked until this unit of work ends, its user too. Raises KeyNotFound."""
+        user_id = self.get(session, key_id, viewer=viewer).user_id
+        if user_id is not None:
+            users.hold_user(session, user_id)
         return _visible(repository.find_and_lock(session, key_id), key_id, viewer)
 
     def rotate(

@@ -192,6 +192,17 @@ def list_reservations_of_server(session: PlatformSession, server_id: str) -> Seq
     return session.scalars(query.order_by(Reservation.created_at)).all()
 
 
+def purge_reservations(session: PlatformSession, now: Reading, created_before: datetime) -> int:
+    """Remove those that have expired and are older than that; how many."""
+    has_expired = or_(Reservation.clock != now.clock, Reservation.expires_at <= now.seconds)
+    removed = session.execute(
+        delete(Reservation)
+        .where(has_expired, Reservation.created_at < created_before)
+        .returning(Reservation.request_id)
+    )
+    return len(removed.all())
+
+
 # --- budgets ------------------------------------------------------------------------------------
 
 

@@ -8,14 +8,18 @@ row. Whoever reserves or settles holds the tenant's quota: one after another, on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from ..base import utc_now
 from ..sessions import PlatformSession, TenantRows
 from . import repository
 from .clock import Clock, read_clock
 from .held import LEASE_SECONDS, Demand, Used, hold
 from .models import Reservation
 from .standing import Standing
+
+KEPT_FOR = timedelta(days=1)
+"""So long a server may stay away and still be given back what it had reserved."""
 
 
 def reserve(
@@ -71,3 +75,12 @@ def renew(session: PlatformSession, server_id: str, *, clock: Clock = read_clock
 def list_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
     """What the server has reserved for requests of all tenants, the oldest first."""
     return repository.list_reservations_of_server(session, server_id)
+
+
+def purge(session: PlatformSession, *, clock: Clock = read_clock) -> int:
+    """Forget what servers have reserved that did not come back; how many.
+
+    It counts for nothing since long, and what its tokens were paid from is full again. A server
+    that comes back later still writes what its requests have used.
+    """
+    return repository.purge_reservations(session, clock(session), utc_now() - KEPT_FOR)

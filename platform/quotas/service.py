@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .held import LEASE_SECONDS, Demand, HeldLimits, Used, hold
 from .limits import NO_LIMITS, Limits, get_limits, lock_limits, set_limits
-from .reservations import list_of_server, release, renew, reserve, settle
+from .reservations import list_of_server, purge, release, renew, reserve, settle
 from .resources import (
     Resource,
     check_room,
@@ -42,6 +42,7 @@ __all__ = [
     "hold",
     "list_of_server",
     "lock_limits",
+    "purge",
     "release",
     "renew",
     "reserve",

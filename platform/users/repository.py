@@ -38,13 +38,20 @@ def find(session: TenantSession, user_id: str) -> User | None:
     return session.scalars(_fresh(select(User).where(User.id == user_id))).one_or_none()
 
 
+def find_and_hold(session: TenantSession, user_id: str) -> User | None:
+    """The same; nobody changes it until this unit of work ends."""
+    query = select(User).where(User.id == user_id).with_for_update(read=True)
+    return session.scalars(_fresh(query)).one_or_none()
+
+
 def find_and_lock(session: TenantSession, user_id: str) -> User | None:
     """The same; it and the tenant's active owners are locked until this unit of work ends.
 
-    In one order for all writers: so two owners cannot disable each other.
+    In one order for all writers: so two owners cannot disable each other. Rows that only refer to
+    them, such as somebody's new session, need not wait.
     """
     query = select(User).where(or_(User.id == user_id, _is_active_owner()))
-    locked = session.scalars(_fresh(query.order_by(User.id).with_for_update()))
+    locked = session.scalars(_fresh(query.order_by(User.id).with_for_update(key_share=True)))
     return next((user for user in locked if user.id == user_id), None)
 
 

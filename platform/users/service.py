@@ -69,9 +69,17 @@ def get_user_to_change(session: TenantSession, user_id: str) -> User:
     return _found(repository.find_and_lock(session, user_id), user_id)
 
 
-def get_active_user(session: TenantSession, user_id: str) -> User:
+def hold_user(session: TenantSession, user_id: str) -> User:
+    """The same; it stays as it is until this unit of work ends.
+
+    Users come before keys, and those before limits: so units of work never wait for each other.
+    """
+    return _found(repository.find_and_hold(session, user_id), user_id)
+
+
+def hold_active_user(session: TenantSession, user_id: str) -> User:
     """The same, unless it is disabled. Raises UserNotFound."""
-    user = get_user(session, user_id)
+    user = hold_user(session, user_id)
     if user.disabled_at is not None:
         raise UserNotFound(f"The user {user_id!r} is disabled.")
     return user

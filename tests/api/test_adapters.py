@@ -185,6 +185,8 @@ def test_an_adapter_larger_than_the_arena_is_refused() -> None:
         with pytest.raises(AdapterRejected) as rejection:
             check("float32", arena_bytes=arena_bytes, host_cache_bytes=host_cache_bytes)
         assert rejection.value.reason == "adapter_too_large"
+        assert "2000 bytes" in str(rejection.value)
+        assert "1999" not in str(rejection.value), "how much room there is, is the machine's"
 
 
 def test_another_base_is_refused_before_a_byte_is_sent(

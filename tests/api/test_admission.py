@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,28 +17,39 @@ from loraplex.api.request_measures import RequestMeasures
 from loraplex.api.server_id import FILE, load_or_create_server_id
 from loraplex.api.services import admission as module
 from loraplex.api.services.admission import Admission
-from loraplex.api.services.ledger_writer import LedgerWriter
+from loraplex.api.services.ledger_writer import Charge, LedgerWriter, Owner
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
 from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
-from support.databases import copy_of_migrated_sqlite
+from support.databases import copy_of_migrated_sqlite, new_postgres_url
 from support.limits import SERVER_ID, limit, make_demand
 
 Result = TypeVar("Result")
 
 
 class HeldControlPlane(ControlPlane):
-    """Its writes wait for `may_write`, and then fail as often as is said."""
+    """Its work waits for `may_begin`, its writes for `may_write`, and then they fail as is said."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, b"secret" * 8)
+        self.may_begin = threading.Event()
         self.may_write = threading.Event()
+        self.may_begin.set()
         self.may_write.set()
         self.is_writing = asyncio.Event()
-        self.num_failures = 0
+        self.failures: list[Exception] = []
         self.num_written = 0
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        may_begin = self.may_begin
+
+        def run() -> Result:
+            assert may_begin.wait(10)
+            return work()
+
+        return await super()._run(run)
 
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
@@ -47,9 +59,8 @@ class HeldControlPlane(ControlPlane):
         def held(session: TenantStatements) -> Result:
             loop.call_soon_threadsafe(self.is_writing.set)
             assert self.may_write.wait(10)
-            if self.num_failures:
-                self.num_failures -= 1
-                raise DatabaseUnavailable
+            if self.failures:
+                raise self.failures.pop()
             return change(session)
 
         result = await super().write_plain(tenant_id, held)
@@ -58,14 +69,18 @@ class HeldControlPlane(ControlPlane):
 
 
 class Bench:
-    def __init__(self, folder: Path) -> None:
-        self.database = Database(copy_of_migrated_sqlite(folder))
+    def __init__(self, url: str) -> None:
+        self.database = Database(url)
         self.tenant_id = make_tenant(self.database, "acme").id
         limit(self.database, self.tenant_id, concurrent_requests=10)
         self.control_plane = HeldControlPlane(self.database)
         self.ledger = LedgerWriter(self.control_plane)
-        self.admission = Admission(self.control_plane, self.ledger, SERVER_ID)
+        self.open: set[str] = set()
+        self.admission = self.make_admission(SERVER_ID)
         self.measures = RequestMeasures()
+
+    def make_admission(self, server_id: str) -> Admission:
+        return Admission(self.control_plane, self.ledger, server_id, is_open=self.open.__contains__)
 
     async def admit(self, request_id: str = "req-1") -> None:
         await self.admission.admit(self.tenant_id, make_demand(request_id), self.measures)
@@ -84,30 +99,65 @@ class Bench:
         with self.database.transaction(self.tenant_id, read_only=True) as session:
             return sorted(session.scalars(select(Reservation.request_id)))
 
+    async def until_written(self, num_written: int) -> None:
+        async with asyncio.timeout(10):
+            while self.control_plane.num_written < num_written:
+                await asyncio.sleep(0.01)
+
     async def until_released(self) -> None:
         """Until the second write, after that of the reservation, is there."""
-        async with asyncio.timeout(10):
-            while self.control_plane.num_written < 2:
-                await asyncio.sleep(0.01)
+        await self.until_written(2)
         assert self.reserved() == []
+
+    async def settle(self, request_id: str) -> None:
+        """As its account does before it is given back."""
+        owner = Owner(request_id, self.tenant_id, None, None, None, None)
+        charge = Charge(
+            prompt_tokens=1,
+            cached_tokens=0,
+            completion_tokens=1,
+            tier=None,
+            load_ms=None,
+            finish_reason="stop",
+            ended_at=datetime.now(UTC),
+        )
+        assert await self.ledger.write(owner, charge)
+        self.open.remove(request_id)
 
 
 Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs a test with an admission of its own, which it closes."""
-
-    async def within(test: Callable[[Bench], Awaitable[None]]) -> None:
-        bench = Bench(tmp_path)
+def run_at(url: str, test: Callable[[Bench], Awaitable[None]]) -> None:
+    async def within() -> None:
+        bench = Bench(url)
         try:
             await test(bench)
         finally:
+            bench.control_plane.may_begin.set()
             await bench.admission.close()
             bench.control_plane.close()
 
-    return lambda test: asyncio.run(within(test))
+    asyncio.run(within())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a test with an admission of its own, which it closes."""
+    return lambda test: run_at(copy_of_migrated_sqlite(tmp_path), test)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def run_on_both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    """The same, on each kind of database."""
+    if request.param == "sqlite":
+        yield lambda test: run_at(copy_of_migrated_sqlite(tmp_path), test)
+        return
+    with new_postgres_url() as url:
+        database = Database(url)
+        database.upgrade()
+        database.close()
+        yield lambda test: run_at(url, test)
 
 
 def test_nothing_is_reserved_where_nothing_limits_requests(run: Run) -> None:
@@ -157,27 +207,72 @@ def test_who_goes_away_as_the_database_does_keeps_nothing(run: Run) -> None:
     run(test)
 
 
-def test_what_could_not_be_released_is_released_later(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [DatabaseUnavailable(), RuntimeError("anything else")])
+def test_what_could_not_be_released_is_released_by_a_sweep(
+    run: Run, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    monkeypatch.setattr(module, "RELEASE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
 
     async def test(bench: Bench) -> None:
+        bench.admission.start()
+        bench.open.update(("a", "b"))
         await bench.admit("a")
-        bench.control_plane.num_failures = 3
-        await bench.admission.recover()
-        assert bench.reserved() == ["a"]
-        await bench.until_released()
+        await bench.admit("b")
+        bench.control_plane.failures = [failure] * 4
+        bench.open.clear()
+        await bench.until_written(4)
+        assert bench.reserved() == []
 
     run(test)
+
+
+def test_what_is_committed_after_its_request_was_settled_is_released_by_a_sweep(
+    run_on_both: Run,
+) -> None:
+    async def test(bench: Bench) -> None:
+        plane = bench.control_plane
+        bench.open.add("late")
+        plane.may_begin.clear()
+        admitting = asyncio.create_task(bench.admit("late"))
+        async with asyncio.timeout(10):
+            while not plane.watch._working:
+                await asyncio.sleep(0.01)
+        plane.watch._note(is_away=True)
+        with pytest.raises(DatabaseUnavailable):
+            await admitting
+        plane.watch._note(is_away=False)
+        given_up, plane.may_begin = plane.may_begin, threading.Event()
+        plane.may_begin.set()
+        await bench.settle("late")
+        given_up.set()
+        async with asyncio.timeout(10):
+            while not bench.reserved():
+                await asyncio.sleep(0.01)
+        await bench.make_admission("another server").sweep()
+        assert bench.reserved() == ["late"]
+        await bench.admission.sweep()
+        assert bench.reserved() == []
+
+    run_on_both(test)
+
+
+def test_a_sweep_leaves_what_runs(run_on_both: Run) -> None:
+    async def test(bench: Bench) -> None:
+        bench.open.add("runs")
+        await bench.admit("runs")
+        await bench.admit("left")
+        await bench.admission.sweep()
+        assert bench.reserved() == ["runs"]
+
+    run_on_both(test)
 
 
 def test_a_new_process_releases_what_the_old_one_left(run: Run) -> None:
     async def test(bench: Bench) -> None:
         await bench.admit("a")
-        other = Admission(bench.control_plane, bench.ledger, "another server")
+        other = bench.make_admission("another server")
         await other.admit(bench.tenant_id, make_demand("b"), RequestMeasures())
-        await Admission(bench.control_plane, bench.ledger, SERVER_ID).recover()
+        await bench.make_admission(SERVER_ID).sweep()
         assert bench.reserved() == ["b"]
 
     run(test)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from loraplex.api.cli.client import ApiClient
+from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from support.browser import signed_in_user
 from support.envelopes import check_envelope
-from support.server import Caller
+from support.server import Caller, ServerUnderTest
 
 PROD = "/v1/adapters/bot/aliases/prod"
 
@@ -135,8 +140,83 @@ def test_rollback_restores_the_whole_target_and_goes_further_back(owner: Caller)
         "set",
     ]
     assert [change["version"] for change in changes] == [1, 1, 3, 1, 1]
-    assert changes[0]["changed_by"] == owner.key.split("_")[2][: len(changes[0]["changed_by"])]
+    key_id = owner.http.get("/v1/me").json()["key"]
+    assert {change["changed_by"] for change in changes} == {f"key:{key_id}"}
     assert len(owner.http.get(f"{PROD}/history", params={"limit": 2}).json()["data"]) == 2
+
+
+def test_the_history_says_who_it_was_whoever_it_was(
+    owner: Caller, server: ServerUnderTest, adapters: list[Path]
+) -> None:
+    operator = {
+        "authorization": f"Bearer {server.make_operator(f'root-{owner.slug}')}",
+        "x-loraplex-tenant": owner.slug,
+    }
+    key_id = owner.http.get("/v1/me").json()["key"]
+    owner.http.put(PROD, json={"version": 1})
+    httpx.put(f"{server.url}{PROD}", headers=operator, json={"version": 2})
+    with signed_in_user(server, owner, "developer") as browser:
+        browser.http.post(f"{PROD}/rollback")
+        client = ApiClient(browser.http, server.url)
+        pushed = push_adapter(
+            client, read_adapter(adapters[0]), "new", aliases=["prod"], base_id=None, is_quiet=True
+        )
+        wait_until_settled(client, pushed)
+        browser.http.delete(PROD)
+    user = f"user:developer@{owner.slug}.example"
+    assert authors(owner, PROD) == [user, user, f"operator:root-{owner.slug}", f"key:{key_id}"]
+    assert authors(owner, "/v1/adapters/new/aliases/prod") == [user]
+    assert httpx.delete(f"{server.url}/v1/adapters/new", headers=operator).is_success
+    assert authors(owner, "/v1/adapters/new/aliases/prod") == [f"operator:root-{owner.slug}", user]
+
+
+def authors(caller: Caller, alias: str) -> list[str]:
+    """Who made each change, the newest first."""
+    return [change["changed_by"] for change in caller.http.get(f"{alias}/history").json()["data"]]
+
+
+def test_an_alias_is_changed_only_as_it_was_read(owner: Caller) -> None:
+    made = owner.http.put(PROD, json={"version": 1})
+    read = owner.http.get(PROD)
+    assert read.json() == made.json()
+    stale = {"if-match": read.headers["etag"]}
+    assert made.headers["etag"] == read.headers["etag"]
+
+    split = {"version": 1, "canary": canary(2, 10)}
+    moved = owner.http.put(PROD, json=split, headers=stale)
+    assert moved.headers["etag"] == owner.http.get(PROD).headers["etag"] != read.headers["etag"]
+    for late in (
+        owner.http.put(PROD, json={"version": 3}, headers=stale),
+        owner.http.post(f"{PROD}/rollback", headers=stale),
+        owner.http.delete(PROD, headers=stale),
+    ):
+        check_envelope(late, "etag_mismatch")
+    assert owner.http.get(PROD).json() == moved.json()
+
+    current = {"if-match": moved.headers["etag"]}
+    back = owner.http.post(f"{PROD}/rollback", headers=current)
+    assert back.json()["canary"] is None
+    gone = owner.http.delete(PROD, headers={"if-match": back.headers["etag"]})
+    assert gone.status_code == 204
+
+
+def test_what_is_changed_only_if_it_is_there_is_not_made(owner: Caller) -> None:
+    late = owner.http.put(PROD, json={"version": 1}, headers={"if-match": "*"})
+    check_envelope(late, "etag_mismatch")
+    check_envelope(owner.http.get(PROD), "alias_not_found")
+    assert owner.http.put(PROD, json={"version": 1}).is_success
+
+
+def test_of_many_who_change_an_alias_as_they_read_it_one_does(owner: Caller) -> None:
+    tag = {"if-match": owner.http.put(PROD, json={"version": 1}).headers["etag"]}
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(
+            threads.map(
+                lambda number: owner.http.put(PROD, json={"version": 2 + number % 2}, headers=tag),
+                range(6),
+            )
+        )
+    assert sorted(answer.status_code for answer in answers) == [200] + [412] * 5
 
 
 def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:

@@ -65,5 +65,13 @@ def test_without_a_condition_every_change_is_made() -> None:
     assert holds(condition())
 
 
+def test_what_is_not_there_meets_no_condition() -> None:
+    condition().check(None)
+    for sent in ("*", etag_of(THING)):
+        with pytest.raises(ApiError) as refusal:
+            condition(sent).check(None)
+        assert refusal.value.code == "etag_mismatch"
+
+
 def test_several_headers_are_one_list() -> None:
     assert holds(condition('"x"', etag_of(THING)))

@@ -110,6 +110,7 @@ FOREIGN_REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/adapters/{name}/versions/1/prefetch", {}),
     ("GET", "/v1/adapters/{name}/deletions", None),
     ("GET", "/v1/adapters/{name}/aliases", None),
+    ("GET", "/v1/adapters/{name}/aliases/prod", None),
     ("GET", "/v1/adapters/{name}/aliases/prod/history", None),
     ("POST", "/v1/adapters/{name}/aliases/prod/rollback", None),
     ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1}),

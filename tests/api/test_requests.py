@@ -85,8 +85,32 @@ def test_a_refused_request_tells_why(caller: Caller) -> None:
     response: httpx.Response = refusal.value.response  # type: ignore[attr-defined]
     explained = get(caller, f"/v1/requests/{response.headers['x-request-id']}")
     assert explained["request"]["error_code"] == "model_not_found"
+    assert explained["request"]["model"] == "nobody"
     assert "`model_not_found`" in explained["summary"]
     assert [phase["phase"] for phase in explained["phases"]] == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "model"),
+    [
+        ({"model": "acme/other@7", "prompt": "x"}, 404, "acme/other@7"),
+        ({"model": "tiny", "prompt": "x", "temperature": 9}, 400, "tiny"),
+        ({"model": "tiny", "prompt": [[1] * 10_000]}, 400, "tiny"),
+        ({"model": "n" * 256, "prompt": "x"}, 404, "n" * 200),
+        ({"model": "n" * 257, "prompt": "x"}, 400, "n" * 200),
+        ({"model": "a\u0000b\nc\u202e", "prompt": "x"}, 404, "a\ufffdb\ufffdc\ufffd"),
+        ({"model": ["tiny"], "prompt": "x"}, 400, None),
+        ({"prompt": "x"}, 400, None),
+    ],
+)
+def test_a_refused_request_says_which_model_was_asked_for(
+    caller: Caller, body: dict[str, Any], status: int, model: str | None
+) -> None:
+    answer = caller.http.post("/v1/completions", json=body)
+    assert answer.status_code == status, answer.text
+    logged = get(caller, f"/v1/requests/{answer.headers['x-request-id']}")["request"]
+    assert logged["model"] == model
+    assert (logged["adapter"], logged["adapter_version"]) == (None, None)
 
 
 def test_the_log_is_given_newest_first_in_pages_and_filtered(caller: Caller) -> None:

@@ -1,14 +1,16 @@
-"""Who waits for a password to be hashed."""
+"""Who waits for a password to be hashed, and what an attempt costs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
 
 import pytest
+from sqlalchemy import Engine, event
 
 from loraplex.api.control_plane import ControlPlane
 from loraplex.api.errors import ApiError
@@ -18,6 +20,7 @@ from loraplex.platform.accounts.passwords import Passwords
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import SignInFailed, SignInLocked
+from loraplex.platform.keys.principal import OperatorRole
 
 SECRET = b"secret"
 GUESSER = ip_address("192.0.2.7")
@@ -45,6 +48,53 @@ def control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     plane = ControlPlane(database, SECRET)
     yield plane
     plane.close()
+
+
+def test_what_is_unknown_costs_what_a_wrong_password_does(control_plane: ControlPlane) -> None:
+    """The same statements and one hash: neither the time nor the database tells them apart."""
+    passwords = CountingPasswords()
+    with control_plane._database.platform_transaction() as session:
+        operator = control_plane.operators.create(session, "known", OperatorRole.ADMIN)
+        token = control_plane.accounts.invite_operator(session, operator).token
+        control_plane.accounts.enrol(session, token, passwords.hash("the right one"))
+
+    async def cost(name: str, address: str) -> tuple[list[str], int]:
+        sign_in = SignIn(control_plane, SECRET, passwords)
+        passwords.num_compared = 0
+        with all_statements() as statements, pytest.raises(SignInFailed):
+            await sign_in.open(name, None, "guess", address=ip_address(address), request_id="req")
+        await sign_in.aclose()
+        return statements, passwords.num_compared
+
+    known = asyncio.run(cost("known", "198.51.100.1"))
+    assert asyncio.run(cost("unknown", "198.51.100.2")) == known
+    lookups = [text for text in known[0] if "FROM accounts" in text]
+    assert (len(lookups), known[1]) == (1, 1)
+
+
+@contextmanager
+def all_statements() -> Iterator[list[str]]:
+    """What any database is asked meanwhile."""
+    texts: list[str] = []
+
+    def record(connection: object, cursor: object, text: str, *rest: object) -> None:
+        texts.append(text)
+
+    event.listen(Engine, "before_cursor_execute", record)
+    try:
+        yield texts
+    finally:
+        event.remove(Engine, "before_cursor_execute", record)
+
+
+class CountingPasswords(Passwords):
+    def __init__(self) -> None:
+        super().__init__(memory_kib=8, num_passes=1)
+        self.num_compared = 0
+
+    def is_password(self, password: str, stored: str | None) -> bool:
+        self.num_compared += 1
+        return super().is_password(password, stored)
 
 
 def test_whoever_is_locked_is_told_so_even_where_everybody_waits(

@@ -179,6 +179,20 @@ def test_a_request_id_in_use_is_refused(tmp_path: Path) -> None:
 # --- adapters -------------------------------------------------------------------------------------
 
 
+def test_a_request_that_cannot_be_sent_is_not_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            request = make_request("r", [2**70], deadline_seconds=0.01)
+            with pytest.raises(OverflowError):
+                client.submit(request)
+            assert client.num_open_requests == 0
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await client.until_gone(["r"])
+            assert tokens_of(await collect(client.submit(make_request("r", [5])))) == [5] * 4
+
+    asyncio.run(scenario())
+
+
 def test_adapters_are_fetched_side_by_side(tmp_path: Path) -> None:
     async def scenario() -> None:
         all_asked = asyncio.Barrier(3)

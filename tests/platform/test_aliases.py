@@ -36,10 +36,6 @@ from loraplex.platform.errors import (
     VersionAliased,
     VersionNotFound,
 )
-from loraplex.platform.keyring import Keyring
-from loraplex.platform.keys.principal import Scope
-from loraplex.platform.keys.service import ApiKeyService
-from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import BASE_ID, make_tenant, make_version
@@ -328,14 +324,14 @@ def test_does_not_go_back_to_before_a_removal(database: Database, acme: Tenant) 
 
 def test_remembers_every_change_and_who_made_it(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id) as session:
-        keys = ApiKeyService(Keyring([bytes(32)], API_KEY_PEPPER))
-        key_id = keys.issue(session, name="ci", scopes=[Scope.INFER]).key.id
         make_versions(session, 2)
-        catalog.set_alias(session, NAME, "prod", 1, changed_by=key_id)
+        catalog.set_alias(session, NAME, "prod", 1, changed_by="user:ada@example.com")
         catalog.set_alias(session, NAME, "eu", 2)
-        catalog.set_alias(session, NAME, "prod", 1, canary=Canary(2, 10), changed_by=key_id)
-        catalog.rollback_alias(session, NAME, "prod", changed_by=key_id)
-        catalog.remove_alias(session, NAME, "prod", changed_by=key_id)
+        catalog.set_alias(
+            session, NAME, "prod", 1, canary=Canary(2, 10), changed_by="user:ada@example.com"
+        )
+        catalog.rollback_alias(session, NAME, "prod", changed_by="user:ada@example.com")
+        catalog.remove_alias(session, NAME, "prod", changed_by="user:ada@example.com")
     with database.transaction(acme.id, read_only=True) as session:
         changes = catalog.list_alias_changes(session, NAME, "prod")
         assert [what_happened(change) for change in changes] == [
@@ -344,7 +340,9 @@ def test_remembers_every_change_and_who_made_it(database: Database, acme: Tenant
             (AliasAction.CANARY, 1, 2, 10.0),
             (AliasAction.SET, 1, None, None),
         ]
-        assert {(change.alias, change.changed_by) for change in changes} == {("prod", key_id)}
+        assert {(change.alias, change.changed_by) for change in changes} == {
+            ("prod", "user:ada@example.com")
+        }
         times = [change.changed_at for change in changes]
         assert times == sorted(times, reverse=True)
         newest = catalog.list_alias_changes(session, NAME, "prod", limit=2)
@@ -355,10 +353,11 @@ def test_remembers_aliases_of_a_deleted_adapter(database: Database, acme: Tenant
     with database.transaction(acme.id) as session:
         make_versions(session, 1)
         catalog.set_alias(session, NAME, "prod", 1)
-        catalog.begin_adapter_deletion(session, NAME)
+        catalog.begin_adapter_deletion(session, NAME, deleted_by="operator:root")
     with database.transaction(acme.id) as session:
         changes = catalog.list_alias_changes(session, NAME, "prod")
         assert [change.action for change in changes] == [AliasAction.REMOVE, AliasAction.SET]
+        assert [change.changed_by for change in changes] == ["operator:root", None]
         make_version(session, content="new")
         catalog.set_alias(session, NAME, "prod", 2)
         with pytest.raises(NothingToRollBack):

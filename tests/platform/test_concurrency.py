@@ -26,9 +26,12 @@ from loraplex.platform.errors import (
     TenantExists,
     TooManyPins,
     UploadConflict,
+    UserNotFound,
     VersionAliased,
     VersionNotFound,
 )
+from loraplex.platform.keys.principal import TenantRole
+from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.overview import service as overview
 from loraplex.platform.overview.models import AdapterUse
 from loraplex.platform.overview.service import Gathered, UseSums
@@ -37,8 +40,14 @@ from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.repository import Group, Residency, UsageQuery
 from loraplex.platform.usage.service import Usage
+from loraplex.platform.users import service as users
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
-from support.databases import empty_all_tables, wait_until_one_is_blocked
+from support.databases import (
+    empty_all_tables,
+    wait_until_are_blocked,
+    wait_until_one_is_blocked,
+)
+from support.identity import caller_of, peppers
 from support.limits import SERVER_ID, limit, make_demand
 from support.uploads import abandon_stale, make_upload
 
@@ -169,6 +178,56 @@ def test_a_servers_renewal_does_not_wait_for_requests_that_are_being_settled(
         assert threads.submit(renew).result(timeout=60) == 1, "that of the first"
         quotas.release(session, "first")
     assert renew() == 0
+
+
+def test_a_user_is_enabled_while_an_owner_gets_a_key(database: Database, acme: Tenant) -> None:
+    """Both look at users and at the quota: in one order, or they wait for each other."""
+    keys, caller = ApiKeyService(peppers("a")), caller_of(acme)
+    limit(database, acme.id, keys=5, users=5)
+    with database.transaction(acme.id) as session:
+        owner = users.add_user(session, "owner@example.com", TenantRole.OWNER, by=caller)
+        other = users.add_user(session, "other@example.com", TenantRole.VIEWER, by=caller)
+        users.disable_user(session, other.id, by=caller)
+
+    def issue() -> str:
+        with database.transaction(acme.id) as session:
+            return keys.issue(session, name="new", scopes=[], user_id=owner.id).text
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction(acme.id) as session:
+            users.get_user_to_change(session, other.id)
+            issuing = threads.submit(issue)
+            wait_until_one_is_blocked(session)
+            assert users.enable_user(session, other.id, by=caller).disabled_at is None
+        assert issuing.result()
+
+
+def test_no_key_of_a_user_is_made_while_the_user_is_disabled(
+    database: Database, acme: Tenant
+) -> None:
+    """Neither anew nor as a successor: it would be good when the user is enabled again."""
+    keys, caller = ApiKeyService(peppers("a")), caller_of(acme)
+    with database.transaction(acme.id) as session:
+        user = users.add_user(session, "user@example.com", TenantRole.VIEWER, by=caller)
+        key = keys.issue(session, name="old", scopes=[], user_id=user.id).key
+
+    def issue() -> None:
+        with database.transaction(acme.id) as session, pytest.raises(UserNotFound):
+            keys.issue(session, name="new", scopes=[], user_id=user.id)
+
+    def rotate() -> None:
+        with database.transaction(acme.id) as session, pytest.raises(InvalidTransition):
+            keys.rotate(session, key.id, overlap=timedelta(0), issuer=caller)
+
+    with ThreadPoolExecutor(2) as threads:
+        with database.transaction(acme.id) as session:
+            users.disable_user(session, user.id, by=caller)
+            session.flush()
+            making = [threads.submit(issue), threads.submit(rotate)]
+            wait_until_are_blocked(session, 2)
+            assert keys.revoke_keys_of_user(session, user.id) == 1
+        for each in making:
+            each.result()
 
 
 def test_servers_that_note_the_use_of_the_same_adapters_lose_nothing(

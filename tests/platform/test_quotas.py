@@ -66,6 +66,10 @@ class Tills:
         with self.database.platform_transaction() as session:
             return quotas.renew(session, server_id, clock=self.clock)
 
+    def purge(self) -> int:
+        with self.database.platform_transaction() as session:
+            return quotas.purge(session, clock=self.clock)
+
     def num_counted(self) -> int:
         """Reservations that count against limits."""
         with self.database.transaction(self.tenant.id, read_only=True) as session:
@@ -383,6 +387,25 @@ def test_what_a_dead_server_reserved_is_given_back_once_however_late(tills: Till
     for _ in range(3):
         tills.settle("a", 10, 100)
     assert tills.level(RateKind.OUTPUT_TOKENS) == 500
+
+
+def test_what_a_server_reserved_that_never_came_back_is_forgotten_after_a_day(
+    tills: Tills,
+) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=9)
+    for request_id in ("young", "old", "old, but runs"):
+        tills.reserve(make_demand(request_id))
+    with tills.database.platform_transaction() as session:
+        for row in session.scalars(select(Reservation)):
+            row.created_at -= timedelta(hours=23 if row.request_id == "young" else 25)
+    assert tills.purge() == 0, "all are renewed"
+    tills.clock.seconds += LEASE_SECONDS
+    with tills.database.platform_transaction() as session:
+        row = session.get_one(Reservation, "old, but runs")
+        row.expires_at += LEASE_SECONDS
+    assert tills.purge() == 1
+    assert tills.reservation("old") is None
+    tills.settle("old", 1, 1)
 
 
 # --- budgets ------------------------------------------------------------------------------------

@@ -186,13 +186,13 @@ def test_remembers_which_aliases_the_pushes_of_a_version_asked_for(
     with database.transaction(acme.id) as session:
         version, other = make_version(session), make_version(session, content="other")
         for aliases, target in ((("prod", "eu"), version), (("us",), version), (("x",), other)):
-            upload = make_upload(session, aliases=aliases)
+            upload = make_upload(session, aliases=aliases, created_by="user:ada@example.com")
             bring_upload_to(session, upload, UploadState.VALIDATING)
             uploads.mark_accepted(session, upload.id, target.id)
         assert uploads.list_wanted_aliases(session, version.id) == [
-            ("support-bot", "prod"),
-            ("support-bot", "eu"),
-            ("support-bot", "us"),
+            ("support-bot", "prod", "user:ada@example.com"),
+            ("support-bot", "eu", "user:ada@example.com"),
+            ("support-bot", "us", "user:ada@example.com"),
         ]
 
 

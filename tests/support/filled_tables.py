@@ -27,9 +27,13 @@ from loraplex.platform.base import UtcDateTime
 from loraplex.platform.models import Base
 
 LEFT_EMPTY = frozenset(
-    {"canary_version_id", "canary_percent", "canary_number", "previous_number", "successor_id"}
+    {
+        *("canary_version_id", "canary_percent", "canary_number", "previous_number"),
+        *("successor_id", "created_by", "changed_by"),
+    }
 )
-"""What is together or not at all, and other than what stands beside it."""
+"""What is together or not at all, and other than what stands beside it; and authors, whom earlier
+revisions write otherwise."""
 
 
 def fill_tables(connection: Connection, num_rows: int) -> None:

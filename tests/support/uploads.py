@@ -25,7 +25,11 @@ def abandon_stale(database: Database, older_than: datetime) -> list[str]:
 
 
 def make_upload(
-    session: TenantSession, *, size_bytes: int = 10, aliases: tuple[str, ...] = ()
+    session: TenantSession,
+    *,
+    size_bytes: int = 10,
+    aliases: tuple[str, ...] = (),
+    created_by: str | None = None,
 ) -> Upload:
     """An upload of which nothing has arrived."""
     return uploads.open_upload(
@@ -36,6 +40,7 @@ def make_upload(
             size_bytes=size_bytes,
             sha256="ab" * 32,
             aliases=aliases,
+            created_by=created_by,
         ),
     )
 
