@@ -243,18 +243,18 @@ class Generation:
         try:
             delta = self._read(sequence, event)
             if delta is not None:
-                self._add(sequence, delta)
+                self._arrivals.add(delta)
+                if delta.finish_reason is not None:
+                    self._end_well(sequence, delta.finish_reason)
         except Exception as exc:  # is this caller's alone: the engine's client has others
             self._fail(sequence, exc)
 
-    def _add(self, sequence: _OpenSequence, delta: Delta) -> None:
-        self._arrivals.add(delta)
-        if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
-            self._end(sequence, delta.finish_reason)
-            self._submit_waiting()
-            if not self._open:
-                self._arrivals.end()
+    def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:
+        self._finish_reason = finish_reason
+        self._end(sequence, finish_reason)
+        self._submit_waiting()
+        if not self._open:
+            self._arrivals.end()
 
     def _read(self, sequence: _OpenSequence, event: RequestEvent) -> Delta | None:
         if isinstance(event, TokensGenerated):
