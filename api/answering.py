@@ -93,7 +93,8 @@ class PlainEvents(ABC):
 
     def events(self, delta: Delta) -> bytes:
         if self._has_plain_text and delta.text and delta.finish_reason is None and delta.is_text:
-            return self._texts_of(delta.index).event(delta.text)
+            texts = self._texts.get(delta.index) or self._add_texts(delta.index)
+            return texts.event(delta.text)
         return b"".join(map(self.event, self.chunks(delta)))
 
     def event(self, chunk: msgspec.Struct) -> bytes:
@@ -102,10 +103,10 @@ class PlainEvents(ABC):
     def failure(self, error: ApiError, request_id: str) -> bytes:
         return sse_data(encode_error(error, request_id))
 
-    def _texts_of(self, index: int) -> TextEvents:
-        if index not in self._texts:
-            self._texts[index] = TextEvents(lambda text: self.event(self.text_chunk(index, text)))
-        return self._texts[index]
+    def _add_texts(self, index: int) -> TextEvents:
+        texts = TextEvents(lambda text: self.event(self.text_chunk(index, text)))
+        self._texts[index] = texts
+        return texts
 
 
 async def answer_whole(request: Request, running: Running, form: AnswerFormat) -> Response:
@@ -123,9 +124,11 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
     """Send each delta as it comes; owns the generation from here on."""
 
     def send_at_once(delta: Delta) -> bool:
-        if not stream.takes_at_once:
+        parts = stream.parts
+        if parts is None or not parts.is_ready:
             return False
-        stream.write(form.events(delta))
+        if event := form.events(delta):
+            parts.write(event)
         return True
 
     stream = EventStream(

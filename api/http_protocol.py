@@ -38,19 +38,22 @@ class AnswerParts:
     """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = weakref.proxy(cycle)  # its scope has this
+        self._cycle = weakref.ref(cycle)  # its scope has this
+        self._write = cycle.transport.write
 
     @property
     def is_ready(self) -> bool:
         """A part can be written now; else `send` knows what to wait for, or that nobody reads."""
-        cycle = self._cycle
-        return bool(cycle.chunked_encoding) and not (
-            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        cycle = self._cycle()
+        return (
+            cycle is not None
+            and cycle.chunked_encoding is True
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
         )
 
     def write(self, body: bytes) -> None:
         """The next part, not empty; only while `is_ready`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self._write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

@@ -14,6 +14,7 @@ from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats, RequestStarted
 from ..engine.tenant_service import TenantLabels
 from .engine_metrics import EngineCollector, UtilizationCollector
+from .loop_histogram import LoopHistogram
 from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
 
@@ -26,7 +27,7 @@ _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
-Own = TypeVar("Own", bound=MetricWrapperBase)
+Own = TypeVar("Own", bound=MetricWrapperBase | LoopHistogram)
 
 
 class Metrics:
@@ -42,7 +43,7 @@ class Metrics:
         self._registry.register(TierCollector(stats, fetcher_stats))
         self._registry.register(SpeculationCollector(stats))
         self._registry.register(UtilizationCollector(stats))
-        self.own: list[MetricWrapperBase] = []
+        self.own: list[MetricWrapperBase | LoopHistogram] = []
         """What is counted here; the collectors have the rest."""
         self._tenants = TenantLabels()
         self._requests = self._counter(
@@ -58,10 +59,13 @@ class Metrics:
             "TTFT: from arrival to a sequence's first token.",
             _LATENCY_BUCKETS,
         )
-        self.token_gap_seconds = self._histogram(
-            "inter_token_latency_seconds",
-            "ITL: between the token events of a sequence; tokens that come together are one event.",
-            _GAP_BUCKETS,
+        self.token_gap_seconds = self._add(
+            LoopHistogram(
+                "loraplex_inter_token_latency_seconds",
+                "ITL: between the token events of a sequence; tokens that come together are one "
+                "event.",
+                _GAP_BUCKETS,
+            )
         )
         self.output_token_seconds = self._histogram(
             "time_per_output_token_seconds",

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats
 from .engine_metrics import EngineCollector, UtilizationCollector
+from .loop_histogram import LoopHistogram
 from .metrics import Metrics
 from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
@@ -21,7 +22,7 @@ from .tier_metrics import TierCollector
 class _Section(NamedTuple):
     title: str
     introduction: str
-    metrics: Iterable[Metric | MetricWrapperBase]
+    metrics: Iterable[Metric | MetricWrapperBase | LoopHistogram]
     closing: str
 
 
@@ -160,10 +161,11 @@ def _section_text(section: _Section) -> Iterator[str]:
     yield section.closing
 
 
-def _row(metric: Metric | MetricWrapperBase) -> str:
+def _row(metric: Metric | MetricWrapperBase | LoopHistogram) -> str:
+    (family,) = (metric,) if isinstance(metric, Metric) else metric.describe()
     # Neither kind of metric tells its labels otherwise before it has a sample.
-    labels = ",".join(f" `{label}`" for label in sorted(metric._labelnames))  # type: ignore[union-attr]
-    (family,) = metric.describe() if isinstance(metric, MetricWrapperBase) else (metric,)
+    names = (metric if isinstance(metric, MetricWrapperBase) else family)._labelnames  # type: ignore[union-attr]
+    labels = ",".join(f" `{label}`" for label in sorted(names))
     name = f"{family.name}_total" if family.type == "counter" else family.name
     return f"| `{name}` | {family.type} |{labels} | {family.documentation} |\n"
 

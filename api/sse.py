@@ -76,24 +76,15 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
-        self._parts: Parts | None = None
+        self.parts: Parts | None = None
+        """Where `events` may be overtaken while they are waited for; None before the answer, and
+        where the server has nothing of the kind."""
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
 
-    @property
-    def takes_at_once(self) -> bool:
-        """`write` may be called, if `events` is being waited for."""
-        return self._parts is not None and self._parts.is_ready
-
-    def write(self, event: bytes) -> None:
-        """Send an event in between, for a part of what it costs to give it through `events`."""
-        if event:
-            assert self._parts is not None
-            self._parts.write(event)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
+        self.parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
         try:
             await unless_disconnected(receive, self._send_all(send))
         except ClientDisconnected:

@@ -21,4 +21,7 @@ class TextEvents:
         self._head, self._tail = make(_TEXT).split(_encode(_TEXT))
 
     def event(self, text: str) -> bytes:
-        return self._head + on_one_line(_encode(text)) + self._tail
+        encoded = _encode(text)
+        if not encoded.isascii():
+            encoded = on_one_line(encoded)
+        return b"".join((self._head, encoded, self._tail))

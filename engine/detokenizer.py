@@ -51,6 +51,14 @@ class Detokenizer:
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
         self._stopped = False
 
+    @property
+    def has_stops(self) -> bool:
+        return self._stops is not None
+
+    def push_one(self, token_id: int) -> str:
+        """As `push` of this token, where there are no stop strings, for a part of its cost."""
+        return "" if self._stopped else self._decoder.push(token_id)
+
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Take generated tokens; give the text that is certain."""
         texts: list[str] = []
@@ -92,16 +100,28 @@ class _ByteDecoder:
         self._tokenizer = tokenizer
         self._visible_token_ids = visible_token_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:  # may end inside of a character
-            self._utf8.decode(tokenizer.decoded_bytes(token_id))
+        self._is_inside = False
+        """Of a character, whose other bytes are to come."""
+        for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:
+            self._decode(tokenizer.decoded_bytes(token_id))
 
     def push(self, token_id: int) -> str:
         if token_id in self._visible_token_ids:
             return self.flush() + self._tokenizer.token_text(token_id)
-        return self._utf8.decode(self._tokenizer.decoded_bytes(token_id))
+        if not self._is_inside:
+            text = self._tokenizer.whole_text(token_id)
+            if text is not None:
+                return text
+        return self._decode(self._tokenizer.decoded_bytes(token_id))
 
     def flush(self) -> str:
+        self._is_inside = False
         return self._utf8.decode(b"", final=True)
+
+    def _decode(self, data: bytes) -> str:
+        text = self._utf8.decode(data)
+        self._is_inside = bool(self._utf8.getstate()[0])
+        return text
 
 
 class _WindowDecoder:

@@ -3,64 +3,101 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable
 
-import zmq
+from .frames import FrameReader, Frames, pack
 
-Frames = Sequence[bytes]
+_RECEIVE_BYTES = 1 << 16
 
 
 class EngineSocket:
-    """Owns a bound socket. Messages are handed over one a turn of the loop, so that an engine that
-    never falls silent keeps the loop from nobody.
+    """Owns one end of a connected stream. Messages are handed over one a turn of the loop, so that
+    an engine that never falls silent keeps the loop from nobody; while some wait nothing is read.
 
-    What asyncio's side of pyzmq does with futures costs a tenth of a millisecond a message, which
-    is most of what a token costs that is alone in its step.
+    Not a transport of the loop: one that cannot send any more reads no more either, and the last
+    words of a process that has died would be lost.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._look: asyncio.Handle | None = None
-        """The next look at what has come, while one is due."""
+    def __init__(self, connected: socket.socket) -> None:
+        """Belongs to the running loop."""
+        connected.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._socket = connected
+        self._received = FrameReader()
+        self._next: asyncio.Handle | None = None
+        """Takes the next message of those received, while there may be one."""
+        self._unsent = bytearray()
+        self._is_sending = False
+        """The loop tells when more can be sent."""
+        self._is_deaf = False
+        """Nobody reads what is sent."""
 
     def listen(self, on_message: Callable[[Frames], None]) -> None:
         """From now on hand over what comes; an error of `on_message` is the loop's to report."""
         self._on_message = on_message
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._look_again)
-        self._look_again()
+        self._loop.add_reader(self._socket.fileno(), self._receive)
 
     def send(self, frames: Frames) -> bool:
-        """Send without waiting; False if it cannot be sent, now or ever."""
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # a closed socket's too
+        """Send without waiting; False if it cannot be sent any more."""
+        if self._is_deaf:
             return False
-        finally:
-            # The descriptor tells once that something has come, and sending may have used that up.
-            self._look_again()
-        return True
+        self._unsent += pack(frames)
+        self._send_more()
+        return not self._is_deaf
 
     def close(self) -> None:
         """Take nothing more. Idempotent."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop = None
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._socket.fileno() < 0:
+            return
+        self._fall_silent()
+        self._loop.remove_reader(self._socket.fileno())
+        if self._next is not None:
+            self._next.cancel()
         self._socket.close()
 
-    def _look_again(self) -> None:
-        if self._loop is not None and self._look is None:
-            self._look = self._loop.call_soon(self._take_one)
+    def _receive(self) -> None:
+        if self._next is not None:
+            return
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._received.add(data)
+            self._take_one()
+        else:
+            self._loop.remove_reader(self._socket.fileno())
 
     def _take_one(self) -> None:
-        self._look = None
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        self._next = None
+        frames = self._received.next()
+        if frames is None:
             return
-        self._look_again()
+        if self._received:
+            self._next = self._loop.call_soon(self._take_one)
         self._on_message(frames)
+
+    def _send_more(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._fall_silent()
+            return
+        if self._unsent and not self._is_sending:
+            self._is_sending = True
+            self._loop.add_writer(self._socket.fileno(), self._send_more)
+        elif self._is_sending and not self._unsent:
+            self._is_sending = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _fall_silent(self) -> None:
+        self._is_deaf = True
+        self._unsent.clear()
+        if self._is_sending:
+            self._is_sending = False
+            self._loop.remove_writer(self._socket.fileno())

@@ -1,7 +1,7 @@
-"""The engine process: `python -m loraplex.engine.process ENDPOINT HEARTBEAT CONFIG [JOURNAL]`.
+"""The engine process: `python -m loraplex.engine.process SOCKET HEARTBEAT CONFIG [JOURNAL]`.
 
-CONFIG is an EngineConfig as JSON, ENDPOINT the socket that the parent has bound, HEARTBEAT the file
-in which it watches for progress, JOURNAL the one in which tokens are counted. Standard input
+CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
+which the parent watches for progress, JOURNAL the one in which tokens are counted. Standard input
 carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
 waited for: SIGTERM ends the process at once, draining is the parent's business.
 """
@@ -13,6 +13,7 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ from types import FrameType
 from typing import Never, Protocol
 
 import msgspec
-import zmq
 
 from ..adapters.logs import log_to_stderr
 from .config import EngineConfig
@@ -30,6 +30,7 @@ from .errors import EngineError, MalformedMessage
 from .garbage import GarbageCollection
 from .heartbeat import Heartbeat
 from .messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
+from .parent_socket import ParentGone, ParentSocket
 from .token_journal import TokenCounters
 from .transport import decode_to_engine, encode
 
@@ -37,9 +38,6 @@ IDLE_POLL_MS = 250
 """How often an idle engine takes a step, so that its statistics stay fresh."""
 BUSY_POLL_MS = 1
 """How long to wait for messages where there is work but no step could run: a load in flight."""
-LINGER_MS = 1000
-MAX_UNSENT_MESSAGES = 1000
-"""A parent that reads nothing holds the loop up instead of filling the memory."""
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.engine.process")  # its own name is "__main__"
@@ -71,21 +69,20 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
     end_with_parent()
-    endpoint, heartbeat_path, config_json, *journal_path = sys.argv[1:]
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.setsockopt(zmq.RCVHWM, 0)  # the parent bounds what it submits
-        socket.setsockopt(zmq.SNDHWM, MAX_UNSENT_MESSAGES)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.connect(endpoint)
+    descriptor, heartbeat_path, config_json, *journal_path = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)  # it ends with this process
+    with ParentSocket(socket.socket(fileno=int(descriptor))) as parent:
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
             core = (make_core or _load_core)(config)
             for path in journal_path:
                 core.count_tokens_in(TokenCounters(Path(path)))
-            _serve(core, socket, Heartbeat(Path(heartbeat_path)))
+            _serve(core, parent, Heartbeat(Path(heartbeat_path)))
+        except ParentGone:
+            return 0
         except Exception as exc:
             _log_failure(exc)
-            _send(socket, EngineFailed(_as_error_info(exc)))
+            _send(parent, EngineFailed(_as_error_info(exc)))
     return 1
 
 
@@ -95,37 +92,35 @@ def _load_core(config: EngineConfig) -> Core:
     return EngineCore(config)
 
 
-def _serve(core: Core, socket: zmq.Socket[bytes], heartbeat: Heartbeat) -> Never:
+def _serve(core: Core, parent: ParentSocket, heartbeat: Heartbeat) -> Never:
     core.report_progress_to(heartbeat)
-    _send(socket, EngineReady(core.info))
+    _send(parent, EngineReady(core.info))
     _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
     garbage = GarbageCollection(time.monotonic)
     timeout_ms = 0
     while True:
-        for message in _receive(socket, timeout_ms):
+        for message in _receive(parent, timeout_ms):
             core.handle(message)
         messages = core.step()
         heartbeat.beat()
         for answer in messages:
-            _send(socket, answer)
+            _send(parent, answer)
         timeout_ms = 0 if messages else BUSY_POLL_MS
         if core.awaits_message:
             timeout_ms = IDLE_POLL_MS
         garbage.collect_if_due(is_idle=core.awaits_message)
 
 
-def _receive(socket: zmq.Socket[bytes], timeout_ms: int) -> Iterator[ToEngine]:
-    """Every message that has arrived, after waiting for the first one up to `timeout_ms`."""
-    while socket.poll(timeout_ms):
-        timeout_ms = 0
+def _receive(parent: ParentSocket, timeout_ms: int) -> Iterator[ToEngine]:
+    for frames in parent.receive(timeout_ms):
         try:
-            yield decode_to_engine(socket.recv_multipart())
+            yield decode_to_engine(frames)
         except MalformedMessage as exc:
             _log.error("message_refused", extra={"error": str(exc)})
 
 
-def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
-    socket.send_multipart(encode(message))
+def _send(parent: ParentSocket, message: FromEngine) -> None:
+    parent.send(encode(message))
 
 
 def _log_failure(exc: Exception) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections import deque
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-import zmq
 
 from .config import EngineConfig
-from .engine_socket import EngineSocket, Frames
+from .engine_socket import EngineSocket
+from .frames import Frames
 from .heartbeat import Heartbeat
 from .messages import FromEngine, ToEngine
 from .transport import decode_from_engine, encode
@@ -76,35 +77,33 @@ class EngineProcess:
     ) -> Self:
         """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # Its mode is 0700: nobody else can reach the socket and the heartbeat.
+            # Its mode is 0700: nobody else can reach the heartbeat.
             directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
             heartbeat_path = Path(directory) / "heartbeat"
             heartbeat = Heartbeat(heartbeat_path)
-            context = resources.enter_context(zmq.Context())
-            socket = resources.enter_context(context.socket(zmq.PAIR))
-            # Towards the engine the client bounds the requests; from there the engine's end does.
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(f"ipc://{directory}/engine")
+            ours, theirs = socket.socketpair()
+            resources.enter_context(ours)
             stdin, lifeline = os.pipe()  # its end closes however this process ends
             resources.callback(os.close, lifeline)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
-                    f"ipc://{directory}/engine",
+                    str(theirs.fileno()),
                     str(heartbeat_path),
                     msgspec.json.encode(config).decode(),
                     *([str(journal)] if journal else []),
                     stdin=stdin,
                     stdout=_STDERR,
                     env=engine_environment(os.environ),
+                    pass_fds=[theirs.fileno()],
                     # Its own group: a signal to ours reaches us alone, and draining is ours to do.
                     start_new_session=True,
                 )
             finally:
                 os.close(stdin)
+                theirs.close()
             kept = resources.pop_all()
-        return cls(process, EngineSocket(socket), heartbeat, kept)
+        return cls(process, EngineSocket(ours), heartbeat, kept)
 
     @property
     def pid(self) -> int:

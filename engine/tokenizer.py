@@ -36,7 +36,8 @@ class Tokenizer:
         self.eos_token_ids = _eos_token_ids(model_dir, self._chat.eos_token_id)
         """Tokens that end an output: the tokenizer's and the generation config's."""
         self._decoded_bytes: dict[int, bytes] = {}
-        """By token id, as far as it was asked."""
+        self._whole_texts: dict[int, str | None] = {}
+        """Both by token id, as far as it was asked."""
 
     @property
     def vocab_size(self) -> int:
@@ -134,6 +135,17 @@ class Tokenizer:
         if decoded is None:
             decoded = self._decoded_bytes[token_id] = self._decode_bytes(token_id)
         return decoded
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token's `decoded_bytes`; None if they are no whole characters."""
+        if token_id in self._whole_texts:
+            return self._whole_texts[token_id]
+        try:
+            text = self.decoded_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole_texts[token_id] = text
+        return text
 
     def _decode_bytes(self, token_id: int) -> bytes:
         if token_id in self.special_token_ids:

@@ -74,10 +74,9 @@ BANNED_CALLS = {"eval", "exec"}
 ENGINE_IMAGE = {"torch", "triton", "transformers", "peft", "safetensors", "numpy"}
 EDGES = {
     "engine/transport.py": {"msgspec"},
-    "engine/process.py": {"zmq", "msgspec"},
-    "engine/client.py": {"zmq", "msgspec"},
-    "engine/supervisor.py": {"zmq", "msgspec"},
-    "engine/engine_socket.py": {"zmq"},
+    "engine/process.py": {"msgspec"},
+    "engine/client.py": {"msgspec"},
+    "engine/supervisor.py": {"msgspec"},
     "engine/tokenizer.py": {"tokenizers", "jinja2"},
     "engine/detokenizer.py": {"tokenizers"},
     "engine/checkpoint.py": {"huggingface_hub"},

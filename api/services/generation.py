@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from ...adapters.residency import Tier
@@ -224,7 +225,7 @@ class Generation:
         self._open[spec.index] = sequence
         try:
             sequence.stream = self._engine.submit(
-                self._due(spec.request), lambda event: self._take(sequence, event)
+                self._due(spec.request), partial(self._take, sequence)
             )
         except Exception as exc:
             self._fail(sequence, exc)
@@ -242,23 +243,25 @@ class Generation:
         try:
             delta = self._read(sequence, event)
             if delta is not None:
-                self._add(sequence, delta)
+                self._arrivals.add(delta)
+                if delta.finish_reason is not None:
+                    self._end_well(sequence, delta.finish_reason)
         except Exception as exc:  # is this caller's alone: the engine's client has others
             self._fail(sequence, exc)
 
-    def _add(self, sequence: _OpenSequence, delta: Delta) -> None:
-        self._arrivals.add(delta)
-        if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
-            self._end(sequence, delta.finish_reason)
-            self._submit_waiting()
-            if not self._open:
-                self._arrivals.end()
+    def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:
+        self._finish_reason = finish_reason
+        self._end(sequence, finish_reason)
+        self._submit_waiting()
+        if not self._open:
+            self._arrivals.end()
 
     def _read(self, sequence: _OpenSequence, event: RequestEvent) -> Delta | None:
         if isinstance(event, TokensGenerated):
             delta, num_tokens = sequence.text.push(event)
-            self._take_time(sequence.times, num_tokens)
+            sequence.times.tokens_came(num_tokens)
+            if self._measures.first_token_seconds is None:
+                self._measures.first_token_seconds = sequence.times.first_token_seconds
             self.counts.add_output(num_tokens, event.num_draft_tokens)
             return delta
         if isinstance(event, RequestStarted):
@@ -286,8 +289,3 @@ class Generation:
         if spec.is_first_choice:
             self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
             self.counts.num_cached_tokens += started.num_cached_tokens
-
-    def _take_time(self, times: SequenceTimes, num_tokens: int) -> None:
-        times.tokens_came(num_tokens)
-        if self._measures.first_token_seconds is None:
-            self._measures.first_token_seconds = times.first_token_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -365,7 +366,7 @@ class Inference:
             arrived_at=order.arrived_at,
             measures=order.measures,
             meter=meter,
-            figures=lambda: self._tenant_figures(order.principal.tenant_id),
+            figures=partial(self._tenant_figures, order.principal.tenant_id),
             deadline_at=(
                 None if order.deadline_ms is None else order.arrived_at + order.deadline_ms / 1000
             ),

@@ -83,7 +83,7 @@ class Overview:
                 (tenant_id, measures.adapter_name), UseSums(utc_now())
             )
             use.last_used_at = utc_now()
-            bucket = str(bucket_of(1000 * seconds))
+            bucket = bucket_of(1000 * seconds)
             use.latency_counts[bucket] = use.latency_counts.get(bucket, 0) + 1
 
     async def freshen(self) -> None:

@@ -20,12 +20,12 @@ from ...engine.tokenizer import Tokenizer
 from ..errors import from_error_info
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """The next text of one choice."""
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """The next text of one choice. There is one a token; it is part of no cycle."""
 
     index: int
     text: str
-    logprobs: list[TokenLogprobs]
+    logprobs: Sequence[TokenLogprobs]
     """Of the tokens added; their text may still be held back."""
     finish_reason: Literal["stop", "length"] | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
@@ -60,6 +60,7 @@ class SequenceText:
             stop=stop,
             visible_token_ids=visible_token_ids,
         )
+        self._is_plain = not self._detokenizer.has_stops
         self._end_ids = frozenset(request.sampling.stop_token_ids)
 
     def read(self, event: PromptRead) -> Delta:
@@ -72,6 +73,9 @@ class SequenceText:
         The delta finishes the sequence if it completed a stop string.
         """
         token_ids = event.token_ids
+        if len(token_ids) == 1 and self._is_plain and token_ids[0] not in self._end_ids:
+            text = self._detokenizer.push_one(token_ids[0])
+            return Delta(self._index, text, event.logprobs or ()), 1
         ends_here = bool(token_ids) and token_ids[-1] in self._end_ids
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
         logprobs = (event.logprobs or [])[: piece.num_tokens]

@@ -38,8 +38,9 @@ class SequenceTimes:
         now, figures = self._clock(), self._figures()
         figures.output_tokens += num_tokens
         if self._num_tokens:
-            self._metrics.token_gap_seconds.observe(now - self._last_at)
-            figures.tokens_came_again(now - self._last_at)
+            gap = now - self._last_at
+            self._metrics.token_gap_seconds.observe(gap)
+            figures.tokens_came_again(gap)
         else:
             self._first_at = now
             self.first_token_seconds = now - self._arrived_at

@@ -33,11 +33,11 @@ class FigureSums:
 
     def first_token_came(self, seconds: float) -> None:
         """So long after its request."""
-        self.first_token_counts[str(bucket_of(1000 * seconds))] += 1
+        self.first_token_counts[bucket_of(1000 * seconds)] += 1
 
     def tokens_came_again(self, seconds: float) -> None:
         """So long after the sequence's tokens before."""
-        self.token_gap_counts[str(bucket_of(1000 * seconds))] += 1
+        self.token_gap_counts[bucket_of(1000 * seconds)] += 1
 
     def add(self, other: object) -> None:
         """The figures of another one of these, or of a row, on top."""

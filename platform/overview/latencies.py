@@ -6,6 +6,7 @@ Bucket bounds grow by a fourth of a doubling, so a percentile is off by a tenth 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 
 FIRST_BOUND_MS = 0.1
@@ -14,18 +15,15 @@ NUM_BUCKETS = 96
 """The last begins at 24 minutes."""
 
 
-def bucket_of(milliseconds: float) -> int:
-    """The bucket that counts this."""
-    if milliseconds <= FIRST_BOUND_MS:
-        return 0
-    bucket = math.ceil(math.log2(milliseconds / FIRST_BOUND_MS) * BUCKETS_PER_DOUBLING)
-    return min(bucket, NUM_BUCKETS - 1)
+def bucket_of(milliseconds: float) -> str:
+    """The bucket that counts this: its number as text."""
+    return _NAMES[bisect_left(_BOUNDS, milliseconds)]
 
 
 def percentile(counts: Mapping[str, int], fraction: float) -> float | None:
     """The milliseconds that this part of what was counted stayed below; None if nothing was.
 
-    `counts` by the bucket's number as text. Within a bucket the logarithm is taken as even.
+    `counts` by `bucket_of`. Within a bucket the logarithm is taken as even.
     """
     total = sum(counts.values())
     if not total:
@@ -40,3 +38,7 @@ def percentile(counts: Mapping[str, int], fraction: float) -> float | None:
 
 def _bound(bucket: float) -> float:
     return FIRST_BOUND_MS * math.exp2(max(bucket, 0.0) / BUCKETS_PER_DOUBLING)
+
+
+_BOUNDS = [_bound(bucket) for bucket in range(NUM_BUCKETS - 1)]
+_NAMES = [str(bucket) for bucket in range(NUM_BUCKETS)]

@@ -74,8 +74,9 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
         async def events() -> AsyncIterator[bytes]:
             yield b": begin\n\n"
             for number, event in enumerate(said):
-                if stream.takes_at_once:
-                    stream.write(event)
+                assert stream.parts is not None
+                if stream.parts.is_ready:
+                    stream.parts.write(event)
                     numbers_at_once.append(number)
                     await asyncio.sleep(0)
                 else:
@@ -86,9 +87,10 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
             pass
 
         stream = EventStream(events(), headers={}, close=close, patience_seconds=60)
-        assert not stream.takes_at_once
+        assert stream.parts is None
         await stream(scope, receive, send)
-        assert not stream.takes_at_once
+        assert stream.parts is not None
+        assert not stream.parts.is_ready
 
     async def scenario() -> None:
         async with Served(app) as (reader, writer):

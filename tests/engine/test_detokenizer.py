@@ -102,6 +102,20 @@ def test_pieces_of_any_tokens_join_to_their_full_decoding(
     assert run(Detokenizer(bytewise), split(ids, cuts))[0] == bytewise.decode(ids)
 
 
+@given(ids=st.lists(st.integers(min_value=0, max_value=270), max_size=80), is_whole=st.booleans())
+def test_tokens_taken_one_by_one_join_to_their_full_decoding(
+    bytewise: Tokenizer, ids: list[int], is_whole: bool
+) -> None:
+    """Of both kinds of texts: those that are whole characters, and parts of them."""
+    prompt = bytewise.encode("ä")[: 1 + is_whole]
+    detokenizer = Detokenizer(bytewise, prompt_token_ids=prompt)
+    assert not detokenizer.has_stops
+    text = "".join([detokenizer.push_one(token_id) for token_id in ids]) + detokenizer.finish().text
+    before = bytewise.decode(prompt).rstrip("\ufffd")
+    assert before + text == bytewise.decode(prompt + ids)
+    assert [detokenizer.push_one(token_id) for token_id in ids] == [""] * len(ids)
+
+
 @given(data=st.data(), cuts=cuts)
 def test_pieces_join_where_words_carry_spaces_and_rare_characters_are_byte_tokens(
     wordwise: Tokenizer, data: st.DataObject, cuts: list[int]

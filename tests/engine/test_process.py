@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.frames import FrameReader, Frames, pack
 from loraplex.engine.messages import (
     Abort,
     EngineFailed,
@@ -39,22 +40,44 @@ TIMEOUT_SECONDS = 60
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
+class Link:
+    """Our end of the socket to an engine."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(TIMEOUT_SECONDS)
+        self._socket = connected
+        self._received = FrameReader()
+
+    def send(self, frames: Frames) -> None:
+        self._socket.sendall(pack(frames))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def receive(self) -> Frames:
+        while (frames := self._received.next()) is None:
+            data = self._socket.recv(1000)
+            assert data, "the engine is gone"
+            self._received.add(data)
+        return frames
+
+
 @dataclass
 class Engine:
     """A running fake engine, without the client."""
 
     process: subprocess.Popen[bytes]
-    socket: zmq.Socket[bytes]
+    link: Link
 
     def send(self, message: ToEngine) -> None:
-        self.socket.send_multipart(encode(message))
+        self.link.send(encode(message))
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 2) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)
         self.send(Submit(GenerationRequest(request_id, "acme", prompt, sampling)))
 
     def receive(self) -> FromEngine:
-        return decode_from_engine(self.socket.recv_multipart())
+        return decode_from_engine(self.link.receive())
 
     def receive_until(self, kind: type[FromEngine]) -> FromEngine:
         while not isinstance(message := self.receive(), kind):
@@ -75,32 +98,35 @@ class Engine:
         return status, self.process.stderr.read().decode().splitlines()
 
 
-@contextmanager
-def bound_socket(home: Path) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_SECONDS * 1000)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"ipc://{home}/socket")
-        yield socket
+def linked() -> tuple[Link, socket.socket]:
+    """A link, and its other end."""
+    ours, theirs = socket.socketpair()
+    return Link(ours), theirs
 
 
-def command(home: Path) -> list[str]:
+def command(home: Path, descriptor: int) -> list[str]:
     config = msgspec.json.encode(EngineConfig(model=str(home))).decode()
     program = [sys.executable, "-P", "-m", "support.fake_engine"]
-    return [*program, f"ipc://{home}/socket", str(home / "heartbeat"), config]
+    return [*program, str(descriptor), str(home / "heartbeat"), config]
 
 
 @contextmanager
 def running_engine(home: Path) -> Iterator[Engine]:
     pipe = subprocess.PIPE
-    with (
-        bound_socket(home) as socket,
-        subprocess.Popen(command(home), stdin=pipe, stderr=pipe, env=ENVIRONMENT) as process,
-    ):
+    link, theirs = linked()
+    with subprocess.Popen(
+        command(home, theirs.fileno()),
+        stdin=pipe,
+        stderr=pipe,
+        env=ENVIRONMENT,
+        pass_fds=[theirs.fileno()],
+    ) as process:
+        theirs.close()
         try:
-            yield Engine(process, socket)
+            yield Engine(process, link)
         finally:
             process.kill()
+            link.close()
 
 
 @pytest.fixture
@@ -162,8 +188,8 @@ def test_a_failure_of_the_core_is_reported_and_ends_the_process(engine: Engine) 
 def test_a_malformed_message_is_refused_and_the_others_go_on(engine: Engine) -> None:
     engine.receive_until(EngineReady)
     engine.submit("r", HANG)
-    engine.socket.send_multipart([b"Submit", b"\xc1"])
-    engine.socket.send_multipart([b"alone"])
+    engine.link.send([b"Submit", b"\xc1"])
+    engine.link.send([b"alone", b""])
     engine.send(Abort("r"))
     assert engine.receive_end().reason is FinishReason.ABORTED
     engine.process.terminate()
@@ -201,6 +227,13 @@ def test_ends_when_its_standard_input_does(engine: Engine) -> None:
     assert engine.wait()[0] == 0
 
 
+def test_ends_when_its_socket_does(engine: Engine) -> None:
+    engine.receive_until(EngineReady)
+    engine.submit("r", HANG)
+    engine.link.close()
+    assert engine.wait()[0] == 0
+
+
 def test_sigusr1_dumps_the_stacks_and_leaves_it_running(engine: Engine) -> None:
     engine.receive_until(EngineReady)
     engine.process.send_signal(signal.SIGUSR1)
@@ -227,26 +260,30 @@ def test_logs_are_json_lines_without_prompts(engine: Engine) -> None:
 def test_dies_with_its_parent_even_if_its_standard_input_stays_open(tmp_path: Path) -> None:
     """As it would where the engine is stuck in native code and no thread of it can run."""
     stdin, held_open = os.pipe()
+    link, theirs = linked()
+    engine = command(tmp_path, theirs.fileno())
+    passed = [stdin, theirs.fileno()]
     parent_code = f"""
         import subprocess, sys
-        child = subprocess.Popen({command(tmp_path)!r}, stdin={stdin})
+        child = subprocess.Popen({engine!r}, stdin={stdin}, pass_fds={passed})
         print(child.pid, flush=True)
         sys.stdin.read()
     """
     with (
-        bound_socket(tmp_path) as socket,
+        theirs,
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(parent_code)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=ENVIRONMENT,
-            pass_fds=[stdin],
+            pass_fds=passed,
         ) as parent,
     ):
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        socket.recv_multipart()  # it is ready
+        link.receive()  # it is ready
         parent.kill()
         wait_for_end(pid)
+    link.close()
     os.close(stdin)
     os.close(held_open)

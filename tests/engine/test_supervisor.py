@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import uvloop
-import zmq
 
 from loraplex.engine.engine_socket import EngineSocket
+from loraplex.engine.frames import FrameReader, Frames, pack
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import FromEngine, StepEvents
 from loraplex.engine.supervisor import EngineProcess, RestartPolicy, engine_environment
@@ -63,28 +62,20 @@ class ShortLived:
         """The end of its messages ends it too, too late."""
 
 
-Sockets = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+Sockets = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
     """The two ends of a connection."""
-    with (
-        zmq.Context() as context,
-        context.socket(zmq.PAIR) as near,
-        context.socket(zmq.PAIR) as far,
-    ):
-        for socket in (near, far):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-        near.bind("inproc://engine")
-        far.connect("inproc://engine")
+    near, far = socket.socketpair()
+    with near, far:
         yield near, far
 
 
-def process_of(socket: zmq.Socket[bytes], home: Path) -> EngineProcess:
+def process_of(near: socket.socket, home: Path) -> EngineProcess:
     return EngineProcess(
-        cast(Any, ShortLived()), EngineSocket(socket), Heartbeat(home / "heartbeat"), ExitStack()
+        cast(Any, ShortLived()), EngineSocket(near), Heartbeat(home / "heartbeat"), ExitStack()
     )
 
 
@@ -98,80 +89,125 @@ def test_a_process_that_never_falls_silent_does_not_hold_up_the_loop(
 
         def take(message: FromEngine) -> None:
             messages.append(message)
-            far.send_multipart(encode(StepEvents()))  # the next is there before this one is over
+            far.sendall(pack(encode(StepEvents())))  # the next is there before this one is over
 
-        far.send_multipart(encode(StepEvents()))
+        far.sendall(pack(encode(StepEvents())))
         assert await process_of(near, tmp_path).run(take) == 7
         assert len(messages) > 1
 
     asyncio.run(scenario())
 
 
-class Parting:
-    """The end of a socket whose peer leaves: what it said last is found by a send that fails, and
-    the descriptor says nothing of it any more.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._last: list[list[bytes]] = []
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def send_multipart(self, frames: object, flags: int) -> None:
-        self._last = [[b"last", b""]]
-        raise zmq.Again
-
-    def recv_multipart(self, flags: int) -> list[bytes]:
-        if not self._last:
-            raise zmq.Again
-        return self._last.pop()
-
-    def close(self) -> None: ...
+LOOPS = pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
-def test_what_a_peer_said_last_is_heard_by_who_could_not_answer() -> None:
-    async def scenario() -> None:
-        taken: list[bytes] = []
-        reading, writing = os.pipe()
-        socket = EngineSocket(cast(Any, Parting(reading)))
-        socket.listen(lambda frames: taken.append(frames[0]))
-        await asyncio.sleep(0.01)  # the first look is over
-        assert not socket.send([b"", b""])
-        for _ in range(3):
-            await asyncio.sleep(0)
-        socket.close()
-        os.close(reading)
-        os.close(writing)
-        assert taken == [b"last"]
-
-    asyncio.run(scenario())
+def run(scenario: Coroutine[Any, Any, None], loop_factory: LoopFactory) -> None:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(scenario, timeout=20))
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@LOOPS
 def test_nothing_is_overheard_while_it_is_spoken_to(
-    sockets: Sockets, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+    sockets: Sockets, loop_factory: LoopFactory
 ) -> None:
     near, far = sockets
 
     async def scenario() -> None:
         taken: list[bytes] = []
-        socket = EngineSocket(near)
-        socket.listen(lambda frames: taken.append(frames[0]))
+        engine = EngineSocket(near)
+        engine.listen(lambda frames: taken.append(frames[0]))
         for number in range(20):
             name = b"%d" % number
-            await asyncio.sleep(0.001)  # no look at the last message's successor is due any more
-            far.send_multipart([name, b""])
-            time.sleep(0.005)  # after so long a send looks for itself at what has come
-            assert socket.send([name, b""])
-            while len(taken) <= number:
-                await asyncio.sleep(0)
+            far.sendall(pack([name, b""]))
+            assert engine.send([name, b"x" * number])
+            await until(lambda: len(taken) > number)  # noqa: B023
         assert taken == [b"%d" % number for number in range(20)]
-        assert [far.recv_multipart()[0] for _ in taken] == taken
-        socket.close()
-        socket.close()
-        assert not socket.send([b"late", b""])
+        received = FrameReader()
+        received.add(far.recv(1 << 16))
+        assert [received.next() for _ in taken] == [
+            (name, b"x" * number) for number, name in enumerate(taken)
+        ]
+        engine.close()
+        engine.close()
+        assert not engine.send([b"late", b""])
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(scenario(), timeout=20))
+    run(scenario(), loop_factory)
+
+
+@LOOPS
+def test_messages_may_come_in_any_parts_and_many_at_once(
+    sockets: Sockets, loop_factory: LoopFactory
+) -> None:
+    near, far = sockets
+    messages = [(b"name-%d" % size, b"x" * size) for size in (0, 1, 100_000, 7, 300_000)]
+    sent = b"".join(map(pack, messages))
+
+    async def scenario() -> None:
+        taken: list[Frames] = []
+        engine = EngineSocket(near)
+        engine.listen(taken.append)
+        far.setblocking(False)
+        loop = asyncio.get_running_loop()
+        for part_bytes in (50_021, len(sent)):
+            taken.clear()
+            for begin in range(0, len(sent), part_bytes):
+                await loop.sock_sendall(far, sent[begin : begin + part_bytes])
+            await until(lambda: len(taken) == len(messages))
+            assert taken == messages
+        engine.close()
+
+    run(scenario(), loop_factory)
+
+
+@LOOPS
+def test_who_listens_late_is_sent_everything_in_order(
+    sockets: Sockets, loop_factory: LoopFactory
+) -> None:
+    near, far = sockets
+    messages = [(b"%d" % number, b"x" * 50_000) for number in range(40)]
+
+    async def scenario() -> None:
+        engine = EngineSocket(near)
+        engine.listen(lambda frames: None)
+        for frames in messages:  # far more than the system keeps
+            assert engine.send(frames)
+        far.setblocking(False)
+        loop, received = asyncio.get_running_loop(), FrameReader()
+        taken: list[Frames] = []
+        while len(taken) < len(messages):
+            received.add(await loop.sock_recv(far, 1 << 16))
+            while (message := received.next()) is not None:
+                taken.append(message)
+        assert taken == messages
+        engine.close()
+
+    run(scenario(), loop_factory)
+
+
+@LOOPS
+def test_what_a_peer_said_last_is_heard_by_who_could_not_answer(
+    sockets: Sockets, loop_factory: LoopFactory
+) -> None:
+    near, far = sockets
+    last = [(b"%d" % number, b"x" * 1000) for number in range(50)]
+
+    async def scenario() -> None:
+        taken: list[Frames] = []
+        engine = EngineSocket(near)
+        engine.listen(taken.append)
+        for frames in last:
+            far.sendall(pack(frames))
+        far.close()
+        assert not engine.send([b"nobody", b"hears it"])
+        await until(lambda: len(taken) == len(last))
+        assert taken == last
+        assert not engine.send([b"still", b"nobody"])
+        engine.close()
+
+    run(scenario(), loop_factory)

@@ -1,0 +1,44 @@
+"""Messages on a stream of bytes: each frame behind its length."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+Frames = Sequence[bytes]
+"""The two of `transport`: a name and a payload."""
+_HEADER = struct.Struct("<II")
+
+
+def pack(frames: Frames) -> bytes:
+    name, payload = frames
+    return b"".join((_HEADER.pack(len(name), len(payload)), name, payload))
+
+
+class FrameReader:
+    """Cuts what has come into messages."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """More bytes of the stream."""
+        self._received += data
+
+    def next(self) -> Frames | None:
+        """The next message; None as long as it is not whole."""
+        received = self._received
+        if len(received) < _HEADER.size:
+            return None
+        name_bytes, payload_bytes = _HEADER.unpack_from(received)
+        begin = _HEADER.size + name_bytes
+        end = begin + payload_bytes
+        if len(received) < end:
+            return None
+        frames = bytes(received[_HEADER.size : begin]), bytes(received[begin:end])
+        del received[:end]
+        return frames
+
+    def __bool__(self) -> bool:
+        """There are bytes that belong to no message yet taken."""
+        return bool(self._received)
