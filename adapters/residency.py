@@ -239,6 +239,7 @@ class Residency(Generic[BlockT]):
             return None
         if key in self._retirements or self._room.is_leaving(record):
             return None
+        self._room.take_turn(key)
         return self._leases.grant(record, request_id)
 
     def release(self, request_id: str) -> None:

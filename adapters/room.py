@@ -160,7 +160,12 @@ class Room(Generic[BlockT]):
 
     def expect_last(self, key: AdapterKey) -> None:
         """A waiting request names this too; its turn is the last, unless it had one before."""
-        self._turns.setdefault(key, len(self._turns))
+        last = next(reversed(self._turns.values()), -1)
+        self._turns.setdefault(key, last + 1)
+
+    def take_turn(self, key: AdapterKey) -> None:
+        """A request that waited for it has it now: its lease is what keeps it."""
+        self._turns.pop(key, None)
 
     def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
         """Give a placement to each of `waiting` for which there is room, or begin to make room.

@@ -68,6 +68,16 @@ def test_what_a_request_named_just_now_makes_no_room_for_one_behind_it() -> None
     assert resident(world) == {C}
 
 
+def test_once_a_request_has_it_no_turn_keeps_an_adapter() -> None:
+    world = make_world(A, B)
+    world.residency.expect([A])
+    world.residency.acquire(A, "user")
+    world.residency.release("user")
+    world.residency.acquire(B, "another")
+    world.load(C, SIZE)
+    assert resident(world) == {B, C}
+
+
 def test_a_pin_makes_room_for_itself_whoever_waits() -> None:
     world = make_world(A, B)
     world.residency.expect([A, B])
@@ -114,7 +124,8 @@ def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once() -> None:
     for key in burst:
         world.residency.expect_last(key)
         world.fetch(key, SIZE)
-    waiting, running = list(burst), []
+    waiting = list(burst)
+    running: list[AdapterKey] = []
     for _ in range(100 * len(burst)):
         world.now += MIN_STAY_SECONDS
         world.residency.expect(waiting)
