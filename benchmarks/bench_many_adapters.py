@@ -2,13 +2,14 @@
 
     make bench-many-adapters
 
-Both arms are the same engine, the same prompts and the same number of tokens; runs alternate. It is
-measured with an arena for all active adapters, and with one for a sixth of them, where most
-requests load theirs from host memory. A question that is asked again meets other neighbours in its
-batch: its answer may differ where rounding decides between tokens as good as equal, otherwise the
-benchmark fails. More adapters in a batch are more bytes to read, whatever the system: the ratio of
-bytes is printed beside the measured one. The catalog is timed on SQLite with 100 to 10,000 adapters
-of one tenant.
+Both arms are the same engine, the same prompts and the same number of tokens. Runs come in pairs,
+one of each arm, and a ratio is the median of the pairs' own: a machine whose speed changes disturbs
+that least. It is measured with an arena for all active adapters, and with one for a sixth of them,
+where they come and go between host memory and the arena. A question that is asked again meets other
+neighbours in its batch: its answer may differ where rounding decides between tokens as good as
+equal, otherwise the benchmark fails. More adapters in a batch are more bytes to read, whatever the
+system: the ratio of bytes is printed beside the measured one. The catalog is timed on SQLite with
+100 to 10,000 adapters of one tenant.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Plan:
     num_requests: int = 96
     num_prompt_tokens: int = 32
     num_output_tokens: int = 32
-    num_runs: int = 4
+    num_runs: int = 8
     catalog_sizes: tuple[int, ...] = (100, 1_000, 10_000)
     num_catalog_calls: int = 50
 
@@ -108,8 +109,13 @@ class Arms:
 
     @property
     def ratio(self) -> float:
-        """Throughput with many adapters over that with few."""
-        return median(self.many) / median(self.few)
+        """Throughput with many adapters over that with few; median of the pairs."""
+        return statistics.median(self.pair_ratios)
+
+    @property
+    def pair_ratios(self) -> list[float]:
+        pairs = zip(self.few, self.many, strict=True)
+        return [many.tokens_per_second / few.tokens_per_second for few, many in pairs]
 
     def bytes_ratio(self, plan: Plan) -> float:
         """What a step with few has to read over what one with many has to."""
@@ -142,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [row for arm in arms for row in arm.rows(plan)],
         throughput_ratio=arms[0].ratio,
         paged_throughput_ratio=arms[-1].ratio,
+        pair_ratios={arm.room: arm.pair_ratios for arm in arms},
         bytes_ratio=arms[0].bytes_ratio(plan),
         near_ties=sum(arm.num_near_ties for arm in arms),
         requests_answered_differently=num_different,
@@ -166,12 +173,14 @@ def measure(model: Path, plan: Plan, room: int, directory: Path) -> Arms:
     )
     keys = [_add(engine, plan, folder, seed) for seed in range(plan.num_active)]
     engine.warm_up()
-    few, many = [], []
+    few: list[Run] = []
+    many: list[Run] = []
     for turn in range(plan.num_runs + 1):
-        pair = (serve(engine, plan, keys[: plan.num_few]), serve(engine, plan, keys))
-        if turn:  # the first turn brings the adapters to memory
-            few.append(pair[0])
-            many.append(pair[1])
+        arms = [(few, keys[: plan.num_few]), (many, keys)]
+        for runs, asked in arms if turn % 2 else reversed(arms):
+            run = serve(engine, plan, asked)
+            if turn:  # the first turn brings the adapters to memory
+                runs.append(run)
     stats = engine.core.stats()
     parted = [*parted_at_near_tie(engine, few), *parted_at_near_tie(engine, many)]
     engine.close()
