@@ -60,6 +60,16 @@ def test_folds_the_scale_into_b_in_fp32_and_rounds_once(
     assert_folded(block, stored)
 
 
+def test_a_block_without_extras_is_not_prepared(tmp_path: Path) -> None:
+    prepared: list[object] = []
+    cache = HostCache(
+        make_layout(), 1 << 20, torch.float32, prepare=lambda *block: prepared.append(block)
+    )
+    stored = write_block(tmp_path / "block", make_key("a"))
+    assert_folded(read(cache, stored), stored)
+    assert prepared == []
+
+
 def test_matrices_larger_than_a_piece_are_read_whole(tmp_path: Path) -> None:
     stored = write_block(
         tmp_path / "block", make_key("a"), layout=LARGE_LAYOUT, ranks={0: 100, 1: 99}, dtype="BF16"

@@ -177,8 +177,9 @@ def test_told_to_stop_under_load_it_ends_every_request_and_itself_in_order(
                 await load.until_answered(16)
                 load.may_refuse_connections = True
                 server.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.1)
                 async with httpx.AsyncClient(base_url=server.url) as client:
+                    while (await client.get("/ready")).is_success:
+                        await asyncio.sleep(0.01)
                     check_envelope(await client.get("/ready"), "shutting_down")
                     assert (await client.get("/health")).status_code == 200
                     headers = {"authorization": f"Bearer {caller.key}"}

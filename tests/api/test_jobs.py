@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,18 @@ def let_time_pass(database: Database, passed: timedelta) -> None:
         row = session.get_one(JobLease, "job")
         row.expires_at = row.expires_at and row.expires_at - passed
         row.finished_at = row.finished_at and row.finished_at - passed
+
+
+def expiry(database: Database) -> datetime:
+    with database.platform_transaction(read_only=True) as session:
+        expires_at = session.get_one(JobLease, "job").expires_at
+    assert expires_at is not None
+    return expires_at
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
 
 
 def test_one_of_the_servers_does_the_job_when_it_is_due(
@@ -86,9 +98,11 @@ def test_who_lost_the_lease_stops(
     database: Database, servers: list[Jobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "RENEWAL_SECONDS", 0.05)
+    has_begun = asyncio.Event()
     ends: list[str] = []
 
     async def work() -> None:
+        has_begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -97,7 +111,9 @@ def test_who_lost_the_lease_stops(
 
     async def run() -> None:
         slow = asyncio.create_task(servers[0].run_if_due(Job(name="job", every=DAY, run=work)))
-        await asyncio.sleep(0.2)  # renewed some times
+        await has_begun.wait()
+        first = expiry(database)
+        await until(lambda: expiry(database) > first)
         with database.platform_transaction() as session:
             assert session.get_one(JobLease, "job").server_id == "server-0"
             session.get_one(JobLease, "job").server_id = "server-1"  # as if it had expired
@@ -116,7 +132,8 @@ def test_a_lease_is_renewed_while_the_work_goes_on(
 
     async def work() -> None:
         let_time_pass(database, LEASE - timedelta(seconds=1))
-        await asyncio.sleep(0.3)
+        passed = expiry(database)
+        await until(lambda: expiry(database) > passed + LEASE / 2)
         let_time_pass(database, LEASE - timedelta(seconds=1))
         assert not await servers[1].run_if_due(Job(name="job", every=DAY, run=work))
         held.set()

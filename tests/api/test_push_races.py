@@ -33,10 +33,16 @@ class SlowControlPlane(ControlPlane):
 
     gate: asyncio.Event | None = None
 
+    def __init__(self, database: Database, secret: bytes) -> None:
+        super().__init__(database, secret)
+        self.is_holding = asyncio.Event()
+        """A caller waits for the gate."""
+
     async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
         gate = self.gate
         result = await super().read(tenant_id, query)
         if gate is not None:
+            self.is_holding.set()
             await gate.wait()
         return result
 
@@ -99,19 +105,20 @@ def test_a_repeated_part_does_not_cut_off_what_the_first_one_acknowledged(server
 
     async def run() -> None:
         plane = server.control_plane
-        arrived = asyncio.Event()
+        began, arrived = asyncio.Event(), asyncio.Event()
 
         async def slow(_max_bytes: int) -> AsyncIterator[bytes]:
             yield CONTENT[:8]
+            began.set()
             await arrived.wait()
 
         first = asyncio.create_task(
             server.pushes.receive(server.tenant_id, upload_id, offset=0, read=slow)
         )
-        await asyncio.sleep(0.1)
+        await began.wait()
         plane.gate = gate = asyncio.Event()
         again = asyncio.create_task(server.send(upload_id, CONTENT[:3]))
-        await asyncio.sleep(0.1)
+        await plane.is_holding.wait()
         plane.gate = None
         arrived.set()
         await first
@@ -135,7 +142,7 @@ def test_a_commit_that_comes_when_another_ends_has_the_same_answer(server: Serve
         committing = asyncio.create_task(
             server.pushes.commit(server.tenant_id, upload_id, BY_SYSTEM)
         )
-        await asyncio.sleep(0.1)
+        await server.control_plane.is_holding.wait()
         server.control_plane.gate = None
         with server.database.transaction(server.tenant_id) as session:
             version, _ = service.create_version(session, make_new_version("bot", "content"))

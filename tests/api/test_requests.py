@@ -27,7 +27,10 @@ def operator(server: ServerUnderTest) -> Iterator[httpx.Client]:
 def generate(caller: Caller, model: str = "tiny", **options: Any) -> str:
     """The id of a finished request."""
     raw = caller.openai.completions.with_raw_response.create(
-        model=model, prompt="once", **{"max_tokens": 2, **options}
+        model=model,
+        prompt="once",
+        extra_body={"ignore_eos": True},
+        **{"max_tokens": 2, **options},
     )
     return str(raw.headers["x-request-id"])
 

@@ -50,6 +50,13 @@ DESTRUCTIVE = {"delete_adapter", "delete_version", "remove_alias"}
 MAX_TOKENS = 4
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unlocked(server: ServerUnderTest) -> Iterator[None]:
+    """The generated names that sign in nowhere lock nobody else."""
+    yield
+    server.forget_sign_in_failures()
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
     with requests.Session() as session:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import select
 
-from loraplex.platform.accounts.models import AccountSession, SignInFailures
+from loraplex.platform.accounts.models import AccountSession
 from loraplex.platform.base import utc_now
 from support.access import MISSING, ROUTES, Kind, concrete
 from support.browser import COOKIE, PASSWORD, Browser, signed_in_operator, signed_in_user
@@ -65,12 +65,9 @@ def visit(server: ServerUnderTest) -> Iterator[Callable[[], Browser]]:
 
 @pytest.fixture
 def unlocked(server: ServerUnderTest) -> Iterator[None]:
-    """Failures of this test lock nobody else: all tests come from one address."""
+    """Failures of this test lock nobody else."""
     yield
-    database = server.database
-    with database.platform_transaction() as session:
-        session.execute(delete(SignInFailures))
-    database.close()
+    server.forget_sign_in_failures()
 
 
 def test_a_session_says_who_is_signed_in(admin: Browser, owner: Browser) -> None:

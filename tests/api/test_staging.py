@@ -84,16 +84,18 @@ def test_a_cancelled_request_leaves_what_it_sent_once(
 ) -> None:
     """A server that stops cancels its requests; the thread that writes goes on."""
     monkeypatch.setattr(staging_module, "WRITE_BYTES", 4)
-    may_write, write_all = threading.Event(), staging_module._write_all
+    is_writing, may_write = threading.Event(), threading.Event()
+    write_all = staging_module._write_all
 
     def slow_write_all(descriptor: int, data: bytes) -> None:
-        may_write.wait(10)
+        is_writing.set()
+        assert may_write.wait(60)
         write_all(descriptor, data)
 
     async def run() -> None:
         monkeypatch.setattr(staging_module, "_write_all", slow_write_all)
         appending = asyncio.create_task(staging.append("one", 0, three_chunks()))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(is_writing.wait, 60)
         appending.cancel()
         await asyncio.sleep(0.1)
         may_write.set()

@@ -47,7 +47,7 @@ async def running(
     *,
     on_adapter_wanted: Callable[[AdapterKey], Awaitable[FetchedBlock]] = fetch_at_once,
     max_deaths: int = 5,
-    stall_seconds: float = 10.0,
+    stall_seconds: float = RestartPolicy().stall_seconds,
     max_queued: int = 4096,
 ) -> AsyncIterator[EngineClient]:
     client = EngineClient(

@@ -15,10 +15,12 @@ from typing import Any
 
 import httpx
 from openai import AsyncOpenAI, OpenAI
+from sqlalchemy import delete
 
 from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
 from loraplex.api.settings import Settings
+from loraplex.platform.accounts.models import SignInFailures
 from loraplex.platform.database import Database
 from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.principal import OperatorRole, Scope
@@ -124,6 +126,13 @@ class ServerUnderTest:
             issued = service.issue_key(session, operator, name="test")
         database.close()
         return issued.text
+
+    def forget_sign_in_failures(self) -> None:
+        """Nobody is locked out any more: all tests come from one address."""
+        database = self.database
+        with database.platform_transaction() as session:
+            session.execute(delete(SignInFailures))
+        database.close()
 
     def usage_of(self, request_id: str | None, caller: Caller) -> UsageRecord | None:
         """The ledger's row of a request."""
