@@ -12,6 +12,7 @@ from .auth import authenticate
 from .console_files import ConsoleFiles
 from .errors import install_error_handlers
 from .idempotency import IdempotentRequests
+from .planned_route import PlannedRoute
 from .request_context import RequestContext
 from .routes import (
     adapters,
@@ -68,6 +69,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime
+    app.router.route_class = PlannedRoute
     for router in (operations.router, sessions.open_router):
         _add_routes(app, router)
     for module in _CLOSED:

@@ -88,6 +88,15 @@ class ControlPlane:
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
         self._threads = WorkerThreads("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
+        self.note_change: Callable[[str | None], None] = lambda tenant_id: None
+        """What `tell_of_changes` was given; also for changes by other servers that are seen."""
+
+    def tell_of_changes(self, tell: Callable[[str | None], None]) -> None:
+        """Have `tell` called with the tenant of each change, None for a change of the platform.
+
+        In a thread, when it is committed and before anybody is answered.
+        """
+        self.note_change = tell
 
     async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
         """The query's result, on the tenant's rows. Raises a PlatformError."""
@@ -137,6 +146,7 @@ class ControlPlane:
             finally:
                 if is_carried_out:  # and committed, even if the answer to that was lost
                     self._auth_cache.clear_tenant(tenant_id)
+                    self.note_change(tenant_id)
             return changed.result
 
         return await self._run(run)
@@ -157,6 +167,7 @@ class ControlPlane:
             finally:
                 if is_carried_out:
                     self._auth_cache.clear()
+                    self.note_change(None)
             return changed.result
 
         return await self._run(run)

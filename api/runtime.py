@@ -151,6 +151,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         model_dir = await asyncio.to_thread(locate_model, engine_config.model)
         tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
         seen_adapters = SeenAdapters(settings.stale_seconds)
+        control_plane.tell_of_changes(seen_adapters.note_change)
         source = _BlockSource(control_plane, fetcher, seen_adapters)
         engine = EngineClient(
             replace(engine_config, model=str(model_dir)),

@@ -15,6 +15,7 @@ import uvloop
 
 from ..engine.config import EngineConfig
 from .app import create_app
+from .garbage import look_for_garbage_seldom
 from .http_protocol import BoundedHttpProtocol
 from .runtime import Runtime, open_runtime
 from .settings import Settings
@@ -140,7 +141,9 @@ def run_server(
             _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
             listen(listener)
             announce(runtime)
-            await DrainingServer(runtime, on_drain=on_drain).serve(sockets=[listener])
+            server = DrainingServer(runtime, on_drain=on_drain)
+            look_for_garbage_seldom()
+            await server.serve(sockets=[listener])
 
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

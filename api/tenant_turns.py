@@ -54,7 +54,7 @@ class TenantTurns:
         except BaseException:
             self._leave(tenant_id, line)
             raise
-        running = asyncio.ensure_future(self._threads.run(function, *args, **kwargs))
+        running = self._threads.run(function, *args, **kwargs)
 
         def end_turn(ended: asyncio.Future[Result]) -> None:
             line.turn.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
@@ -17,16 +18,16 @@ class WorkerThreads:
     def __init__(self, name: str, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
-    async def run(
+    def run(
         self,
         function: Callable[Parameters, Result],
         /,
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
-    ) -> Result:
+    ) -> asyncio.Future[Result]:
         """The function's result; it runs to its end even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        return loop.run_in_executor(self._executor, partial(function, *args, **kwargs))
 
     def start(
         self,

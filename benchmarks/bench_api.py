@@ -2,10 +2,11 @@
 
 `make bench-api`. The server is a process of its own, its engine another that only repeats prompts,
 its database SQLite in the temporary folder. Counted is the CPU time of the server's process with
-all its threads, as the system says it: a request that is not streamed, without and with limits; a
-token of a stream, as the slope between short streams and long ones; and the memory of the process
-under 1,000 streams at once, twice. Tokens that wait for a slow reader are told together, which
-is cheaper: how many there were in an event stands beside the cost of one, and is 1 if all keep up.
+all its threads, as the system says it: a request that is not streamed, without and with limits and
+under an adapter by its alias; a token of a stream, as the slope between short streams and long
+ones; and the memory of the process under 1,000 streams at once, twice. Tokens that wait for a slow
+reader are told together, which is cheaper: how many there were in an event stands beside the cost
+of one, and is 1 if all keep up.
 Prints the figures, and last one line of JSON.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import tempfile
@@ -24,9 +26,16 @@ from pathlib import Path
 
 import httpx
 
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.store import object_key
+from loraplex.platform.adapters import service as catalog
+from loraplex.platform.adapters.service import NewVersion
+from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.service import Limits
-from support.fake_engine import PACE_FILE
+from loraplex.platform.sessions import TenantSession
+from support.catalog import bring_to
+from support.fake_engine import PACE_FILE, fake_info
 from support.models import make_tiny_llama
 from support.mortal_server import MortalServer, mortal_server
 from support.server import Caller
@@ -55,6 +64,8 @@ class Figures:
 
     request_seconds: float
     limited_request_seconds: float
+    adapter_request_seconds: float
+    """Without limits."""
     token_seconds: float
     tokens_per_event: float
     """Of the streams that `token_seconds` is from."""
@@ -66,9 +77,8 @@ class Figures:
 
     @property
     def is_within_bars(self) -> bool:
-        return (
-            self.request_seconds <= MAX_REQUEST_SECONDS and self.token_seconds <= MAX_TOKEN_SECONDS
-        )
+        requests = self.request_seconds, self.adapter_request_seconds
+        return max(requests) <= MAX_REQUEST_SECONDS and self.token_seconds <= MAX_TOKEN_SECONDS
 
 
 class Load:
@@ -133,16 +143,36 @@ def resident_bytes(pid: int) -> int:
 def measure(server: MortalServer, model: str, num_requests: int, num_streams: int) -> Figures:
     numbers = count()
 
-    def load(limits: Limits | None = None) -> Load:
+    def load(
+        prepare: Callable[[TenantSession], object] = lambda session: None, asked: str = model
+    ) -> Load:
         caller = server.as_server().make_caller(f"tenant-{next(numbers)}")
-        if limits is not None:
-            database = server.as_server().database
-            with database.transaction(caller.tenant_id) as session:
-                quotas.set_limits(session, limits)
-            database.close()
-        return Load(server, caller, model)
+        database = server.as_server().database
+        with database.transaction(caller.tenant_id) as session:
+            prepare(session)
+        database.close()
+        return Load(server, caller, asked)
 
-    free, limited = load(), load(ALL_LIMITS)
+    def publish(session: TenantSession) -> None:
+        """A version with an alias, whose block the engine takes unread."""
+        block, digest = b"a block", f"sha256:{hashlib.sha256(b'weights').hexdigest()}"
+        path = Path(server.settings.data_dir, "store")
+        path /= object_key(AdapterKey(session.tenant_id, digest))
+        path.parent.mkdir(parents=True)
+        path.write_bytes(block)
+        new = NewVersion(
+            adapter_name="bot",
+            digest=digest,
+            base_id=fake_info("base").base_id,
+            object_sha256=hashlib.sha256(block).hexdigest(),
+            size_bytes=len(block),
+            intake_report={},
+        )
+        bring_to(session, catalog.create_version(session, new).version, VersionState.READY)
+        catalog.set_alias(session, "bot", "live", 1)
+
+    free, adapted = load(), load(publish, "bot@live")
+    limited = load(lambda session: quotas.set_limits(session, ALL_LIMITS))
 
     def per_request(who: Load) -> float:
         return who.cpu_seconds(num_requests, num_tokens=16, is_stream=False) / num_requests
@@ -159,11 +189,20 @@ def measure(server: MortalServer, model: str, num_requests: int, num_streams: in
 
     per_request(free)  # warm
     free_seconds, limited_seconds = per_request(free), per_request(limited)
+    per_request(adapted)  # loads it
+    adapted_seconds = per_request(adapted)
     token_seconds, tokens_per_event = per_token()
     idle = resident_bytes(server.pid)
     most = [most_bytes(server.pid, lambda: asyncio.run(streams(free, num_streams))) for _ in "12"]
     return Figures(
-        free_seconds, limited_seconds, token_seconds, tokens_per_event, idle, most[0], most[1]
+        request_seconds=free_seconds,
+        limited_request_seconds=limited_seconds,
+        adapter_request_seconds=adapted_seconds,
+        token_seconds=token_seconds,
+        tokens_per_event=tokens_per_event,
+        idle_bytes=idle,
+        streams_bytes=most[0],
+        again_bytes=most[1],
     )
 
 
@@ -199,6 +238,7 @@ def main() -> None:
     for what, figure, unit in (
         ("a request, not streamed, no limits", figures.request_seconds * 1e3, "ms"),
         ("the same with all limits", figures.limited_request_seconds * 1e3, "ms"),
+        ("under an adapter, by its alias", figures.adapter_request_seconds * 1e3, "ms"),
         ("a token of a stream", figures.token_seconds * 1e6, "us"),
         ("tokens in an event", figures.tokens_per_event, ""),
         ("memory, idle", figures.idle_bytes / 2**20, "MiB"),

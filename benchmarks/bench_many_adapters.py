@@ -242,7 +242,7 @@ def measure_catalog(plan: Plan, size: int, directory: Path) -> dict[str, object]
 
     def resolve() -> None:
         with database.transaction(tenant_id, read_only=True) as session:
-            registry.resolve(session, name, tenant_slug="bench", base_id=BASE_ID)
+            registry.resolve(session, name, tenant_slug="bench").of("r", base_id=BASE_ID)
 
     def list_page() -> None:
         with database.transaction(tenant_id, read_only=True) as session:

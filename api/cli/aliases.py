@@ -17,7 +17,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.command("set")
 def set_alias(name: Name, alias: Alias, version: VersionNumber, as_json: AsJson = False) -> None:
-    """Point an alias at a ready version; new requests follow it at once. A canary is over."""
+    """Point an alias at a ready version; new requests follow it at once, on other servers within
+    three seconds. A canary is over."""
     with open_client() as client:
         answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
     _print_alias(answer, as_json=as_json)

@@ -244,6 +244,7 @@ class Deletions:
         """Take the content out of this server's tiers; once for each deletion."""
         if deletion.version_id in self._let_go_of:
             return
+        self._control_plane.note_change(deletion.key.tenant_id)  # no name leads there any more
         if not deletion.is_content_shared:
             await self._engine.evict_adapter(deletion.key, drain_seconds=drain_seconds)
             await self._threads.run(self._fetcher.forget, deletion.key)

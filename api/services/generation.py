@@ -282,8 +282,9 @@ class Generation:
         if self._open.pop(sequence.spec.index, None) is None:
             return
         sequence.times.ended(finish_reason)
-        if sequence.stream is not None:
-            sequence.stream.close()
+        stream, sequence.stream = sequence.stream, None  # they hold each other
+        if stream is not None:
+            stream.close()
 
     def _count_prompt(self, spec: SequenceSpec, started: RequestStarted) -> None:
         if spec.is_first_choice:

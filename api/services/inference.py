@@ -18,7 +18,7 @@ from ...engine.messages import GenerationRequest, Pooling, RequestStarted, Specu
 from ...engine.sampling_params import SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...platform.adapters import registry
-from ...platform.adapters.registry import AdapterRef
+from ...platform.adapters.registry import AdapterRef, Meaning, ModelName
 from ...platform.errors import DatabaseBusy, DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
 from ...platform.overview.figures import FigureSums
@@ -158,9 +158,10 @@ class Inference:
     ) -> ServedModel:
         """What `model` means now. The base's name is reserved; nothing falls back to the base.
 
-        Which version of a split alias answers depends on `request_id` alone. While the database is
-        away a name means what it meant last. Raises a PlatformError: unknown, foreign, beyond the
-        key's restriction, not ready or of another base.
+        Which version of a split alias answers depends on `request_id` alone. A name means what it
+        meant up to three seconds ago, unless this server has changed something since, and while
+        the database is away what it meant last. Raises a PlatformError: unknown, foreign, beyond
+        the key's restriction, not ready or of another base.
         """
         if model == self.served_model_name:
             if not principal.may_use(None):
@@ -169,26 +170,30 @@ class Inference:
         name = registry.parse_model_name(model)
         if not principal.may_use(name.adapter):
             raise ModelNotFound(model)
+        meaning = self._seen_adapters.fresh(principal.tenant_id, model)
+        if meaning is None:
+            meaning = await self._look_up(principal, name)
+        adapter = meaning.of(request_id, base_id=self._engine.info.base_id)
+        return ServedModel(adapter.pinned, adapter)
+
+    async def _look_up(self, principal: Principal, name: ModelName) -> Meaning:
         tenant_id = principal.tenant_id
+        ticket = self._seen_adapters.begin(tenant_id)
         try:
-            adapter = await self._control_plane.read(
+            meaning = await self._control_plane.read(
                 tenant_id,
-                lambda session: registry.resolve(
-                    session,
-                    name,
-                    tenant_slug=principal.tenant_slug,
-                    base_id=self._engine.info.base_id,
-                    request_id=request_id,
-                ),
+                lambda session: registry.resolve(session, name, tenant_slug=principal.tenant_slug),
             )
         except DatabaseUnavailable:
-            adapter = self._seen_adapters.recall(tenant_id, model)
+            return self._seen_adapters.recall(tenant_id, name.text)
         except PlatformError:
-            self._seen_adapters.forget(tenant_id, model)
+            self._seen_adapters.forget(tenant_id, name.text)
             raise
+        if meaning.is_ready:
+            self._seen_adapters.note(tenant_id, meaning, ticket)
         else:
-            self._seen_adapters.note(tenant_id, model, adapter)
-        return ServedModel(adapter.pinned, adapter)
+            self._seen_adapters.forget(tenant_id, name.text)
+        return meaning
 
     async def encode_chat(
         self,

@@ -1,7 +1,8 @@
 """Writing who is admitted and what ended: what waits while a transaction runs goes into the next.
 
 Everybody learns of their own when it is committed. A commit costs as much for many requests as for
-one, so the busier a tenant is, the less a request costs; one alone waits for nobody.
+one, so a tenant's transactions keep a pace: the busier it is, the less a request costs, and however
+busy, it leaves others room. One alone waits for nobody.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ..control_plane import ControlPlane
 
 MAX_REQUESTS = 64
 """Of one transaction: what it locks, others wait for."""
+PACE_SECONDS = 0.01
+"""From the begin of a tenant's transaction to the next, unless that is full already."""
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
@@ -114,11 +117,16 @@ class LedgerWriter:
         return entry.done
 
     async def _write_waiting(self, tenant_id: str) -> None:
+        now = asyncio.get_running_loop().time
         try:
             while waiting := self._waiting.pop(tenant_id, None):
+                next_at = now() + PACE_SECONDS
                 if rest := waiting[MAX_REQUESTS:]:
                     self._waiting[tenant_id] = rest
                 await self._commit_unless_closed(tenant_id, waiting[:MAX_REQUESTS])
+                is_next_full = len(self._waiting.get(tenant_id, ())) >= MAX_REQUESTS
+                if not is_next_full and (early := next_at - now()) > 0:
+                    await asyncio.sleep(early)
         finally:
             del self._writing[tenant_id]
 

@@ -48,7 +48,7 @@ class Staging:
                 if len(buffer) >= WRITE_BYTES:
                     piece = bytes(buffer)
                     buffer.clear()  # now: a piece that fails or goes on alone is not written twice
-                    writing = asyncio.ensure_future(self._threads.run(_write_all, file, piece))
+                    writing = self._threads.run(_write_all, file, piece)
                     await asyncio.shield(writing)
         finally:
             if writing is not None:

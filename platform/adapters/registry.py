@@ -58,6 +58,8 @@ class AdapterRef:
     base_id: str
     object_sha256: str
     size_bytes: int
+    reason_code: str | None = None
+    """Why it was rejected, if it was."""
     alias: str | None = None
     """The alias that led here, `prod` for a bare name; None where none did, as for `latest`."""
     is_canary: bool = False
@@ -69,12 +71,49 @@ class AdapterRef:
         return f"{self.tenant_slug}/{self.name}@{self.version}"
 
 
-class _Choice(NamedTuple):
-    """What a name leads to, and how."""
+class Meaning(NamedTuple):
+    """What a name means at some moment: a version, or by a split alias one of two."""
 
-    version: AdapterVersion
-    alias: str | None = None
-    is_canary: bool = False
+    name: str
+    main: AdapterRef
+    canary: AdapterRef | None = None
+    canary_percent: float = 0.0
+
+    @property
+    def versions(self) -> tuple[AdapterRef, ...]:
+        """All that it may mean."""
+        return (self.main,) if self.canary is None else (self.main, self.canary)
+
+    @property
+    def is_ready(self) -> bool:
+        """So are all its versions: what it means changes only by what somebody does."""
+        return all(version.state is VersionState.READY for version in self.versions)
+
+    def of(self, request_id: str, *, base_id: str) -> AdapterRef:
+        """The version for this request: of a split alias the same for the same id.
+
+        Raises AdapterNotReady while it is being checked or once it was rejected, and BaseMismatch
+        if it was made for another base model than `base_id`.
+        """
+        version = self._drawn(request_id)
+        if version.state is not VersionState.READY:
+            raise AdapterNotReady(self.name, state=version.state, reason=version.reason_code)
+        if version.base_id != base_id:
+            raise BaseMismatch(
+                f"{self.name!r} was made for another base model than the one served."
+            )
+        return version
+
+    def _drawn(self, request_id: str) -> AdapterRef:
+        if self.canary is None or self.canary.alias is None:
+            return self.main
+        is_in = is_in_canary(
+            self.canary_percent,
+            adapter_id=self.canary.adapter_id,
+            alias=self.canary.alias,
+            request_id=request_id,
+        )
+        return self.canary if is_in else self.main
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -89,30 +128,18 @@ def parse_model_name(text: str) -> ModelName:
     return _with_suffix(text, adapter, owner, suffix)
 
 
-def resolve(
-    session: TenantSession,
-    name: ModelName,
-    *,
-    tenant_slug: str,
-    base_id: str,
-    request_id: str = "",
-) -> AdapterRef:
-    """The version that `name` means to the session's tenant, whose slug is `tenant_slug`.
+def resolve(session: TenantSession, name: ModelName, *, tenant_slug: str) -> Meaning:
+    """What `name` means now to the session's tenant, whose slug is `tenant_slug`.
 
-    `request_id` decides which version of a split alias it is: the same for the same id.
-
-    Raises ModelNotFound, AdapterNotReady while it is being checked or once it was rejected, and
-    BaseMismatch if it was made for another base model than `base_id`.
+    Raises ModelNotFound.
     """
     if name.tenant not in (None, tenant_slug):
         raise ModelNotFound(name.text)
-    choice = _choose(session, name, request_id)
-    version = choice.version
-    if version.state is not VersionState.READY:
-        raise AdapterNotReady(name.text, state=version.state, reason=version.reason_code)
-    if version.base_id != base_id:
-        raise BaseMismatch(f"{name.text!r} was made for another base model than the one served.")
-    return _reference(choice, name=name.adapter, tenant_slug=tenant_slug)
+    adapter = repository.find_adapter(session, name.adapter)
+    meaning = None if adapter is None else _select(session, adapter.id, name, tenant_slug)
+    if meaning is None:
+        raise ModelNotFound(name.text)
+    return meaning
 
 
 def _with_suffix(text: str, adapter: str, tenant: str | None, suffix: str) -> ModelName:
@@ -140,39 +167,34 @@ def _check_digest(text: str, digest: str) -> str:
     return digest
 
 
-def _choose(session: TenantSession, name: ModelName, request_id: str) -> _Choice:
-    adapter = repository.find_adapter(session, name.adapter)
-    choice = None if adapter is None else _select(session, adapter.id, name, request_id)
-    if choice is None:
-        raise ModelNotFound(name.text)
-    return choice
-
-
 def _select(
-    session: TenantSession, adapter_id: str, name: ModelName, request_id: str
-) -> _Choice | None:
+    session: TenantSession, adapter_id: str, name: ModelName, tenant_slug: str
+) -> Meaning | None:
     alias = DEFAULT_ALIAS if _is_bare(name) else name.alias
     if alias is not None and alias != LATEST:
         row = repository.find_alias(session, adapter_id, alias)
         if row is not None:
-            return _split(row, request_id)
+            return _split(row, name, tenant_slug)
         if name.alias is not None:
             return None
     version = _select_version(session, adapter_id, name)
-    return None if version is None else _Choice(version)
+    if version is None:
+        return None
+    return Meaning(name.text, _reference(version, name.adapter, tenant_slug))
 
 
 def _is_bare(name: ModelName) -> bool:
     return name.alias is None and name.version is None and name.digest_prefix is None
 
 
-def _split(row: AdapterAlias, request_id: str) -> _Choice:
+def _split(row: AdapterAlias, name: ModelName, tenant_slug: str) -> Meaning:
+    main = _reference(row.version, name.adapter, tenant_slug, alias=row.name)
     if row.canary_version is None or row.canary_percent is None:
-        return _Choice(row.version, row.name)
-    is_canary = is_in_canary(
-        row.canary_percent, adapter_id=row.adapter_id, alias=row.name, request_id=request_id
+        return Meaning(name.text, main)
+    canary = _reference(
+        row.canary_version, name.adapter, tenant_slug, alias=row.name, is_canary=True
     )
-    return _Choice(row.canary_version if is_canary else row.version, row.name, is_canary)
+    return Meaning(name.text, main, canary, row.canary_percent)
 
 
 def _select_version(
@@ -200,8 +222,14 @@ def _find_by_digest(session: TenantSession, adapter_id: str, prefix: str) -> Ada
     return next(ready, versions[0])
 
 
-def _reference(choice: _Choice, *, name: str, tenant_slug: str) -> AdapterRef:
-    version = choice.version
+def _reference(
+    version: AdapterVersion,
+    name: str,
+    tenant_slug: str,
+    *,
+    alias: str | None = None,
+    is_canary: bool = False,
+) -> AdapterRef:
     return AdapterRef(
         key=AdapterKey(version.tenant_id, version.digest),
         adapter_id=version.adapter_id,
@@ -213,6 +241,7 @@ def _reference(choice: _Choice, *, name: str, tenant_slug: str) -> AdapterRef:
         base_id=version.base_id,
         object_sha256=version.object_sha256,
         size_bytes=version.size_bytes,
-        alias=choice.alias,
-        is_canary=choice.is_canary,
+        reason_code=version.reason_code,
+        alias=alias,
+        is_canary=is_canary,
     )

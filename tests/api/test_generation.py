@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +381,16 @@ def test_an_engine_that_refuses_to_take_it_is_raised_at_the_start(tokenizer: Tok
     with pytest.raises(EngineUnavailable):
         run(begin())
     assert scenario.charged == [("aborted", 0, 0)]
+
+
+def test_an_ended_request_is_freed_without_looking_for_garbage(tokenizer: Tokenizer) -> None:
+    events = script(started(), tokens(tokenizer, "Hi"), finished())
+    scenario = Scenario(tokenizer, events)
+    gc.disable()
+    try:
+        run(scenario.text())
+        ended = weakref.ref(scenario.generation)
+        del scenario.generation
+        assert ended() is None
+    finally:
+        gc.enable()

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from loraplex.api.control_plane import ControlPlane
+from loraplex.api.services import ledger_writer
 from loraplex.api.services.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -96,6 +97,47 @@ def test_what_ends_together_shares_transactions_and_loses_nothing(
     assert control_plane.num_writes <= 2 * 3, "one alone, and the others in full transactions"
 
 
+def test_a_tenant_keeps_its_pace_and_who_is_alone_waits_for_nobody(
+    control_plane: Counting, tenant_ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, bolt = tenant_ids
+
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane)
+        monkeypatch.setattr(ledger_writer, "PACE_SECONDS", 3600.0)
+        await writer.write(owner(acme, "alone"), charge())
+        await writer.write(owner(bolt, "another's"), charge())
+        assert control_plane.num_writes == 2
+        waiting = asyncio.create_task(writer.write(owner(acme, "too early"), charge()))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        assert control_plane.num_writes == 2
+        writer.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_before_the_next_is_due_shares_it(
+    control_plane: Counting, tenant_ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane)
+        monkeypatch.setattr(ledger_writer, "PACE_SECONDS", 0.5)
+        await writer.write(owner(tenant_ids[0], "first"), charge())
+        ends = []
+        for number in range(5):
+            ends.append(
+                asyncio.create_task(writer.write(owner(tenant_ids[0], str(number)), charge()))
+            )
+            await asyncio.sleep(0.01)
+        assert all(await asyncio.gather(*ends))
+
+    asyncio.run(scenario())
+    assert control_plane.num_writes == 2
+
+
 def test_each_is_told_whether_its_own_row_is_new(
     control_plane: Counting, tenant_ids: list[str]
 ) -> None:
@@ -149,9 +191,10 @@ def test_all_who_wait_hear_that_the_database_is_away_and_may_try_again(
 
 
 def test_those_who_begin_share_transactions_with_those_who_end(
-    control_plane: Counting, tenant_ids: list[str]
+    control_plane: Counting, tenant_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acme = tenant_ids[0]
+    monkeypatch.setattr(ledger_writer, "PACE_SECONDS", 0.05)
     limit(control_plane._database, acme, concurrent_requests=2, requests_per_minute=100)
 
     async def scenario() -> list[Any]:

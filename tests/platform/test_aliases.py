@@ -72,13 +72,8 @@ def what_happened(change: AliasChange) -> tuple[str, int | None, int | None, flo
 
 
 def resolve_for_acme(session: TenantSession, name: str, request_id: str) -> AdapterRef:
-    return resolve(
-        session,
-        parse_model_name(name),
-        tenant_slug="acme",
-        base_id=BASE_ID,
-        request_id=request_id,
-    )
+    meaning = resolve(session, parse_model_name(name), tenant_slug="acme")
+    return meaning.of(request_id, base_id=BASE_ID)
 
 
 # --- a split ------------------------------------------------------------------------------------

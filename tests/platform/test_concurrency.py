@@ -333,13 +333,12 @@ def test_an_alias_is_never_seen_half_flipped(database: Database, acme: Tenant) -
             while number < NUM_READS or num_flips < NUM_FLIPS:
                 request_id, number = f"request-{reader}-{number}", number + 1
                 with database.transaction(acme.id, read_only=True) as session:
-                    reference = resolve(
-                        session, name, tenant_slug="acme", base_id=BASE_ID, request_id=request_id
-                    )
+                    meaning = resolve(session, name, tenant_slug="acme")
                     (alias,) = catalog.get_adapter(session, "support-bot").aliases
                 assert alias.canary_version is not None
                 split = (alias.version.number, alias.canary_version.number, alias.canary_percent)
                 assert split in SPLITS
+                reference = meaning.of(request_id, base_id=BASE_ID)
                 answers.add((request_place(adapter_id, "prod", request_id), reference.version))
         finally:
             readers_left.discard(reader)

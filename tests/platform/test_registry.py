@@ -105,7 +105,7 @@ def session(database: Database, acme: Tenant, bolt: Tenant) -> Iterator[TenantSe
 
 
 def resolve_for_acme(session: TenantSession, text: str, *, base_id: str = BASE_ID) -> AdapterRef:
-    return resolve(session, parse_model_name(text), tenant_slug="acme", base_id=base_id)
+    return resolve(session, parse_model_name(text), tenant_slug="acme").of("r", base_id=base_id)
 
 
 def test_tells_everything_about_the_version(session: TenantSession, acme: Tenant) -> None:

@@ -132,7 +132,7 @@ def _as_ascending(entry: AdapterSummary) -> str:
 def resolve_names(session: TenantSession) -> None:
     for suffix in ("", "@prod", "@latest", "@1", f"@{make_digest('watched')}"):
         name = parse_model_name("watched" + suffix)
-        reference = resolve(session, name, tenant_slug="acme", base_id=BASE_ID, request_id="r")
+        reference = resolve(session, name, tenant_slug="acme").of("r", base_id=BASE_ID)
         assert reference.name == "watched"
 
 

@@ -15,6 +15,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from loraplex.adapters.disk_cache import file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
 from loraplex.adapters.residency import Tier
@@ -131,7 +132,7 @@ class FakeCore:
                 if request_id in self._requests:
                     self._finish(request_id, FinishReason.ABORTED)
             case AdapterFetched(key, path, tier):
-                assert Path(path).name == key.digest
+                assert Path(path).name in (key.digest, file_name(key))
                 self._fetched[key] = tier
             case AdapterFetchFailed(key, error):
                 for request in list(self._requests.values()):

@@ -46,7 +46,7 @@ class ScriptedEngine:
         self, request: GenerationRequest, take: Callable[[RequestEvent], None]
     ) -> ScriptedStream:
         play = asyncio.create_task(self._play(self.scripts.pop(0), take))
-        return ScriptedStream(play, lambda: self.closed.append(request.request_id))
+        return ScriptedStream(play, lambda: self.closed.append(request.request_id), take)
 
     async def _play(self, script: Sequence[Event], take: Callable[[RequestEvent], None]) -> None:
         for event in script:
@@ -58,9 +58,15 @@ class ScriptedEngine:
 class ScriptedStream:
     """What a request's caller has of it; closed once."""
 
-    def __init__(self, play: asyncio.Task[None], on_close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        play: asyncio.Task[None],
+        on_close: Callable[[], None],
+        take: Callable[[RequestEvent], None],
+    ) -> None:
         self._play = play
         self._on_close = on_close
+        self._take = take  # held as the engine's client does
 
     def close(self) -> None:
         self._play.cancel()
