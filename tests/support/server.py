@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from support.waiting import wait_for
 LORAPLEX = (sys.executable, "-m", "loraplex")
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 """Options of a server that leaves room for others on the machine."""
+_ANNOUNCEMENT = re.compile(rb"^Serving .* at (http://\S+)/v1\n", re.MULTILINE)
 
 
 @dataclass
@@ -154,10 +156,11 @@ def serving(
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
     settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
-    port, log = free_port(), data_dir / "server.log"
+    log = data_dir / "server.log"
     command = [*LORAPLEX, "serve", "--model", str(base)]
-    where = ["--data-dir", str(data_dir), "--port", str(port)]
+    where = ["--data-dir", str(data_dir), "--port", "0"]
     with log.open("ab") as output:
+        num_old_bytes = output.tell()
         process = subprocess.Popen(
             [*command, *where, *SMALL, *options],
             stdin=subprocess.DEVNULL,
@@ -166,16 +169,28 @@ def serving(
             start_new_session=True,
             env=child_environment(**environment),
         )
-    server = ServerUnderTest(f"http://127.0.0.1:{port}", process, settings, log)
+    callers: list[Caller] = []
     try:
-        wait_for(server.is_ready, seconds=120)
+        url = wait_for(lambda: _announced_url(process, log, num_old_bytes), seconds=120)
+        server = ServerUnderTest(url, process, settings, log, callers)
+        wait_for(server.is_ready)
         yield server
     finally:
-        for caller in server.callers:
+        for caller in callers:
             caller.close()
         process.terminate()
         process.wait(60)
         assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
+
+
+def _announced_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
+    """Where it serves, once its log says so behind `start`; "" before.
+
+    Fails if the process has ended.
+    """
+    assert process.poll() is None, log.read_text()[-4000:]
+    found = _ANNOUNCEMENT.search(log.read_bytes(), start)
+    return found[1].decode() if found else ""
 
 
 def database_environment(data_dir: Path) -> dict[str, str]:
