@@ -156,8 +156,8 @@ class EngineProcess:
             on_message(decode_from_engine(frames))
         except Exception:
             _log.exception("engine_message_not_understood")
+            self.kill()  # before it learns that nobody listens, which is no failure of its own
             self._socket.close()
-            self.kill()
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
