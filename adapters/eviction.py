@@ -16,8 +16,7 @@ from .identity import AdapterKey
 
 
 class Cost(NamedTuple):
-    """What it costs to displace an occupant: first its rank, then how late it was used last, or
-    whatever else orders those of a rank."""
+    """What it costs to displace an occupant: first its rank, then the time of its last use."""
 
     rank: int
     last_used: float

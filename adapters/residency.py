@@ -27,7 +27,7 @@ from .pins import Pins
 from .reading import BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
-from .room import PATIENCE_SECONDS, SOON, DeviceArena, Displaced, Room
+from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
 
 __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
 
@@ -201,21 +201,6 @@ class Residency(Generic[BlockT]):
         else:
             record.stay_seconds = max(record.stay_seconds, stay_seconds)
 
-    def expect(self, keys: Sequence[AdapterKey]) -> None:
-        """Tell what waiting requests name, the next one first; it replaces what was told before.
-
-        None of these is displaced for one that is needed later. The first are requested: they may
-        have been displaced, or have failed, since their requests came.
-        """
-        self._room.expect(keys)
-        for key in keys[:SOON]:
-            self.request(key)
-
-    def expect_last(self, key: AdapterKey) -> None:
-        """The same as `request` for one that has just come: its turn is behind all others'."""
-        self._room.expect_last(key)
-        self.request(key)
-
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
         """Keep these on the device, most wanted first, and let all others go; see `pins`."""
         self._pins.set(key for key in keys if key not in self._retirements)
@@ -239,7 +224,6 @@ class Residency(Generic[BlockT]):
             return None
         if key in self._retirements or self._room.is_leaving(record):
             return None
-        self._room.take_turn(key)
         return self._leases.grant(record, request_id)
 
     def release(self, request_id: str) -> None:

@@ -4,19 +4,15 @@ Bytes are zeroed by the loader threads before they are free again, so room that 
 at once: whoever it is made for claims the window, and nobody else is placed in it. What lies in a
 claimed window gets no new leases.
 
-What waiting requests name has a turn (`expect`): it makes room only for what is needed sooner than
-itself, and soon.
-
 Nobody starves: smaller adapters overtake one that does not fit for `PATIENCE_SECONDS` only. Then it
 claims a window though leased adapters lie there; each goes when its last lease ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
@@ -38,16 +34,13 @@ WORKING_SET_SECONDS = 10.0
 is beyond its own."""
 ACTIVE_SECONDS = 60.0
 """A tenant that used none of its adapters for so long, and keeps none, has no share."""
-SOON = 8
-"""So many adapters whose turn is next may displace others that waiting requests name. Enough to
-hide a load behind the requests that run, few enough not to displace each other in a small arena."""
 MAX_REFUSALS = 16
 """Adapters for which room is looked for in vain in one round; the others wait for the next."""
 
 NOBODY = AdapterKey("", "")
 """In the place of a newcomer, where it is only asked who would go."""
 
-_SURPLUS, _ORDINARY, _KEPT, _EXPECTED, _PINNED = range(5)
+_SURPLUS, _ORDINARY, _KEPT, _PINNED = range(4)
 """Ranks of a displacement's cost, cheapest first."""
 
 
@@ -130,9 +123,6 @@ class Room(Generic[BlockT]):
         self._clock = clock
         self._pins = pins
         self._occupants: dict[AdapterKey, Record[BlockT]] = {}
-        self._turns: dict[AdapterKey, int] = {}
-        """What waiting requests name, and how many of these are needed before it."""
-        self._soon_since: dict[AdapterKey, float] = {}
         self._claims: dict[AdapterKey, Extent] = {}
         self._draining: AdapterKey | None = None
         """Whose claim waits for leases to end: one at a time."""
@@ -151,22 +141,6 @@ class Room(Generic[BlockT]):
         """Take up finished moves and erasures; True if something changed."""
         return bool(self._take_up_moves()) | bool(self._take_up_erasures())
 
-    def expect(self, keys: Iterable[AdapterKey]) -> None:
-        """What waiting requests name, the next one first; it replaces what was told before."""
-        now = self._clock()
-        self._turns = {key: turn for turn, key in enumerate(keys)}
-        soon = islice(self._turns, SOON)
-        self._soon_since = {key: self._soon_since.get(key, now) for key in soon}
-
-    def expect_last(self, key: AdapterKey) -> None:
-        """A waiting request names this too; its turn is the last, unless it had one before."""
-        last = next(reversed(self._turns.values()), -1)
-        self._turns.setdefault(key, last + 1)
-
-    def take_turn(self, key: AdapterKey) -> None:
-        """A request that waited for it has it now: its lease is what keeps it."""
-        self._turns.pop(key, None)
-
     def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
         """Give a placement to each of `waiting` for which there is room, or begin to make room.
 
@@ -175,7 +149,7 @@ class Room(Generic[BlockT]):
         displaced: list[Displaced[BlockT]] = []
         num_reachable = self._num_reachable() if waiting else 0
         refused: dict[tuple[str, bool, bool], int] = {}
-        for record in sorted(waiting, key=self._place_order):
+        for record in sorted(waiting, key=_order):
             assert record.block is not None
             size, rights = record.block.num_elements, self._rights(record)
             is_hopeless = size > num_reachable or size >= refused.get(rights, size + 1)
@@ -233,9 +207,13 @@ class Room(Generic[BlockT]):
             newcomer_size=0,
         )
 
+        def cost(record: Record[BlockT]) -> Cost:
+            if record.key in surplus.keys:
+                return Cost(_SURPLUS, record.last_used)
+            return Cost(_KEPT if now < record.kept_until else _ORDINARY, record.last_used)
+
         going = [record for record in self._occupants.values() if self._may_go(record)]
-        going.sort(key=lambda record: self._cost(record, surplus, now))
-        return [record.key for record in going]
+        return [record.key for record in sorted(going, key=cost)]
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -311,16 +289,11 @@ class Room(Generic[BlockT]):
         """Claim a window for the first of those that requests wait for, once it waited too long."""
         if self._draining is not None:
             return []
-        asked = [
-            record
-            for record in waiting
-            if record.is_requested and not (record.key in self._claims or self._is_far(record.key))
-        ]
+        asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
         first = min(asked, key=_order, default=None)
         if first is None or first.block is None:
             return []
-        waits_since = max(first.entered_at, self._soon_since.get(first.key, first.entered_at))
-        if self._clock() - waits_since < PATIENCE_SECONDS:
+        if self._clock() - first.entered_at < PATIENCE_SECONDS:
             return []
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
         window = choose_window(
@@ -443,44 +416,21 @@ class Room(Generic[BlockT]):
     def _cost_to_evict(
         self, record: Record[BlockT], newcomer: Record[BlockT], surplus: Surplus
     ) -> Cost | None:
-        """None for who may not go for this newcomer."""
+        """What a tenant has too many first, then the least recently used, of those that may go."""
         now = self._clock()
-        if not self._may_go(record) or self._precedes(record, newcomer):
+        if not self._may_go(record):
             return None
-        if now < record.kept_until and not newcomer.is_requested:
+        is_kept = now < record.kept_until
+        if is_kept and not newcomer.is_requested:
             return None
+        if record.key in surplus.keys:
+            return Cost(_SURPLUS, record.last_used)
         is_in_work = now - record.last_used < WORKING_SET_SECONDS
         is_foreign = record.key.tenant_id != newcomer.key.tenant_id
         is_modest = newcomer.key in self._pins or not surplus.is_newcomer_beyond
-        is_surplus = record.key in surplus.keys
-        if is_foreign and is_in_work and not (is_modest or is_surplus):
+        if is_foreign and is_in_work and not is_modest:
             return None
-        return self._cost(record, surplus, now)
-
-    def _cost(self, record: Record[BlockT], surplus: Surplus, now: float) -> Cost:
-        """What a tenant has too many first, then the least recently used; what waiting requests
-        name after all others, then whose turn is the last."""
-        turn = self._turns.get(record.key)
-        if turn is not None:
-            return Cost(_EXPECTED, -turn)
-        if record.key in surplus.keys:
-            return Cost(_SURPLUS, record.last_used)
-        return Cost(_KEPT if now < record.kept_until else _ORDINARY, record.last_used)
-
-    def _precedes(self, record: Record[BlockT], newcomer: Record[BlockT]) -> bool:
-        """Whether a request waits for `record` that must not lose it to the newcomer."""
-        if record.key not in self._turns or newcomer.key in self._pins:
-            return False
-        turn = self._turns.get(newcomer.key, SOON)
-        return turn >= min(SOON, self._turns[record.key])
-
-    def _is_far(self, key: AdapterKey) -> bool:
-        """Whether its turn is known, and not soon: that it waits is no sign of want."""
-        return self._turns.get(key, 0) >= SOON
-
-    def _place_order(self, record: Record[BlockT]) -> tuple[int, int]:
-        """What is needed soon, by its turn; then all others as they were asked for."""
-        return min(SOON, self._turns.get(record.key, SOON)), record.order
+        return Cost(_KEPT if is_kept else _ORDINARY, record.last_used)
 
     def _cost_to_drain(self, record: Record[BlockT], surplus: Surplus) -> Cost | None:
         """All but what moves can be waited for; pinned adapters only if nothing else will do."""
