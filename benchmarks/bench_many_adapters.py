@@ -224,7 +224,7 @@ def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
         num_adapters += sum(entry.num_leases > 0 for entry in stats.adapters)
         if stats.num_waiting:
             seconds = time.perf_counter() - begun
-            num_tokens = sum(map(len, engine.tokens(asked)))
+            num_tokens = sum(len(engine.answers[request].token_ids) for request in asked)
     return Run(
         num_tokens / seconds,
         num_adapters / num_steps,

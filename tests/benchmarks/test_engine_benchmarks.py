@@ -62,7 +62,8 @@ def run(benchmark: ModuleType, models: Path, capsys: pytest.CaptureFixture[str])
     header, *lines = table.splitlines()
     assert all(name in header for name in report["rows"][0])
     for line, row in zip(lines, report["rows"], strict=False):
-        assert line.startswith(str(next(iter(row.values())))[:4])
+        first = next(iter(row.values()))
+        assert line.startswith(f"{first:.4g}" if isinstance(first, float) else str(first))
     return report
 
 
