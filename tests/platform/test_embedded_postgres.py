@@ -28,6 +28,7 @@ def test_it_ends_with_who_started_it_even_if_that_is_killed() -> None:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as starter:
         assert starter.stdout is not None
         folder, pid = starter.stdout.readline().split()
