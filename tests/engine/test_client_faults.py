@@ -254,7 +254,7 @@ def test_a_deadline_holds_even_where_the_engine_does_not_keep_it(tmp_path: Path)
             early = client.submit(make_request("early", [5], deadline_seconds=0.1))
             assert tokens_of(await collect(early)) == [5] * 4
             assert error_of(await collect(late)).code == "deadline_exceeded"
-            assert time.monotonic() - begun_at > 0.5, "the engine was given its chance"
+            assert 0.5 < time.monotonic() - begun_at < 5
             assert client.num_open_requests == 0
 
     asyncio.run(scenario())
