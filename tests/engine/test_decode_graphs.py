@@ -131,9 +131,10 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
         assert replayed == eager
     assert engines.num_replayed >= 5 * 4
     assert engines.num_eager == 0
-    # Base and rank 16 for all sizes at the start; rank 64 when the adapter of rank 24 came.
-    at_start = 2 * len(row_sizes(6, 256))
-    assert at_start < engines.recorder.num_captured <= at_start + 4
+    # Base and rank 16 for all sizes at the start; rank 64 when the adapter of rank 24 came, once
+    # for each size of its steps: how the prompts were cut into steps decides which sizes.
+    num_sizes = len(row_sizes(6, 256))
+    assert 2 * num_sizes < engines.recorder.num_captured <= 3 * num_sizes
 
 
 def test_guesses_are_verified_and_short_prompts_computed_by_replays(
