@@ -16,7 +16,8 @@ from .identity import AdapterKey
 
 
 class Cost(NamedTuple):
-    """What it costs to displace an occupant: first its rank, then the time of its last use."""
+    """What it costs to displace an occupant: first its rank, then how late it was used last, or
+    whatever else orders those of a rank."""
 
     rank: int
     last_used: float

@@ -4,7 +4,8 @@
 
 One owner, the engine's loop, calls everything and never waits: whatever touches an adapter's bytes
 (reading, copying, moving, zeroing) is a job of the loader threads, and `poll` takes up its end. A
-leased adapter stays where it is; the others make room when one that waits needs it (see `room`).
+leased adapter stays where it is; the others make room when one that waits needs it (see `room` and
+`turns`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .reading import BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
 from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
+from .turns import Turns
 
 __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
 
@@ -133,8 +135,12 @@ class Residency(Generic[BlockT]):
         loaders: Loaders,
         want: Callable[[AdapterKey], None],
         clock: Callable[[], float],
+        num_soon: int,
     ) -> None:
-        """`want(key)` asks the fetcher; `fetched` or `fetch_failed` is its answer, in any order."""
+        """`want(key)` asks the fetcher; `fetched` or `fetch_failed` is its answer, in any order.
+
+        `num_soon`: of so many adapters the turn is soon, see `expect`.
+        """
         self._arena = arena
         self._host = host
         self._loaders = loaders
@@ -142,7 +148,8 @@ class Residency(Generic[BlockT]):
         self._clock = clock
         self._pins = Pins(arena.capacity)
         self._next_pin_time = 0.0
-        self._room = Room(arena, loaders, clock, pins=self._pins)
+        self._turns = Turns(num_soon, clock)
+        self._room = Room(arena, loaders, clock, pins=self._pins, turns=self._turns)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._leases = Leases()
         self._reads = ReadQueue(host, loaders)
@@ -201,6 +208,21 @@ class Residency(Generic[BlockT]):
         else:
             record.stay_seconds = max(record.stay_seconds, stay_seconds)
 
+    def expect(self, keys: Iterable[AdapterKey]) -> None:
+        """Tell what waiting requests name, the next one first; it replaces what was told before.
+
+        None of these is displaced for one that is needed later. Those whose turn is soon are
+        requested: they may have been displaced, or have failed, since their requests came.
+        """
+        self._turns.set(keys)
+        for key in self._turns.next():
+            self.request(key)
+
+    def expect_last(self, key: AdapterKey) -> None:
+        """The same as `request` for one that has just come: its turn is behind all others'."""
+        self._turns.add(key)
+        self.request(key)
+
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
         """Keep these on the device, most wanted first, and let all others go; see `pins`."""
         self._pins.set(key for key in keys if key not in self._retirements)
@@ -224,6 +246,7 @@ class Residency(Generic[BlockT]):
             return None
         if key in self._retirements or self._room.is_leaving(record):
             return None
+        self._turns.remove(key)
         return self._leases.grant(record, request_id)
 
     def release(self, request_id: str) -> None:

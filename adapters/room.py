@@ -2,7 +2,7 @@
 
 Bytes are zeroed by the loader threads before they are free again, so room that is made is not there
 at once: whoever it is made for claims the window, and nobody else is placed in it. What lies in a
-claimed window gets no new leases.
+claimed window gets no new leases. What waiting requests name makes room by their turns (`turns`).
 
 Nobody starves: smaller adapters overtake one that does not fit for `PATIENCE_SECONDS` only. Then it
 claims a window though leased adapters lie there; each goes when its last lease ends.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from .identity import AdapterKey
 from .loaders import Loaders
 from .reading import BlockT, BlockT_contra
 from .record import Departure, Record
+from .turns import Turns
 
 PATIENCE_SECONDS = 4.0
 WORKING_SET_SECONDS = 10.0
@@ -40,7 +42,7 @@ MAX_REFUSALS = 16
 NOBODY = AdapterKey("", "")
 """In the place of a newcomer, where it is only asked who would go."""
 
-_SURPLUS, _ORDINARY, _KEPT, _PINNED = range(4)
+_SURPLUS, _ORDINARY, _KEPT, _EXPECTED, _PINNED = range(5)
 """Ranks of a displacement's cost, cheapest first."""
 
 
@@ -116,12 +118,14 @@ class Room(Generic[BlockT]):
         loaders: Loaders,
         clock: Callable[[], float],
         *,
-        pins: Container[AdapterKey] = (),
+        pins: Container[AdapterKey],
+        turns: Turns,
     ) -> None:
         self._arena = arena
         self._loaders = loaders
         self._clock = clock
         self._pins = pins
+        self._turns = turns
         self._occupants: dict[AdapterKey, Record[BlockT]] = {}
         self._claims: dict[AdapterKey, Extent] = {}
         self._draining: AdapterKey | None = None
@@ -147,13 +151,13 @@ class Room(Generic[BlockT]):
         Returns the adapters that were displaced: they are on the device no more.
         """
         displaced: list[Displaced[BlockT]] = []
-        num_reachable = self._num_reachable() if waiting else 0
-        refused: dict[tuple[str, bool, bool], int] = {}
-        for record in sorted(waiting, key=_order):
+        num_reachable = self._num_reachable() if waiting else []
+        refused: dict[tuple[str, bool, int], int] = {}
+        for record in sorted(waiting, key=self._place_order):
             assert record.block is not None
             size, rights = record.block.num_elements, self._rights(record)
-            is_hopeless = size > num_reachable or size >= refused.get(rights, size + 1)
-            if is_hopeless and record.key not in self._claims:
+            most = min(num_reachable[self._reach(record)], refused.get(rights, size + 1) - 1)
+            if size > most and record.key not in self._claims:
                 continue  # where a smaller one with the same rights found no room there is none
             displaced += self._place(record, record.block)
             if record.placement is None and record.key not in self._claims:
@@ -207,13 +211,9 @@ class Room(Generic[BlockT]):
             newcomer_size=0,
         )
 
-        def cost(record: Record[BlockT]) -> Cost:
-            if record.key in surplus.keys:
-                return Cost(_SURPLUS, record.last_used)
-            return Cost(_KEPT if now < record.kept_until else _ORDINARY, record.last_used)
-
         going = [record for record in self._occupants.values() if self._may_go(record)]
-        return [record.key for record in sorted(going, key=cost)]
+        going.sort(key=lambda record: self._cost(record, surplus, now))
+        return [record.key for record in going]
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -290,10 +290,10 @@ class Room(Generic[BlockT]):
         if self._draining is not None:
             return []
         asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
-        first = min(asked, key=_order, default=None)
+        first = min(asked, key=self._place_order, default=None)
         if first is None or first.block is None:
             return []
-        if self._clock() - first.entered_at < PATIENCE_SECONDS:
+        if self._clock() - self._needed_since(first) < PATIENCE_SECONDS:
             return []
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
         window = choose_window(
@@ -320,6 +320,8 @@ class Room(Generic[BlockT]):
 
     def _begin_compaction(self, record: Record[BlockT], block: BlockT) -> bool:
         """Move idle adapters together so that a run that is large enough comes free."""
+        if self._arena.num_free < block.num_elements:
+            return False
         avoid = self._claims_of_others(record.key)
         plan = plan_compaction(
             block.num_elements,
@@ -388,19 +390,28 @@ class Room(Generic[BlockT]):
 
     # --- what it costs ----------------------------------------------------------------------------
 
-    def _rights(self, record: Record[BlockT]) -> tuple[str, bool, bool]:
+    def _rights(self, record: Record[BlockT]) -> tuple[str, bool, int]:
         """Adapters that are alike in these may displace the same others."""
-        return record.key.tenant_id, record.is_requested, record.key in self._pins
+        return record.key.tenant_id, record.is_requested, self._reach(record)
 
-    def _num_reachable(self) -> int:
-        """Elements that are free or held by adapters that may go now: nothing larger fits."""
-        now = self._clock()
-        fixed = sum(
-            record.placement.extent.size
-            for record in self._occupants.values()
-            if record.placement is not None and not (record.is_idle and now >= record.stays_until)
-        )
-        return self._arena.capacity - fixed
+    def _reach(self, record: Record[BlockT]) -> int:
+        """Of a newcomer: occupants at a greater distance may be displaced for it."""
+        return -1 if record.key in self._pins else self._turns.reach(record.key)
+
+    def _num_reachable(self) -> list[int]:
+        """By a newcomer's reach, that of -1 at the end: how many elements are free or held by
+        adapters that it may displace now. Nothing larger fits."""
+        by_distance = [0] * (self._turns.num_soon + 2)
+        now, num_held = self._clock(), 0
+        for record in self._occupants.values():
+            assert record.placement is not None
+            size = record.placement.extent.size
+            num_held += size
+            if record.is_idle and now >= record.stays_until:
+                by_distance[self._turns.distance(record.key)] += size
+        num_free = self._arena.capacity - num_held
+        beyond = [num_free + size for size in accumulate(reversed(by_distance))]
+        return beyond[-2::-1] + beyond[-1:]
 
     def _priced(self, cost: Callable[[Record[BlockT]], Cost | None]) -> list[Occupant]:
         """All that lies in the arena: adapters, what is on its way and what is zeroed."""
@@ -416,21 +427,29 @@ class Room(Generic[BlockT]):
     def _cost_to_evict(
         self, record: Record[BlockT], newcomer: Record[BlockT], surplus: Surplus
     ) -> Cost | None:
-        """What a tenant has too many first, then the least recently used, of those that may go."""
+        """None for who may not go for this newcomer."""
         now = self._clock()
-        if not self._may_go(record):
+        if not self._may_go(record) or self._turns.distance(record.key) <= self._reach(newcomer):
             return None
-        is_kept = now < record.kept_until
-        if is_kept and not newcomer.is_requested:
+        if now < record.kept_until and not newcomer.is_requested:
             return None
-        if record.key in surplus.keys:
-            return Cost(_SURPLUS, record.last_used)
         is_in_work = now - record.last_used < WORKING_SET_SECONDS
         is_foreign = record.key.tenant_id != newcomer.key.tenant_id
         is_modest = newcomer.key in self._pins or not surplus.is_newcomer_beyond
-        if is_foreign and is_in_work and not is_modest:
+        is_surplus = record.key in surplus.keys
+        if is_foreign and is_in_work and not (is_modest or is_surplus):
             return None
-        return Cost(_KEPT if is_kept else _ORDINARY, record.last_used)
+        return self._cost(record, surplus, now)
+
+    def _cost(self, record: Record[BlockT], surplus: Surplus, now: float) -> Cost:
+        """What a tenant has too many first, then the least recently used; last what waiting
+        requests name, and of that first whose turn is the last."""
+        turn = self._turns.of(record.key)
+        if turn is not None:
+            return Cost(_EXPECTED, -turn)
+        if record.key in surplus.keys:
+            return Cost(_SURPLUS, record.last_used)
+        return Cost(_KEPT if now < record.kept_until else _ORDINARY, record.last_used)
 
     def _cost_to_drain(self, record: Record[BlockT], surplus: Surplus) -> Cost | None:
         """All but what moves can be waited for; pinned adapters only if nothing else will do."""
@@ -444,6 +463,17 @@ class Room(Generic[BlockT]):
     def _may_go(self, record: Record[BlockT]) -> bool:
         is_staying = self._clock() < record.stays_until
         return record.is_idle and not is_staying and record.key not in self._pins
+
+    def _place_order(self, record: Record[BlockT]) -> tuple[int, int]:
+        """What is needed soon, by its turn; then all others as they were asked for."""
+        return self._turns.reach(record.key), record.order
+
+    def _needed_since(self, record: Record[BlockT]) -> float:
+        """Since when the adapter is missed: while its turn is far, it is not."""
+        if self._turns.of(record.key) is None:
+            return record.entered_at
+        soon_since = self._turns.soon_since(record.key)
+        return self._clock() if soon_since is None else max(record.entered_at, soon_since)
 
     def _surplus(
         self,
@@ -473,7 +503,3 @@ class Room(Generic[BlockT]):
             for record in self._occupants.values()
             if record.placement is not None
         ]
-
-
-def _order(record: Record[BlockT]) -> int:
-    return record.order

@@ -87,8 +87,9 @@ class Run:
     """One arm, once."""
 
     tokens_per_second: float
+    """Of the time in which requests wait."""
     adapters_per_step: float
-    """Different adapters in the batch, mean over steps."""
+    """Different adapters in the batch, mean over the steps of that time."""
     asked: Sequence[tuple[list[int], AdapterKey]]
     """Each request's prompt and adapter: the same in every run of an arm."""
     answers: Sequence[list[int]]
@@ -220,10 +221,10 @@ def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
             time.sleep(IDLE_SECONDS)  # everything waits for a load
             continue
         num_before = stats.num_steps
-        num_steps += 1
-        num_adapters += sum(entry.num_leases > 0 for entry in stats.adapters)
         if stats.num_waiting:
             seconds = time.perf_counter() - begun
+            num_steps += 1
+            num_adapters += sum(entry.num_leases > 0 for entry in stats.adapters)
             num_tokens = sum(len(engine.answers[request].token_ids) for request in asked)
     return Run(
         num_tokens / seconds,

@@ -151,7 +151,12 @@ class EngineCore:
         self._loaders = LoaderThreads(config.num_loader_threads)
         self._arena = arena
         self._residency = Residency(
-            arena=arena, host=host, loaders=self._loaders, want=self._want, clock=clock
+            arena=arena,
+            host=host,
+            loaders=self._loaders,
+            want=self._want,
+            clock=clock,
+            num_soon=config.max_num_seqs,
         )
         cache = KvCache(
             plan.kv_groups,

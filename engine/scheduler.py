@@ -47,10 +47,10 @@ from .step_costs import StepCosts, StepShape
 from .waiting import Candidates, WaitingQueue
 
 MIN_RETRY_SECONDS = 1.0
-PREFETCH_INTERVAL_SECONDS = 0.05
-PREFETCH_LINES = 8
-"""Lines whose adapters are asked for ahead of their turn: enough to hide a load behind the requests
-that run, few enough not to displace each other in a small arena."""
+EXPECT_INTERVAL_SECONDS = 0.05
+"""How often residency is told which adapters are needed next."""
+MAX_EXPECTED = 256
+"""Lines whose adapters are named then: who waits behind so many makes no difference yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Scheduler:
             tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
-        self._next_prefetch_time = 0.0
+        self._next_expect_time = 0.0
         self._room = Room(
             kv=kv,
             running=self._running,
@@ -252,7 +252,7 @@ class Scheduler:
         self._bound_prefill(step)
         self._schedule_prefills(step, prefills)
         self._grow_drafts(step)
-        self._prefetch_waiting()
+        self._expect_adapters()
         return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
     def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
@@ -292,7 +292,7 @@ class Scheduler:
         self._shares.enter(request)
         self._groups.add(request)
         if request.line:
-            self._residency.request(request.line)
+            self._residency.expect_last(request.line)
 
     def _withdraw(self, request: Request) -> None:
         self._groups.remove(request)
@@ -455,17 +455,14 @@ class Scheduler:
                 self._unlease(request)
                 return self._preemption.note_blocked(request)
 
-    def _prefetch_waiting(self) -> None:
-        """Ask for the adapters of those whose turn is next, however full the batch is.
-
-        Each was asked for when its request came, but may have been displaced or have failed since.
-        """
-        if not self._waiting or self._clock() < self._next_prefetch_time:
+    def _expect_adapters(self) -> None:
+        """Say whose turn is next, however full the batch is: their adapters are loaded meanwhile,
+        and stay for them."""
+        if self._clock() < self._next_expect_time:
             return
-        self._next_prefetch_time = self._clock() + PREFETCH_INTERVAL_SECONDS
-        for line in self._waiting.next_lines(PREFETCH_LINES):
-            assert isinstance(line, AdapterKey)
-            self._residency.request(line)
+        self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
+        lines = self._waiting.next_lines(max(MAX_EXPECTED, 2 * self.limits.max_num_seqs))
+        self._residency.expect(line for line in lines if isinstance(line, AdapterKey))
 
     def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
         """Continue the prompts of the candidate's tenant and of those that had less service."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, KeysView
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, zip_longest
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from .fairness import TokenCounters
@@ -100,6 +101,12 @@ class _Line(Generic[Entry]):
     def first(self) -> _Ticket[Entry] | None:
         return self._tickets.first()
 
+    @property
+    def is_urgent(self) -> bool:
+        """A preempted request waits in it."""
+        first = self.first()
+        return first is not None and first.is_preempted
+
     def pop(self) -> None:
         self._tickets.pop()
 
@@ -119,6 +126,14 @@ class _Tenant(Generic[Entry]):
         self.num_waiting = 0
         self.lines: dict[Hashable, _Line[Entry]] = {}
         self.service: TokenCounters[Hashable] = TokenCounters()
+
+    def lines_in_order(self) -> list[Hashable]:
+        """The names of its lines, the next one first."""
+        places = [
+            (not line.is_urgent, self.service.counter(name), line.turn, name)
+            for name, line in self.lines.items()
+        ]
+        return [name for *_, name in sorted(places, key=itemgetter(0, 1, 2))]
 
 
 class WaitingQueue(Generic[Entry]):
@@ -193,7 +208,7 @@ class WaitingQueue(Generic[Entry]):
         """Lines that wait, of the least served tenants first, one after another of each tenant."""
         counter = self.counters.counter
         tenants = sorted(self._tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
-        rounds = zip_longest(*(tenant.lines for tenant in tenants))
+        rounds = zip_longest(*(tenant.lines_in_order() for tenant in tenants))
         names = (name for names in rounds for name in names if name is not None)
         return list(islice(names, limit))
 

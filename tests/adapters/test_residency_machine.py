@@ -24,7 +24,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = ResidencyWorld(arena=ARENA, host=HOST)
+        self.world = ResidencyWorld(arena=ARENA, host=HOST, num_soon=2)
         self.leases: dict[str, Lease] = {}
         self.deleting: set[AdapterKey] = set()
         self.num_requests = 0
@@ -40,6 +40,14 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(pinned=st.lists(keys, max_size=3))
     def pin(self, pinned: list[AdapterKey]) -> None:
         self.world.residency.set_pinned(pinned)
+
+    @rule(turns=st.lists(keys, unique=True))
+    def expect(self, turns: list[AdapterKey]) -> None:
+        self.world.residency.expect(turns)
+
+    @rule(key=keys)
+    def expect_last(self, key: AdapterKey) -> None:
+        self.world.residency.expect_last(key)
 
     @rule()
     def reap(self) -> None:
@@ -154,6 +162,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.take_evicted()
         assert not self.deleting
         self.world.residency.set_pinned([])
+        self.world.residency.expect([])
         self.world.now += MAX_BACKOFF_SECONDS
         self.everyone_who_fits_is_served()
         self.release_all()
@@ -184,6 +193,7 @@ class ResidencyMachine(RuleBasedStateMachine):
                     self.leases[lease.request_id] = lease
             if not waiting:
                 return
+            self.world.residency.expect(sorted(waiting))
             for key in sorted(set(self.world.wanted)):
                 self.world.fetch(key, SIZES[key])
             self.world.settle()

@@ -48,6 +48,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
             loaders=loaders,
             want=wanted.append,
             clock=lambda: next(ticks) * 0.01,
+            num_soon=2,
         )
         remaining = dict.fromkeys(stored, 6)
         leases: dict[str, Lease] = {}

@@ -12,7 +12,7 @@ from loraplex.engine.batch import ScheduledBatch
 from loraplex.engine.errors import PromptTooLong
 from loraplex.engine.kv_layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler import PREFETCH_INTERVAL_SECONDS, PREFETCH_LINES
+from loraplex.engine.scheduler import EXPECT_INTERVAL_SECONDS
 from loraplex.engine.step_costs import StepShape
 from support.scheduling import BLOCK, SchedulerBench, counts, steps_until
 
@@ -127,20 +127,23 @@ def test_the_start_tells_how_long_the_adapter_took() -> None:
     assert (warm.adapter_tier, warm.queue_seconds, warm.adapter_wait_seconds) == ("device", 0.5, 0)
 
 
-def test_adapters_of_those_behind_a_full_batch_are_asked_for_before_their_turn() -> None:
-    bench = SchedulerBench(max_num_seqs=1, step_seconds=PREFETCH_INTERVAL_SECONDS)
+def test_residency_hears_whose_turn_is_next_behind_a_full_batch_until_nobody_waits() -> None:
+    bench = SchedulerBench(max_num_seqs=1, step_seconds=EXPECT_INTERVAL_SECONDS)
     bench.residency.resident.add(A)
     bench.add("running", 4, max_tokens=20, adapter=A)
     bench.step()
-    names = [AdapterKey("acme", f"sha256:{index}") for index in range(PREFETCH_LINES + 5)]
+    names = [AdapterKey("acme", f"sha256:{index}") for index in range(3)]
     for name in names:
         bench.add(f"waits for {name.digest}", 4, adapter=name)
     assert bench.residency.requested[-len(names) :] == names
-    bench.residency.requested.clear()  # as if all of them had been displaced meanwhile
     bench.step()
     bench.step()
-    assert set(names[:PREFETCH_LINES]) <= set(bench.residency.requested)
-    assert not set(names[PREFETCH_LINES:]) & set(bench.residency.requested)
+    assert bench.residency.expected == names
+    for request in bench.scheduler.requests():
+        bench.scheduler.finish(request)
+    bench.step()
+    bench.step()
+    assert bench.residency.expected == []
 
 
 def test_a_failed_adapter_ends_its_requests_only() -> None:

@@ -413,11 +413,13 @@ def test_a_walk_looks_only_at_the_tenants_it_visits(num_tenants: int) -> None:
     assert 0 < counters.num_reads < 40
 
 
-def test_the_next_lines_take_turns_among_the_least_served_tenants() -> None:
+def test_the_next_lines_are_the_least_served_of_the_least_served_tenants_in_turn() -> None:
     queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: 0.0, AGEING)
     waiting = [("served", "s1"), ("new", "n1"), ("new", None), ("new", "n2"), ("served", "s2")]
     for number, (tenant_id, line) in enumerate(waiting):
         queue.add(Entry(f"r{number}", tenant_id, line))
     queue.charge(Entry("r0", "served", "s1"), input_tokens=10)
-    assert queue.next_lines(10) == ["n1", "s1", "s2", "n2"]
+    assert queue.next_lines(10) == ["n1", "s2", "s1", "n2"]
     assert queue.next_lines(1) == ["n1"]
+    queue.add_front(Entry("r5", "new", "n3"))
+    assert queue.next_lines(3) == ["n3", "s2", "n1"]

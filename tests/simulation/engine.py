@@ -49,7 +49,12 @@ class SimulatedEngine:
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
         self.residency: Residency[FakeBlock] = Residency(
-            arena=self.arena, host=self.host, loaders=self.loaders, want=want, clock=clock
+            arena=self.arena,
+            host=self.host,
+            loaders=self.loaders,
+            want=want,
+            clock=clock,
+            num_soon=scenario.limits.max_num_seqs,
         )
         self.kv = KvBlocks(
             scenario.groups,

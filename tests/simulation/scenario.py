@@ -129,7 +129,7 @@ def _draw_tenants(
     rng: Random, arena_cells: int
 ) -> tuple[tuple[Tenant, ...], dict[AdapterKey, int]]:
     """Tenants push the same contents: digests are equal across tenants, keys are not."""
-    num_adapters = rng.choice((0, 1, 3, 6, 8))
+    num_adapters = rng.choice((0, 1, 4, 8, 8))
     largest = rng.choice((4, 7, 9))
     sizes: dict[AdapterKey, int] = {}
     tenants = []

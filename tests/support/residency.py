@@ -227,7 +227,7 @@ class FakeArena:
 class ResidencyWorld:
     """Residency with everything around it."""
 
-    def __init__(self, *, arena: int = 10, host: int = 100) -> None:
+    def __init__(self, *, arena: int = 10, host: int = 100, num_soon: int = 8) -> None:
         self.now = 100.0
         self.loaders = ManualLoaders()
         self.arena = FakeArena(arena)
@@ -239,6 +239,7 @@ class ResidencyWorld:
             loaders=self.loaders,
             want=self.wanted.append,
             clock=lambda: self.now,
+            num_soon=num_soon,
         )
 
     def fetch(self, key: AdapterKey, size: int | Exception, tier: Tier = Tier.STORE) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
@@ -29,11 +29,18 @@ class FakeResidency:
         self.failures: dict[AdapterKey, Failure] = {}
         self.leases: dict[str, Lease] = {}
         self.requested: list[AdapterKey] = []
+        self.expected: list[AdapterKey] = []
         self.capacity = 1000
         """Adapters that the device holds; each takes as much of it."""
 
     def request(self, key: AdapterKey) -> None:
         self.requested.append(key)
+
+    def expect(self, keys: Sequence[AdapterKey]) -> None:
+        self.expected = list(keys)
+
+    def expect_last(self, key: AdapterKey) -> None:
+        self.request(key)
 
     def acquire(self, key: AdapterKey, request_id: str) -> Lease | None:
         if key not in self.resident:

@@ -1,0 +1,200 @@
+"""What waiting requests name has a turn: it leaves only for what is needed sooner, and soon."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.record import MIN_STAY_SECONDS, Departure
+from loraplex.adapters.residency import Tier
+from loraplex.adapters.room import PATIENCE_SECONDS
+from support.blocks import make_key
+from support.residency import ResidencyWorld
+
+SIZE = 4
+SOON = 8
+A, B, C = (make_key(name) for name in "ABC")
+OTHERS = [make_key(f"other {index}") for index in range(SOON)]
+
+
+def make_world(*used: AdapterKey) -> ResidencyWorld:
+    """These fill the arena, idle, each used later than the one before."""
+    world = ResidencyWorld(arena=SIZE * len(used), num_soon=SOON)
+    for key in used:
+        world.use(key, SIZE)
+        world.now += 1
+    return world
+
+
+def resident(world: ResidencyWorld) -> set[AdapterKey]:
+    return {key for key in (A, B, C) if world.residency.tier(key) is Tier.DEVICE}
+
+
+def test_what_no_request_waits_for_goes_first_however_lately_it_was_used() -> None:
+    world = make_world(A, B)
+    world.residency.expect([A])
+    assert [status.eviction_order for status in world.residency.extents()] == [1, 0]
+    world.load(C, SIZE)
+    assert resident(world) == {A, C}
+
+
+def test_of_what_requests_wait_for_the_last_one_goes_for_one_that_is_needed_sooner() -> None:
+    world = make_world(A, B)
+    world.residency.expect([C, A, B])
+    world.load(C, SIZE)
+    assert resident(world) == {A, C}
+
+
+@pytest.mark.parametrize("turns", [[A, C], [*OTHERS, C, A]], ids=["later", "not soon"])
+def test_what_is_needed_later_or_not_soon_waits_until_the_others_are_needed_no_more(
+    turns: list[AdapterKey],
+) -> None:
+    world = make_world(A)
+    world.residency.expect(turns)
+    world.load(C, SIZE)
+    assert resident(world) == {A}
+    world.residency.expect([C])
+    world.settle()
+    assert resident(world) == {C}
+
+
+def test_what_a_request_named_just_now_makes_no_room_for_one_behind_it() -> None:
+    world = make_world(A)
+    world.residency.expect_last(A)
+    world.residency.expect_last(C)
+    world.load(C, SIZE)
+    assert resident(world) == {A}
+    world.residency.expect([])
+    world.settle()
+    assert resident(world) == {C}
+
+
+def test_once_a_request_has_it_no_turn_keeps_an_adapter() -> None:
+    world = make_world(A, B)
+    world.residency.expect([A])
+    world.residency.acquire(A, "user")
+    world.residency.release("user")
+    world.residency.acquire(B, "another")
+    world.load(C, SIZE)
+    assert resident(world) == {B, C}
+
+
+def test_a_pin_makes_room_for_itself_whoever_waits() -> None:
+    world = make_world(A, B)
+    world.residency.expect([A, B])
+    world.residency.set_pinned([C])
+    world.load(C, SIZE)
+    assert resident(world) == {A, C}
+
+
+def test_those_whose_turn_is_next_are_asked_for_again() -> None:
+    world = make_world(A)
+    world.load(B, SIZE)
+    assert resident(world) == {B}
+    world.residency.acquire(B, "user")
+    world.now += 1
+    world.residency.expect([A])
+    world.residency.release("user")
+    world.settle()
+    assert resident(world) == {A}
+
+
+def test_patience_begins_when_the_turn_is_near() -> None:
+    world = make_world(A, B)
+    world.load(B, SIZE)
+    for key in (A, B):
+        world.residency.acquire(key, key.digest)
+    world.residency.expect([*OTHERS, C])
+    world.load(C, SIZE)
+    for _ in range(2):  # far at first, then near
+        world.now += PATIENCE_SECONDS - 0.1
+        world.settle()
+        assert world.residency.acquire(A, "another") is not None
+        assert world.residency.acquire(B, "yet another") is not None
+        world.residency.expect([C])
+    world.now += 0.2
+    world.settle()
+    is_leaving = [world.residency.acquire(key, f"late {key.digest}") is None for key in (A, B)]
+    assert sorted(is_leaving) == [False, True]
+
+
+def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once() -> None:
+    room, num_running = 6, 3
+    burst = [make_key(f"burst {index}") for index in range(4 * room)]
+    world = ResidencyWorld(arena=SIZE * room, host=SIZE * len(burst))
+    for key in burst:
+        world.residency.expect_last(key)
+        world.fetch(key, SIZE)
+    waiting = list(burst)
+    running: list[AdapterKey] = []
+    for _ in range(100 * len(burst)):
+        world.now += MIN_STAY_SECONDS
+        world.residency.expect(waiting)
+        world.settle()
+        for key in list(waiting):
+            if len(running) < num_running and world.residency.acquire(key, key.digest):
+                waiting.remove(key)
+                running.append(key)
+        if len(running) == num_running or not waiting:
+            world.residency.release(running.pop(0).digest)
+        if not waiting and not running:
+            break
+    assert not waiting
+    assert world.residency.num_loads == len(burst)
+
+
+def test_whoever_leaves_had_a_later_turn_than_one_that_comes() -> None:
+    num_left = sum(num_displaced_by_turn(Random(seed)) for seed in range(100))
+    assert num_left > 500
+
+
+def num_displaced_by_turn(rng: Random) -> int:
+    """How many leave in an arbitrary order of things, each of them rightly.
+
+    For one that waited too long others may leave whatever their turn: such rounds are not judged.
+    """
+    num_soon = rng.randint(1, 3)
+    names = [make_key(f"{index}", rng.choice("xy")) for index in range(8)]
+    world = ResidencyWorld(arena=4 * SIZE, host=len(names) * SIZE, num_soon=num_soon)
+    turns: list[AdapterKey] = []
+    held: list[str] = []
+    num_left = num_drained = 0
+    for number in range(40):
+        before = {key for key in names if world.residency.tier(key) is Tier.DEVICE}
+        turns = rng.sample(names, rng.randint(0, len(names)))
+        world.residency.expect(turns)
+        leased = rng.choice(names)
+        if world.residency.acquire(leased, f"{number}"):
+            held.append(f"{number}")
+            turns = [AdapterKey("", "") if key == leased else key for key in turns]
+        if held and rng.random() < 0.5:
+            world.residency.release(held.pop(rng.randrange(len(held))))
+        for key in set(world.wanted):
+            world.fetch(key, SIZE)
+        world.settle()
+        world.now += 1.1  # longer than the stay of an adapter that nobody has leased
+        now = {key for key in names if world.residency.tier(key) is Tier.DEVICE}
+        was_patient, num_drained = num_drained == count_drained(world), count_drained(world)
+        if was_patient:
+            for key in before - now:
+                assert any(makes_room(key, new, turns, num_soon) for new in now - before)
+            num_left += len(before - now)
+    return num_left
+
+
+def count_drained(world: ResidencyWorld) -> int:
+    return world.residency.figures().evictions[Departure.DRAINED]
+
+
+def makes_room(
+    key: AdapterKey, newcomer: AdapterKey, turns: list[AdapterKey], num_soon: int
+) -> bool:
+    """Whether `newcomer` may have the place of `key`."""
+    if key not in turns:
+        return True
+    soon = turns[:num_soon]
+    if newcomer not in soon:
+        return False
+    return key not in soon or soon.index(newcomer) < soon.index(key)
