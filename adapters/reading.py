@@ -1,14 +1,14 @@
-"""Reads of local block files into host memory, begun in the order of the requests.
+"""Reads of local block files into host memory, the most urgent first.
 
-A read that finds no room is tried again once some was freed, alone: nothing behind it overtakes it,
-so small adapters cannot starve a large one.
+One that finds no room is tried again once some was freed, and as long as there is one, reads run
+alone: nothing less urgent overtakes it, so small adapters cannot starve a large one.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -61,53 +61,76 @@ class Host(Protocol[BlockT_co]):
     def used_bytes(self) -> int: ...
 
 
-@dataclass(order=True)
+Urgency = tuple[int, int]
+"""The less, the sooner."""
+
+
+@dataclass
 class _Read:
-    order: int
-    key: AdapterKey = field(compare=False)
-    path: Path = field(compare=False)
-    was_refused: bool = field(default=False, compare=False)
+    key: AdapterKey
+    path: Path
+    was_refused: bool = False
     """Host memory was full of blocks in use."""
 
 
 class ReadQueue(Generic[BlockT]):
     """Not thread-safe: its owner calls it, the loader threads only run `host.read`."""
 
-    def __init__(self, host: Host[BlockT], loaders: Loaders) -> None:
+    def __init__(
+        self, host: Host[BlockT], loaders: Loaders, urgency: Callable[[AdapterKey], Urgency]
+    ) -> None:
         self._host = host
         self._loaders = loaders
-        self._queued: list[_Read] = []  # by order
+        self._urgency = urgency
+        self._queued: dict[AdapterKey, _Read] = {}
         self._running: dict[AdapterKey, tuple[_Read, Future[BlockT | None]]] = {}
-        self._is_room_new = False  # since the last retry was begun
+        self._num_refused = 0
+        """Of the reads that wait or run, those that found no room before."""
+        self._blocked: AdapterKey | None = None
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._running)
 
+    @property
+    def blocked(self) -> AdapterKey | None:
+        """The most urgent read, if none begins because there is no room in host memory."""
+        return self._blocked
+
     def is_running(self, key: AdapterKey) -> bool:
         return key in self._running
 
-    def add(self, key: AdapterKey, path: Path, *, order: int) -> None:
-        insort(self._queued, _Read(order, key, path))
+    def add(self, key: AdapterKey, path: Path) -> None:
+        self._queued[key] = _Read(key, path)
 
     def discard(self, key: AdapterKey) -> None:
         """Forget a read that was not begun."""
-        self._queued = [read for read in self._queued if read.key != key]
+        read = self._queued.pop(key, None)
+        if read is not None:
+            self._num_refused -= read.was_refused
+            self.look_again()
 
-    def note_room(self) -> None:
-        """Host memory came out of use: a refused read may succeed now."""
-        self._is_room_new = True
+    def look_again(self) -> None:
+        """Host memory came out of use, or another read may be the most urgent now."""
+        self._blocked = None
 
     def start(self) -> None:
         """Begin every read that may run now."""
-        while self._queued and not any(read.was_refused for read, _ in self._running.values()):
-            if self._queued[0].was_refused:
-                if not self._is_room_new:
-                    return
-                self._is_room_new = False
-            read = self._queued.pop(0)
+        if not self._queued or self._blocked is not None:
+            return
+        for key in sorted(self._queued, key=self._urgency):
+            if self._num_refused and self._running:
+                return
+            read = self._queued.pop(key)
+            self._running[key] = read, self._begin(read)
+
+    def _begin(self, read: _Read) -> Future[BlockT | None]:
+        block = self._host.acquire(read.key)
+        if block is None:
             num_bytes = self._host.size_on_disk(read.path)
-            future = self._loaders.submit(num_bytes, self._host.read, read.key, read.path)
-            self._running[read.key] = read, future
+            return self._loaders.submit(num_bytes, self._host.read, read.key, read.path)
+        cached: Future[BlockT | None] = Future()
+        cached.set_result(block)
+        return cached
 
     def take_finished(self) -> list[tuple[AdapterKey, BlockT | Exception]]:
         """The blocks that arrived, in use, and the errors of the reads that failed."""
@@ -116,15 +139,17 @@ class ReadQueue(Generic[BlockT]):
             if not future.done():
                 continue
             del self._running[key]
+            self._num_refused -= read.was_refused
             try:
                 block = future.result()
             except Exception as exc:  # any error is this adapter's own
-                self.note_room()
+                self.look_again()
                 finished.append((key, exc))
                 continue
             if block is None:
-                read.was_refused = True
-                insort(self._queued, read)
+                self._queued[key] = _Read(key, read.path, was_refused=True)
+                self._num_refused += 1
+                self._blocked = min(self._queued, key=self._urgency)
             else:
                 finished.append((key, block))
         return finished

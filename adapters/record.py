@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Generic, NamedTuple
 
 from .extents import Placement
@@ -78,6 +79,8 @@ class Record(Generic[BlockT]):
     """It is being copied to another place in the arena: nobody may lease it meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
+    path: Path | None = None
+    """Of its local file, as the fetcher named it in this attempt."""
     block: BlockT | None = None
     """In use in host memory while set."""
     placement: Placement | None = None

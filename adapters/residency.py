@@ -25,7 +25,7 @@ from .leases import Lease, Leases
 from .load_times import Histogram, LoadTimes
 from .loaders import Loaders
 from .pins import Pins
-from .reading import BlockT, Host, ReadQueue
+from .reading import BlockT, Host, ReadQueue, Urgency
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
 from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
@@ -152,7 +152,7 @@ class Residency(Generic[BlockT]):
         self._room = Room(arena, loaders, clock, pins=self._pins, turns=self._turns)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._leases = Leases()
-        self._reads = ReadQueue(host, loaders)
+        self._reads = ReadQueue(host, loaders, self._urgency)
         self._place_after = -math.inf
         """When room is looked for again."""
         self._copies: dict[AdapterKey, Future[None]] = {}
@@ -215,6 +215,7 @@ class Residency(Generic[BlockT]):
         requested: they may have been displaced, or have failed, since their requests came.
         """
         self._turns.set(keys)
+        self._reads.look_again()
         for key in self._turns.next():
             self.request(key)
 
@@ -291,7 +292,8 @@ class Residency(Generic[BlockT]):
             return  # deleted meanwhile, or an answer to an attempt that is over
         record.source = tier
         self._enter(record, State.READING)
-        self._reads.add(key, Path(path), order=record.order)
+        record.path = Path(path)
+        self._reads.add(key, record.path)
 
     def fetch_failed(self, key: AdapterKey, code: str, message: str) -> None:
         record = self._records.get(key)
@@ -308,6 +310,7 @@ class Residency(Generic[BlockT]):
             self._room.poll(),
             self._finish_retirements(),
             self._place_waiting(),
+            self._give_way_in_host_memory(),
         ]
         self._ask_for_pinned()
         self._reads.start()
@@ -499,6 +502,7 @@ class Residency(Generic[BlockT]):
         record.order = self._num_requests
         record.begun_at = record.last_used = now
         record.failure, record.was_fetched_again, record.is_requested = None, False, False
+        record.path = None
         record.block = self._host.acquire(record.key)
         if record.block is None:
             self._fetch(record)
@@ -602,7 +606,7 @@ class Residency(Generic[BlockT]):
         if record.block is not None:
             record.block = None
             self._host.release(record.key)
-            self._reads.note_room()
+            self._reads.look_again()
 
     def _finish_retirements(self) -> bool:
         """Get on with the deletions that no lease, read, copy or move holds up any more."""
@@ -617,7 +621,7 @@ class Residency(Generic[BlockT]):
             self._retirements.leave_device(key)
         is_changed = self._retirements.finish(self._room.is_erasing)
         if is_changed:
-            self._reads.note_room()
+            self._reads.look_again()
         return is_changed
 
     def _is_used(self, key: AdapterKey) -> bool:
@@ -653,6 +657,29 @@ class Residency(Generic[BlockT]):
         if not is_fruitful:
             self._place_after = ended_at + FRUITLESS_REST * (ended_at - begun_at)
         return is_fruitful
+
+    def _urgency(self, key: AdapterKey) -> Urgency:
+        return self._room.urgency(self._records[key])
+
+    def _give_way_in_host_memory(self) -> bool:
+        """Let the one that is needed last of those that wait for the device wait without its block,
+        if one that is needed sooner finds no room for its own."""
+        blocked = self._reads.blocked
+        if blocked is None:
+            return False
+        holders = [record for record in self._waiting() if not self._room.has_claim(record.key)]
+        if not holders:
+            return False
+        last = max(holders, key=self._room.urgency)
+        if self._turns.reach(last.key) <= self._turns.reach(blocked) or last.key in self._pins:
+            return False
+        self._release_block(last)
+        if last.path is None:
+            self._fetch(last)
+        else:
+            self._enter(last, State.READING, is_step=False)
+            self._reads.add(last.key, last.path)
+        return True
 
     def _give_up_wishes(self, waiting: list[Record[BlockT]]) -> None:
         """What no request waits for does not hold host memory for ever where there is no room.

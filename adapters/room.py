@@ -26,7 +26,7 @@ from .eviction import FREE, Cost, Occupant, choose_window
 from .extents import Extent, Placement
 from .identity import AdapterKey
 from .loaders import Loaders
-from .reading import BlockT, BlockT_contra
+from .reading import BlockT, BlockT_contra, Urgency
 from .record import Departure, Record
 from .turns import Turns
 
@@ -153,7 +153,7 @@ class Room(Generic[BlockT]):
         displaced: list[Displaced[BlockT]] = []
         num_reachable = self._num_reachable() if waiting else []
         refused: dict[tuple[str, bool, int], int] = {}
-        for record in sorted(waiting, key=self._place_order):
+        for record in sorted(waiting, key=self.urgency):
             assert record.block is not None
             size, rights = record.block.num_elements, self._rights(record)
             most = min(num_reachable[self._reach(record)], refused.get(rights, size + 1) - 1)
@@ -188,6 +188,10 @@ class Room(Generic[BlockT]):
             return True
         extent = record.placement.extent
         return any(extent.overlaps(window) for window in self._claims.values())
+
+    def urgency(self, record: Record[BlockT]) -> Urgency:
+        """Pins first, then what is needed soon, by its turn; all others as they were asked for."""
+        return self._reach(record), record.order
 
     def has_claim(self, key: AdapterKey) -> bool:
         """Whether room is being made for this adapter."""
@@ -290,7 +294,7 @@ class Room(Generic[BlockT]):
         if self._draining is not None:
             return []
         asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
-        first = min(asked, key=self._place_order, default=None)
+        first = min(asked, key=self.urgency, default=None)
         if first is None or first.block is None:
             return []
         if self._clock() - self._needed_since(first) < PATIENCE_SECONDS:
@@ -399,8 +403,8 @@ class Room(Generic[BlockT]):
         return -1 if record.key in self._pins else self._turns.reach(record.key)
 
     def _num_reachable(self) -> list[int]:
-        """By a newcomer's reach, that of -1 at the end: how many elements are free or held by
-        adapters that it may displace now. Nothing larger fits."""
+        """How many elements are free or held by adapters that may be displaced now: nothing larger
+        fits. By the newcomer's reach, from 0 on; at the end, index -1, for a reach of -1."""
         by_distance = [0] * (self._turns.num_soon + 2)
         now, num_held = self._clock(), 0
         for record in self._occupants.values():
@@ -463,10 +467,6 @@ class Room(Generic[BlockT]):
     def _may_go(self, record: Record[BlockT]) -> bool:
         is_staying = self._clock() < record.stays_until
         return record.is_idle and not is_staying and record.key not in self._pins
-
-    def _place_order(self, record: Record[BlockT]) -> tuple[int, int]:
-        """What is needed soon, by its turn; then all others as they were asked for."""
-        return self._turns.reach(record.key), record.order
 
     def _needed_since(self, record: Record[BlockT]) -> float:
         """Since when the adapter is missed: while its turn is far, it is not."""

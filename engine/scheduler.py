@@ -236,6 +236,8 @@ class Scheduler:
             self._backlog.leave(request)
         self._kv.release(request.kv)
         self._unlease(request)
+        if not self._requests:  # and perhaps no step for a long time
+            self._residency.expect(())
 
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""

@@ -120,10 +120,28 @@ def test_patience_begins_when_the_turn_is_near() -> None:
     assert sorted(is_leaving) == [False, True]
 
 
-def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once() -> None:
+def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
+    world = ResidencyWorld(arena=SIZE, host=SIZE, num_soon=SOON)
+    world.load(A, SIZE)
+    world.residency.acquire(A, "user")
+    world.residency.expect([*OTHERS, B, C])
+    world.load(B, SIZE)
+    world.load(C, SIZE)
+    assert [world.residency.tier(key) for key in (B, C)] == [Tier.HOST, Tier.DISK]
+    world.residency.expect([C, *OTHERS, B])
+    world.settle()
+    assert [world.residency.tier(key) for key in (B, C)] == [Tier.DISK, Tier.HOST]
+    world.now += MIN_STAY_SECONDS
+    world.residency.release("user")
+    world.settle()
+    assert resident(world) == {C}
+
+
+@pytest.mark.parametrize("host", [24, 8, 3])
+def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once(host: int) -> None:
     room, num_running = 6, 3
     burst = [make_key(f"burst {index}") for index in range(4 * room)]
-    world = ResidencyWorld(arena=SIZE * room, host=SIZE * len(burst))
+    world = ResidencyWorld(arena=SIZE * room, host=SIZE * host)
     for key in burst:
         world.residency.expect_last(key)
         world.fetch(key, SIZE)
@@ -132,6 +150,8 @@ def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once() -> None:
     for _ in range(100 * len(burst)):
         world.now += MIN_STAY_SECONDS
         world.residency.expect(waiting)
+        for key in set(world.wanted):
+            world.fetch(key, SIZE)
         world.settle()
         for key in list(waiting):
             if len(running) < num_running and world.residency.acquire(key, key.digest):

@@ -141,9 +141,7 @@ def test_residency_hears_whose_turn_is_next_behind_a_full_batch_until_nobody_wai
     assert bench.residency.expected == names
     for request in bench.scheduler.requests():
         bench.scheduler.finish(request)
-    bench.step()
-    bench.step()
-    assert bench.residency.expected == []
+    assert bench.residency.expected == [], "though perhaps no step comes for a long time"
 
 
 def test_a_failed_adapter_ends_its_requests_only() -> None:

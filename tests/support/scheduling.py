@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
@@ -36,7 +36,7 @@ class FakeResidency:
     def request(self, key: AdapterKey) -> None:
         self.requested.append(key)
 
-    def expect(self, keys: Sequence[AdapterKey]) -> None:
+    def expect(self, keys: Iterable[AdapterKey]) -> None:
         self.expected = list(keys)
 
     def expect_last(self, key: AdapterKey) -> None:
