@@ -101,6 +101,8 @@ class ReadQueue(Generic[BlockT]):
 
     def add(self, key: AdapterKey, path: Path) -> None:
         self._queued[key] = _Read(key, path)
+        if self._blocked is not None and self._urgency(key) < self._urgency(self._blocked):
+            self.look_again()
 
     def discard(self, key: AdapterKey) -> None:
         """Forget a read that was not begun."""
@@ -143,7 +145,6 @@ class ReadQueue(Generic[BlockT]):
             try:
                 block = future.result()
             except Exception as exc:  # any error is this adapter's own
-                self.look_again()
                 finished.append((key, exc))
                 continue
             if block is None:
@@ -152,4 +153,6 @@ class ReadQueue(Generic[BlockT]):
                 self._blocked = min(self._queued, key=self._urgency)
             else:
                 finished.append((key, block))
+        if any(isinstance(result, Exception) for _, result in finished):
+            self.look_again()
         return finished

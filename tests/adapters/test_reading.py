@@ -1,4 +1,4 @@
-"""Reads begin in order, and one that found no room is not overtaken."""
+"""Reads begin by their urgency, and one that found no room is not overtaken."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ class Reads:
     def __init__(self) -> None:
         self.host = FakeHost(4)
         self.loaders = ManualLoaders()
-        self.queue: ReadQueue[FakeBlock] = ReadQueue(self.host, self.loaders)
+        self.orders: dict[AdapterKey, int] = {}
+        self.queue: ReadQueue[FakeBlock] = ReadQueue(
+            self.host, self.loaders, lambda key: (0, self.orders[key])
+        )
         self.host.files[Path("in use")] = 4
         self.host.read(IN_USE, Path("in use"))
 
     def add(self, key: AdapterKey, size: int, order: int) -> None:
         path = Path(key.digest)
         self.host.files[path] = size
-        self.queue.add(key, path, order=order)
+        self.orders[key] = order
+        self.queue.add(key, path)
 
     def run(self) -> list[AdapterKey]:
         """Begin what may begin, end it, and say what arrived."""
@@ -41,7 +45,7 @@ def test_a_refused_read_is_tried_again_when_there_is_new_room_and_not_before() -
     reads.queue.start()
     assert len(reads.loaders) == 0
     reads.host.release(IN_USE)
-    reads.queue.note_room()
+    reads.queue.look_again()
     assert reads.run() == [A]
     assert len(reads.queue) == 0
 
@@ -53,7 +57,7 @@ def test_a_refused_read_is_tried_again_alone_and_stays_first() -> None:
     reads.add(B, 1, order=2)
     reads.queue.start()
     assert len(reads.loaders) == 0
-    reads.queue.note_room()
+    reads.queue.look_again()
     reads.queue.start()
     assert len(reads.loaders) == 1
     reads.loaders.run()
@@ -61,7 +65,7 @@ def test_a_refused_read_is_tried_again_alone_and_stays_first() -> None:
     reads.queue.start()
     assert len(reads.loaders) == 0, "refused again, but still before B"
     reads.host.release(IN_USE)
-    reads.queue.note_room()
+    reads.queue.look_again()
     assert reads.run() == [A]
     reads.host.release(A)
     assert reads.run() == [B]
@@ -87,6 +91,28 @@ def test_a_failed_read_makes_room_for_a_refused_one() -> None:
     assert [key for key, _ in finished] == [A]
     reads.host.release(IN_USE)
     assert reads.run() == [B]
+
+
+def test_which_refused_read_is_tried_next_is_decided_anew() -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    reads.add(B, 4, order=2)
+    assert reads.run() == []
+    assert reads.queue.blocked == A
+    reads.orders[A] = 3
+    reads.host.release(IN_USE)
+    reads.queue.look_again()
+    assert reads.run() == [B]
+
+
+def test_a_block_that_host_memory_has_is_not_read_again() -> None:
+    reads = Reads()
+    reads.host.release(IN_USE)
+    reads.add(IN_USE, 4, order=1)
+    reads.queue.start()
+    assert len(reads.loaders) == 0
+    assert [key for key, _ in reads.queue.take_finished()] == [IN_USE]
+    assert reads.host.in_use == {IN_USE}
 
 
 def test_a_read_that_was_not_begun_can_be_discarded() -> None:
