@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isclose
@@ -14,6 +15,9 @@ from loraplex.engine.speculation.draft import ROOT, Draft
 from loraplex.engine.speculation.proposer import Proposer, Wanted
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import Answer
+
+undisturbed_clock = time.thread_time
+"""How much is guessed follows from what steps take: here without what other processes take."""
 
 
 class ScriptedProposer:

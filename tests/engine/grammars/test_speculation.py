@@ -14,7 +14,12 @@ from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.tokenizer import Tokenizer
 from support.engine import LocalEngine
 from support.grammars import needs_llguidance, random_schema
-from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
+from support.speculation import (
+    ScriptedProposer,
+    ScriptedTreeProposer,
+    scripted,
+    undisturbed_clock,
+)
 
 pytestmark = needs_llguidance
 
@@ -59,7 +64,7 @@ def test_the_tokens_are_those_of_plain_decoding_and_few_guesses_are_wasted(
 ) -> None:
     plain = plain_at(temperature)
     with scripted(kind(plain, error=0.15)) as name:
-        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,))
+        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
     assert run(engine, temperature) == plain
     ends = [answer.end for answer in engine.answers.values()]
     num_guessed = sum(end.num_draft_tokens for end in ends)
@@ -83,7 +88,7 @@ def test_foul_guesses_cost_nothing(
     tiny_base: Path, tmp_path: Path, plain_at: Plain, guesses: list[int]
 ) -> None:
     with scripted(FoulProposer(guesses)) as name:
-        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,))
+        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
     assert run(engine, 1.0) == plain_at(1.0)
     assert {answer.end.error for answer in engine.answers.values()} == {None}
 

@@ -24,7 +24,7 @@ from loraplex.engine.tokenizer import Tokenizer
 from support.engine import Answer, LocalEngine
 from support.grammars import has_llguidance
 from support.pairwise import Row, all_pairs, covering_rows, pairs_of
-from support.speculation import ScriptedProposer, assert_same_answer, scripted
+from support.speculation import ScriptedProposer, assert_same_answer, scripted, undisturbed_clock
 
 PROPOSERS = {
     "ngram": "ngram",
@@ -170,7 +170,13 @@ def test_a_combination_answers_as_with_plain_decoding(
     known = {request_id: answer.token_ids for request_id, answer in plain.answers.items()}
     entry = PROPOSERS[proposer].format(base=tiny_base, heads=heads)
     with scripted(ScriptedProposer(known, error=ERRORS.get(proposer, 0.0))):
-        engine = LocalEngine(tiny_base, tmp_path, speculation=(entry,), acceptance=acceptance)
+        engine = LocalEngine(
+            tiny_base,
+            tmp_path,
+            speculation=(entry,),
+            acceptance=acceptance,
+            clock=undisturbed_clock,
+        )
     submit(engine, adapter_folders)
     engine.run()
     engine.close()

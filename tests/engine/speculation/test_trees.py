@@ -19,7 +19,7 @@ from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
 from support.models import make_adapter
-from support.speculation import ScriptedTreeProposer, scripted
+from support.speculation import ScriptedTreeProposer, scripted, undisturbed_clock
 
 NEAR_TIE = {KvDtype.AUTO: 1e-4, KvDtype.INT8: 0.05}
 """Logit gap that another order of summation may cross; rounding to codes magnifies it."""
@@ -70,7 +70,9 @@ def test_the_tokens_are_those_of_plain_decoding(case: Case, tmp_path: Path) -> N
     plain = LocalEngine(base, tmp_path, **case.config)
     answers, _ = answer(plain, adapter, case)
     with scripted(ScriptedTreeProposer(answers, error=0.15, vocab_size=VOCAB_SIZE)) as name:
-        engine = LocalEngine(base, tmp_path, speculation=(name,), **case.config)
+        engine = LocalEngine(
+            base, tmp_path, speculation=(name,), clock=undisturbed_clock, **case.config
+        )
         speculated, num_accepted = answer(engine, adapter, case)
     engine.close()
     differing = [name for name in answers if speculated[name] != answers[name]]
