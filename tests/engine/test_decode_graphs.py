@@ -133,8 +133,14 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert engines.num_eager == 0
     # Base and rank 16 for all sizes at the start; rank 64 when the adapter of rank 24 came, once
     # for each size of its steps: how the prompts were cut into steps decides which sizes.
-    num_sizes = len(row_sizes(6, 256))
-    assert 2 * num_sizes < engines.recorder.num_captured <= 3 * num_sizes
+    graphs = engines.replayed.core._runner._graphs
+    assert graphs is not None
+    sizes = row_sizes(6, 256)
+    at_start = {(size, rank) for size in sizes for rank in (0, 16)}
+    later = graphs._replays.keys() - at_start
+    assert later
+    assert later <= {(size, 64) for size in sizes}
+    assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
 
 
 def test_guesses_are_verified_and_short_prompts_computed_by_replays(
