@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .block import PlacedExtra
 from .identity import AdapterKey
 from .loaders import Loaders
+from .turns import Urgency
 
 
 class Block(Protocol):
@@ -59,10 +60,6 @@ class Host(Protocol[BlockT_co]):
 
     @property
     def used_bytes(self) -> int: ...
-
-
-Urgency = tuple[int, int]
-"""The less, the sooner."""
 
 
 @dataclass
@@ -112,8 +109,13 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def look_again(self) -> None:
-        """Host memory came out of use, or another read may be the most urgent now."""
+        """Host memory came out of use, or another read is the most urgent now."""
         self._blocked = None
+
+    def reorder(self) -> None:
+        """Urgencies have changed."""
+        if self._blocked is not None and self._most_urgent() != self._blocked:
+            self.look_again()
 
     def start(self) -> None:
         """Begin every read that may run now."""
@@ -124,6 +126,9 @@ class ReadQueue(Generic[BlockT]):
                 return
             read = self._queued.pop(key)
             self._running[key] = read, self._begin(read)
+
+    def _most_urgent(self) -> AdapterKey:
+        return min(self._queued, key=self._urgency)
 
     def _begin(self, read: _Read) -> Future[BlockT | None]:
         block = self._host.acquire(read.key)
@@ -150,7 +155,7 @@ class ReadQueue(Generic[BlockT]):
             if block is None:
                 self._queued[key] = _Read(key, read.path, was_refused=True)
                 self._num_refused += 1
-                self._blocked = min(self._queued, key=self._urgency)
+                self._blocked = self._most_urgent()
             else:
                 finished.append((key, block))
         if any(isinstance(result, Exception) for _, result in finished):

@@ -25,11 +25,11 @@ from .leases import Lease, Leases
 from .load_times import Histogram, LoadTimes
 from .loaders import Loaders
 from .pins import Pins
-from .reading import BlockT, Host, ReadQueue, Urgency
+from .reading import BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
 from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
-from .turns import Turns
+from .turns import Turns, Urgency
 
 __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
 
@@ -215,7 +215,7 @@ class Residency(Generic[BlockT]):
         requested: they may have been displaced, or have failed, since their requests came.
         """
         self._turns.set(keys)
-        self._reads.look_again()
+        self._reads.reorder()
         for key in self._turns.next():
             self.request(key)
 

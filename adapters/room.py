@@ -10,6 +10,7 @@ claims a window though leased adapters lie there; each goes when its last lease 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from .eviction import FREE, Cost, Occupant, choose_window
 from .extents import Extent, Placement
 from .identity import AdapterKey
 from .loaders import Loaders
-from .reading import BlockT, BlockT_contra, Urgency
+from .reading import BlockT, BlockT_contra
 from .record import Departure, Record
-from .turns import Turns
+from .turns import Turns, Urgency
 
 PATIENCE_SECONDS = 4.0
 WORKING_SET_SECONDS = 10.0
@@ -290,14 +291,19 @@ class Room(Generic[BlockT]):
         return [Displaced(record, reason) for record in records]
 
     def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
-        """Claim a window for the first of those that requests wait for, once it waited too long."""
+        """Claim a window for the most urgent of those that requests have missed for too long."""
         if self._draining is not None:
             return []
-        asked = [r for r in waiting if r.is_requested and r.key not in self._claims]
-        first = min(asked, key=self.urgency, default=None)
+        horizon = self._clock() - PATIENCE_SECONDS
+        overdue = [
+            record
+            for record in waiting
+            if record.is_requested
+            and record.key not in self._claims
+            and self._missed_since(record) <= horizon
+        ]
+        first = min(overdue, key=self.urgency, default=None)
         if first is None or first.block is None:
-            return []
-        if self._clock() - self._needed_since(first) < PATIENCE_SECONDS:
             return []
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
         window = choose_window(
@@ -468,12 +474,12 @@ class Room(Generic[BlockT]):
         is_staying = self._clock() < record.stays_until
         return record.is_idle and not is_staying and record.key not in self._pins
 
-    def _needed_since(self, record: Record[BlockT]) -> float:
-        """Since when the adapter is missed: while its turn is far, it is not."""
-        if self._turns.of(record.key) is None:
+    def _missed_since(self, record: Record[BlockT]) -> float:
+        """While other adapters' turns come before, nobody misses this one."""
+        if not self._turns:
             return record.entered_at
         soon_since = self._turns.soon_since(record.key)
-        return self._clock() if soon_since is None else max(record.entered_at, soon_since)
+        return math.inf if soon_since is None else max(record.entered_at, soon_since)
 
     def _surplus(
         self,

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 
 from .identity import AdapterKey
 
+Urgency = tuple[int, int]
+"""Of an adapter that waits; the less, the sooner: its reach, then when it was asked for."""
+
 
 class Turns:
     """The adapters' turns, the next one first."""
@@ -22,6 +25,10 @@ class Turns:
         self._clock = clock
         self._turns: dict[AdapterKey, int] = {}
         self._soon_since: dict[AdapterKey, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any request waits."""
+        return bool(self._turns)
 
     def set(self, keys: Iterable[AdapterKey]) -> None:
         """Replace all turns; the next one first."""

@@ -50,7 +50,8 @@ MIN_RETRY_SECONDS = 1.0
 EXPECT_INTERVAL_SECONDS = 0.05
 """How often residency is told which adapters are needed next."""
 MAX_EXPECTED = 256
-"""Lines whose adapters are named then: who waits behind so many makes no difference yet."""
+"""Lines whose adapters are named then, or those of two batches: who waits behind so many makes no
+difference yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,24 @@ def test_patience_begins_when_the_turn_is_near() -> None:
     assert sorted(is_leaving) == [False, True]
 
 
+def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_before_it() -> None:
+    world = make_world(A, B)
+    for key in (A, B):
+        world.residency.acquire(key, key.digest)
+    *_, far = OTHERS
+    world.residency.expect([C, *OTHERS])
+    world.load(C, SIZE)
+    world.load(far, SIZE)
+    world.now += PATIENCE_SECONDS
+    world.residency.expect([far, C])
+    world.settle()
+    for key in (A, B):
+        world.residency.release(key.digest)
+    world.settle()
+    assert C in resident(world)
+    assert world.residency.figures().evictions[Departure.DRAINED] == 1
+
+
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
     world = ResidencyWorld(arena=SIZE, host=SIZE, num_soon=SOON)
     world.load(A, SIZE)
