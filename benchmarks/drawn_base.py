@@ -14,7 +14,7 @@ from benchmarks.timed_engine import make_model
 from transformers import AutoModelForCausalLM
 
 from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config
-from loraplex.engine import base_model
+from loraplex.engine import base_model, checkpoint
 
 LARGE_SHAPE = BaseShape(
     vocab_size=128_256,
@@ -79,6 +79,7 @@ def drawn_weights(
         return model.eval()
 
     with (
+        mock.patch.object(checkpoint, "check_base"),
         mock.patch.object(base_model, "load_weights", load_weights),
         mock.patch.object(base_model, "compute_base_id", return_value="drawn"),
         mock.patch.object(base_model, "end_digests", return_value={}),

@@ -6,12 +6,13 @@ Serves the same requests, base and adapters of mixed ranks in mixed batches, on 
 device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
 where they part, the top two logits must be as good as equal (then the position is counted as a
 near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
-the CPU, and a quantized base must give what its codes mean. Engines that guess must answer as the
-one that does not, and each rule of acceptance must draw by the model's probabilities. Timed are the
-kernels, quantized layers, others' inter-token latency while a large adapter is loaded, and an 8 B
-base with random weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding
-with guesses. Each part is told of on stderr when it ends, as a line of JSON; all of them are one
-object on stdout. `--parts` runs some of them. Exits 1 if something does not hold and 2 without a
+the CPU, and a quantized base must give what its codes mean. What LoRA adds to a row must be the
+same to the bit whatever shares its step. Engines that guess must answer as the one that does not,
+and each rule of acceptance must draw by the model's probabilities. Timed are the kernels, quantized
+layers, others' inter-token latency while a large adapter is loaded, and an 8 B base with random
+weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding with guesses. Each
+part is told of on stderr when it ends, as a line of JSON; all of them are one object on stdout.
+`--parts` runs some of them. Exits 1 if something does not hold and 2 without a
 CUDA device.
 """
 
@@ -32,6 +33,7 @@ import torch
 from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.drawn_base import LARGE_SHAPE
+from benchmarks.lora_check import check_rows
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
@@ -275,6 +277,7 @@ PARTS: Mapping[str, Part] = {
     "speculation": lambda folder, told: check_speculation(folder, device=told.device),
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "attention": lambda _, told: check_attention(told.device),
+    "lora_rows": lambda _, told: check_rows(told.device),
     "features": lambda _, told: check_features(told.device),
     "kernels": lambda _, told: time_kernels(told.device),
     "attention_times": lambda _, told: time_attention(told.device),
@@ -286,10 +289,10 @@ PARTS: Mapping[str, Part] = {
     "prompts": lambda folder, told: time_prompts(folder, told.device),
     "speculation_times": lambda folder, told: time_speculation(folder, told.device),
 }
-CHECKS = ("serving", "speculation", "quantization", "attention", "features")
+CHECKS = ("serving", "speculation", "quantization", "attention", "lora_rows", "features")
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
-    *("attention", "attention_times", "linear_times"),
+    *("attention", "lora_rows", "attention_times", "linear_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4", "prompts", "speculation_times"),
 )
 """Kernels that there are nowhere else, and bases that are too large elsewhere."""

@@ -3,7 +3,8 @@
 A model family is served if its attention can be replaced whole and the result is provably the
 same: every layer must call the attention function exactly once, its layer types and rope must be
 ones whose meaning we keep, and a chunked, mixed, paged forward of the loaded weights must equal
-the model's own dense forward.
+the model's own dense forward. What begins beyond the self-test's few tokens is tested on a small
+copy (`threshold_test`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from ..kernels.attention import AttentionOptions
-from ..kernels.lora_batch import LoraBatch, Segment
-from .errors import UnsupportedModel
-from .forward import PagedForward, run_model
+from .attention_windows import PROBE_NAME, LayerProbe
+from .errors import DamagedBase, UnsupportedModel
+from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, Span, make_inputs
 from .kv_cache import KvCache, KvFormat
 from .kv_groups import LayerKvShape, one_group
+from .rope import batch_wide_limit
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-BATCH_WIDE_ROPE_TYPES = frozenset({"longrope", "dynamic"})
-"""Their frequencies depend on the longest sequence of the batch, so neighbours would change each
-other's answers beyond the original context."""
+PROBE_LENGTH = 4
+"""Of one token alone some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
 SELF_TEST_CHUNKS = (MAX_GROUPED_ROWS + 1, 1, 4)
 SELF_TEST_BLOCK_SIZE = 4
@@ -43,25 +44,25 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
             "the checkpoint is already quantized: give the original one and --quantize"
         )
     trained = int(getattr(config, "max_position_embeddings", 0) or 2048)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if _rope_types(rope) & BATCH_WIDE_ROPE_TYPES:
-        original = rope.get("original_max_position_embeddings")
-        trained = min(trained, int(original or trained))
+    trained = min(trained, batch_wide_limit(config) or trained)
     if max_model_len is not None and max_model_len > trained:
         raise UnsupportedModel(f"max_model_len {max_model_len} exceeds the model's {trained}")
     return max_model_len or trained
 
 
-def probe_kv_shapes(model: nn.Module, config: Any) -> list[LayerKvShape]:
-    """Run one token to see what each layer caches and how far back it looks.
+def probe_kv_shapes(
+    model: PreTrainedModel, config: Any, *, max_model_len: int
+) -> list[LayerKvShape]:
+    """Give the model our attention, and run a few tokens to see what each layer caches and how far
+    back it looks.
 
-    Raises UnsupportedModel unless each layer calls the attention function exactly once: a model
-    that goes past it would be served silently wrong.
+    Raises UnsupportedModel unless each layer calls the attention function exactly once, under a
+    causal mask or a sliding window: any other model would be served silently wrong.
     """
-    probe = ShapeProbe()
-    device = next(model.parameters()).device
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    run_model(model, probe, zero, zero, zero)
+    model.set_attn_implementation(PROBE_NAME)
+    probe = LayerProbe(max_model_len)
+    _run_probe(model, probe)
+    model.set_attn_implementation(ATTENTION_NAME)
     num_layers = config.num_hidden_layers
     if sorted(probe.calls) != list(range(num_layers)):
         raise UnsupportedModel(
@@ -72,27 +73,43 @@ def probe_kv_shapes(model: nn.Module, config: Any) -> list[LayerKvShape]:
 
 
 def check_replaced(model: nn.Module, config: Any) -> None:
-    """Run one token through the model whose linear layers are ours.
+    """Run a few tokens through the model whose linear layers are ours.
 
     Raises UnsupportedModel if it asks such a layer for anything but its output.
     """
     try:
-        probe_kv_shapes(model, config)
+        _run_probe(model, LayerProbe())
     except AttributeError as exc:
         raise UnsupportedModel(
             f"{config.model_type} uses its linear layers otherwise than by calling them: {exc}"
         ) from exc
 
 
-def dense_reference(model: nn.Module, vocab_size: int) -> list[tuple[list[int], Tensor]]:
-    """The model's own logits of fixed random sequences, before anything in it is replaced."""
+def _run_probe(model: nn.Module, probe: LayerProbe) -> None:
+    device = next(model.parameters()).device
+    tokens = torch.arange(PROBE_LENGTH, device=device)
+    run_model(model, probe, tokens, tokens, tokens[:1])
+
+
+def dense_reference(
+    model: nn.Module, vocab_size: int, lengths: Sequence[int] = SELF_TEST_LENGTHS
+) -> list[tuple[list[int], Tensor]]:
+    """The model's own logits of fixed random sequences, before anything in it is replaced.
+
+    Raises DamagedBase if they are not finite.
+    """
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     cases = []
-    for length in SELF_TEST_LENGTHS:
+    for length in lengths:
         token_ids = torch.randint(vocab_size, (length,), generator=generator)
         with torch.inference_mode():
             logits = model(input_ids=token_ids[None].to(device), use_cache=False).logits[0]
+        if not logits.isfinite().all():
+            raise DamagedBase(
+                "its own logits are not finite: a tensor in its files is damaged, or --dtype is "
+                "too narrow for it"
+            )
         cases.append((token_ids.tolist(), logits.float()))
     return cases
 
@@ -175,29 +192,3 @@ def _run_paged(
             done[index] += len(part)
         step += 1
     return [torch.cat(parts) for parts in logits]
-
-
-def _rope_types(rope: dict[str, Any]) -> set[str]:
-    """The rope types of a configuration, which may be one for all layers or one per layer type."""
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    return {str(part.get("rope_type", "default")) for part in (rope, *nested)}
-
-
-class ShapeProbe:
-    """A forward that stores nothing: it records which layers attend, and to what."""
-
-    def __init__(self) -> None:
-        self.lora: LoraBatch | None = None
-        self.head_lora: LoraBatch | None = None
-        self.embedding_segments: Sequence[Segment] = ()
-        self.calls: list[int] = []
-        self.shapes: dict[int, LayerKvShape] = {}
-
-    def attend(
-        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        self.calls.append(layer_index)
-        self.shapes[layer_index] = LayerKvShape(
-            k.shape[1], k.shape[2], v.shape[2], window=options.sliding_window or None
-        )
-        return q.new_zeros(*q.shape[:2], v.shape[-1])

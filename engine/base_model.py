@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..adapters.arena import Arena
@@ -26,16 +26,17 @@ from .admission import (
     probe_kv_shapes,
 )
 from .base_identity import compute_base_id
-from .checkpoint import locate_model
+from .checkpoint import locate_base
 from .config import EngineConfig, Quantization
 from .errors import InvalidParameter, UnsupportedModel
 from .experts import MoeLayer, replace_experts
-from .forward import ATTENTION_NAME
 from .kv_cache import KvFormat, choose_kv_format
 from .kv_groups import LayerKvShape
 from .linear import FusedProjection, ProjectionSlice
 from .model_ends import ModelEnds, adapt_ends
+from .threshold_test import check_thresholds
 from .weight_digests import end_digests
+from .weights import load_config, load_weights
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same tensor when they stand side by side in a module."""
@@ -122,7 +123,7 @@ class BaseModel:
 
 def load_base_model(engine: EngineConfig) -> BaseModel:
     """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot."""
-    model_dir = locate_model(engine.model)
+    model_dir = locate_base(engine.model)
     config = load_config(model_dir)
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
     device = choose_device(engine.device)
@@ -133,9 +134,9 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     cases = dense_reference(model, config.vocab_size)
     order = module_order(model)
     moe_layers = replace_experts(model)
-    model.set_attn_implementation(ATTENTION_NAME)
-    kv_shapes = probe_kv_shapes(model, config)
+    kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
     check_parity(model, kv_shapes, cases)
+    check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
@@ -341,34 +342,8 @@ def _refused_modules(
             yield name, f"LoRA on {type(module).__name__} is not served"
 
 
-def load_config(model_dir: Path) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    except (ValueError, OSError) as exc:
-        raise UnsupportedModel(f"{model_dir.name}: {exc}") from exc
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModel(f"{config.model_type} has no causal language model")
-    return config
-
-
-def load_weights(
-    model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        config=config,
-        dtype=dtype,
-        attn_implementation="eager",
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    model.requires_grad_(False)
-    model.eval().to(device)
-    return model
-
-
 def _eos_token_ids(model_dir: Path, config: Any) -> frozenset[int]:
-    values = [config.eos_token_id]
+    values = [getattr(config, "eos_token_id", None)]  # not every class declares it
     generation = model_dir / "generation_config.json"
     if generation.exists():
         values.append(json.loads(generation.read_text()).get("eos_token_id"))

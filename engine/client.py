@@ -23,6 +23,7 @@ from ..adapters.identity import AdapterKey
 from ..adapters.residency import Tier
 from .config import EngineConfig
 from .errors import (
+    BASE_ERRORS,
     AdapterDeleted,
     DeadlineExceeded,
     EngineError,
@@ -40,6 +41,7 @@ from .messages import (
     AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterStored,
     AdapterWanted,
     EngineFailed,
     EngineInfo,
@@ -80,7 +82,8 @@ OVERLOAD_RETRY_SECONDS = 1.0
 STALLED = "stalled"
 """The code of the failure where a process was ended because it made no progress."""
 _START_ERRORS: Mapping[str, type[EngineError]] = {
-    error.code: error for error in (UnsupportedModel, InsufficientMemory)
+    **{error.code: error for error in BASE_ERRORS},
+    InsufficientMemory.code: InsufficientMemory,
 }
 
 _log = logging.getLogger(__name__)
@@ -272,7 +275,8 @@ class EngineClient:
         self.state = EngineState.RESTARTING
         if not self._is_stopping.is_set():
             self._quarantine.note_crash(
-                self._streams[request_id].request for request_id in in_step & self._streams.keys()
+                [self._streams[name].request for name in in_step & self._streams.keys()],
+                is_alone=len(in_step) == 1,
             )
         self._ready_at = self._reported = self.stats = None
         for fetch in self._fetches:
@@ -297,9 +301,9 @@ class EngineClient:
         if self._is_stopping.is_set():
             return None
         self.failure = cause
-        _log.error("engine_died", extra={"code": cause.code, "error": cause.message})
         if not was_ever_ready:
-            return None
+            return None  # `start` raises it
+        _log.error("engine_died", extra={"code": cause.code, "error": cause.message})
         delay = self._restarts.next_delay(now=time.monotonic(), lived_seconds=lived_seconds)
         plan = "engine_stays_down" if delay is None else "engine_restart_planned"
         _log.warning(plan, extra={"delay_seconds": delay})
@@ -360,6 +364,8 @@ class EngineClient:
             seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
             left = max(0.0, seconds - asyncio.get_running_loop().time())
             request = replace(request, deadline_seconds=left)
+        if num_lone_steps := self._quarantine.num_lone_steps(request):
+            request = replace(request, num_lone_steps=num_lone_steps)
         self._send(Submit(request))
         if request.request_id not in self._in_engine:
             self._in_engine[request.request_id] = asyncio.get_running_loop().create_future()
@@ -435,6 +441,11 @@ class EngineClient:
         """Begin to bring an adapter to the device; see `Prefetch`. A down engine forgets it."""
         if self.is_ready and not self._quarantine.holds(key):
             self._send(Prefetch(key, stay_seconds))
+
+    def note_stored(self, key: AdapterKey) -> None:
+        """The store has the adapter's block anew: a load that failed may be tried again at once."""
+        if self.is_ready:
+            self._send(AdapterStored(key))
 
     async def explain_adapter(self, key: AdapterKey) -> AdapterExplanation:
         """Where an adapter is in the engine, since when, and what it waits for.

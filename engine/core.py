@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 
@@ -22,7 +22,7 @@ from .adapter_reports import HitsByTier, explain, tier_stats
 from .base_model import BaseModel, load_base_model
 from .batch import ScheduledBatch, ScheduledSequence
 from .block_preparation import BlockPreparation
-from .checkpoint import locate_model
+from .checkpoint import locate_base
 from .config import EngineConfig
 from .decode_graphs import open_decode_graphs, serves_graphs
 from .device_peak import measure_peak
@@ -34,6 +34,7 @@ from .heartbeat import Heartbeat
 from .info import describe_engine
 from .kv_blocks import KvBlocks
 from .kv_cache import KvCache, kv_bytes_per_block
+from .lone_steps import Part, parts_of
 from .memory import MemoryPlan
 from .memory_reports import map_memory
 from .messages import (
@@ -42,6 +43,7 @@ from .messages import (
     AdapterFetched,
     AdapterFetchFailed,
     AdapterResidency,
+    AdapterStored,
     AdapterWanted,
     EngineStats,
     ErrorInfo,
@@ -106,7 +108,7 @@ class EngineCore:
         medusas = open_medusas(config, base)
         plan = plan_engine(config, base, draft, head_bytes=heads_bytes(medusas))
         self._grammars = open_grammars(
-            locate_model(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
+            locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
         )
         self._base = base
         self._models = [base] if draft is None else [base, draft]
@@ -257,6 +259,8 @@ class EngineCore:
                 self._residency.set_pinned(keys)
             case Prefetch(key, stay_seconds):
                 self._residency.prefetch(key, stay_seconds)
+            case AdapterStored(key):
+                self._residency.forgive(key)
             case ExplainAdapter(key):
                 speculation = self._speculation.explain(key)
                 self._outbox.append(explain(self._residency, key, speculation))
@@ -411,6 +415,27 @@ class EngineCore:
         sequences = self._execution.current(batch.sequences)
         if not sequences:
             return
+        ran = []
+        end = start
+        for part in parts_of(sequences):
+            ran.append(self._run_part(part, since=end))
+            end = self._clock()
+        self._num_steps += 1
+        self._num_step_sequences += len(sequences)
+        if len(ran) > 1 or not ran[0].is_one_step:
+            return  # what it took says nothing of a step's cost
+        computed = batch.running(ran[0].sequences)
+        if not computed.shape.num_prefill_tokens:
+            self._speculation.observe_step(end - prepared)
+        self._scheduler.observe(
+            computed,
+            end - start - ran[0].draft_seconds,
+            swap_seconds=prepared - start,
+        )
+
+    def _run_part(self, sequences: Part, *, since: float) -> _Ran:
+        """Run what shares a forward; the time since then is counted for it."""
+        start = self._clock()
         if self._heartbeat:
             self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
         sequences = self._speculation.draft(sequences)
@@ -420,19 +445,8 @@ class EngineCore:
         adapter_bytes = sum(map(self._arena.row_bytes, rows))
         work = self._cost.work(sequences, adapter_bytes=adapter_bytes)
         is_one_step = self._execution.run(sequences)
-        end = self._clock()
-        self._utilization.add(work, end - start)
-        self._num_steps += 1
-        self._num_step_sequences += len(sequences)
-        if is_one_step:
-            ran = batch.running(sequences)
-            if not ran.shape.num_prefill_tokens:
-                self._speculation.observe_step(end - prepared)
-            self._scheduler.observe(
-                ran,
-                end - start - (drafted - prepared),
-                swap_seconds=prepared - start,
-            )
+        self._utilization.add(work, self._clock() - since)
+        return _Ran(sequences, is_one_step, drafted - start)
 
     def _read_prompt(self, sequence: ScheduledSequence, output: StepOutput, rows: StepRows) -> None:
         if (read := read_prompt(sequence, output, rows)) is not None:
@@ -506,6 +520,16 @@ class EngineCore:
         )
 
 
+class _Ran(NamedTuple):
+    """What came of one part of a step."""
+
+    sequences: Part
+    """With what was guessed."""
+    is_one_step: bool
+    """Whether one forward was enough."""
+    draft_seconds: float
+
+
 def _limits(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> SchedulerLimits:
     target = config.target_itl_ms
     return SchedulerLimits(
@@ -537,7 +561,7 @@ def _kv_reads(base: BaseModel, plan: MemoryPlan) -> Iterator[KvReads]:
 
 
 def _as_info(error: EngineError) -> ErrorInfo:
-    return ErrorInfo(error.code, str(error), error.retry_after_seconds)
+    return ErrorInfo(error.code, str(error), error.retry_after_seconds, error.is_retryable)
 
 
 def _check_reading(request: GenerationRequest) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.arena import Arena
-from ..kernels.lora_batch import MIN_BLOCK_TOKENS, LoraBatch, LoraTiles
+from ..kernels.lora_batch import LoraBatch, LoraTiles
 from .base_model import BaseModel
 from .config import EngineConfig
 from .decode_inputs import DecodeInputs, DecodeLayout
@@ -238,7 +238,7 @@ class DecodeGraphs:
             num_decodes=num_rows,
             decode_adapters=(),
             segments=(),
-            tiles=LoraTiles(self._inputs.tiles(num_rows), MIN_BLOCK_TOKENS, rank),
+            tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
             beside=self._beside,
         )
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import AttentionBatch, SequenceGroup
-from ..kernels.lora_batch import BASE_ROW, MIN_BLOCK_TOKENS, plan_tiles
+from ..kernels.lora_batch import BASE_ROW, plan_tiles
 from .block_pool import NULL_BLOCK
 from .inputs import Span, visible_blocks
 from .kv_layout import KvGroup
@@ -169,7 +169,7 @@ class DecodeInputs:
         words[:num_rows] = [span.token_ids[0] for span in spans]
         words[layout.row_words :][:num_rows] = [span.start for span in spans]
         words[layout.rows_start :].view(np.int32)[:num_rows] = adapter_rows
-        tiles = plan_tiles(adapter_rows, (), block_tokens=MIN_BLOCK_TOKENS)
+        tiles = plan_tiles(adapter_rows, ())
         tiles += [NO_TILE] * (num_rows - len(tiles))
         flat = [value for tile in tiles for value in tile]
         words[layout.tiles_start :].view(np.int32)[: len(flat)] = flat

@@ -12,6 +12,8 @@ class EngineError(Exception):
     code: ClassVar[str] = "engine_error"
     retry_after_seconds: float | None = None
     """When it is worth another try, where that is known."""
+    is_retryable: bool | None = None
+    """Whether the same request may succeed later; None: as it is published of the code."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
@@ -44,7 +46,7 @@ class DeadlineExceeded(EngineError):
 
 
 class RequestQuarantined(EngineError):
-    """The engine stopped twice while this request ran; it is not tried again."""
+    """The engine stopped twice while this request ran, once of them while it ran alone."""
 
     code = "request_quarantined"
 
@@ -100,9 +102,78 @@ class PromptTooLong(EngineError):
 
 
 class UnsupportedModel(EngineError):
-    """This base model cannot be served."""
+    """The base model, or how it was asked to be served, is not supported."""
 
     code = "unsupported_model"
+
+
+class BaseNotFound(UnsupportedModel):
+    """There is no base model at this path: give a folder with `config.json`, or a hub id."""
+
+    code = "base_not_found"
+
+
+class ForeignBase(UnsupportedModel):
+    """The folder holds something other than a causal language model saved as safetensors."""
+
+    code = "base_foreign"
+
+
+class DamagedBase(UnsupportedModel):
+    """A file of the base model is damaged, incomplete or missing: download the base again."""
+
+    code = "base_damaged"
+
+
+class QuantizedBase(UnsupportedModel):
+    """The base model is already quantized: serve the original checkpoint, with `--quantize`."""
+
+    code = "base_quantized"
+
+
+class CompositeBase(UnsupportedModel):
+    """The base model reads images, audio or video as well as text: such models are not served."""
+
+    code = "base_composite"
+
+
+class WeightsMissing(UnsupportedModel):
+    """The files lack tensors that the model needs: download the base again, or save it whole."""
+
+    code = "base_weights_missing"
+
+
+class WeightsUnexpected(UnsupportedModel):
+    """The files hold tensors that the model would not use, so its answers would be others."""
+
+    code = "base_weights_unexpected"
+
+
+class ShapesDiffer(UnsupportedModel):
+    """A tensor in the files has another shape than `config.json` says."""
+
+    code = "base_shape_mismatch"
+
+
+class TokenizerUnusable(UnsupportedModel):
+    """The base model has no `tokenizer.json`, or one that cannot be read."""
+
+    code = "base_tokenizer"
+
+
+BASE_ERRORS: tuple[type[UnsupportedModel], ...] = (
+    UnsupportedModel,
+    BaseNotFound,
+    ForeignBase,
+    DamagedBase,
+    QuantizedBase,
+    CompositeBase,
+    WeightsMissing,
+    WeightsUnexpected,
+    ShapesDiffer,
+    TokenizerUnusable,
+)
+"""Why a base model is refused: published in `docs/errors.md`."""
 
 
 class ChatTemplateMissing(EngineError):
@@ -121,6 +192,12 @@ class AdapterLoadFailed(EngineError):
     """The adapter's weights could not be brought to the device."""
 
     code = "adapter_load_failed"
+
+
+class AdapterLost(AdapterLoadFailed):
+    """The adapter's stored weights are lost or damaged: push the same files again."""
+
+    is_retryable = False
 
 
 class AdapterTooLarge(EngineError):

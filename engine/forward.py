@@ -24,8 +24,14 @@ from .kv_cache import KvCache
 from .step_adapters import StepAdapters
 
 ATTENTION_NAME = "loraplex"
-_IGNORED_KWARGS = frozenset({"output_router_logits", "is_causal", "position_ids", "use_cache"})
-"""Keyword arguments that say nothing we need: causality, positions and the cache are ours."""
+_IGNORED_KWARGS = frozenset(
+    {
+        *("is_causal", "position_ids", "use_cache", "sliding_window"),
+        *("logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits"),
+    }
+)
+"""Keyword arguments that say nothing we need: causality, positions and the cache are ours, windows
+are read from masks when the model is loaded (`attention_windows`), outputs are others' matter."""
 
 
 class ForwardContext(Protocol):
@@ -69,9 +75,11 @@ class PagedForward:
         group, batch = self._cache.groups[index], self._attention[index]
         keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
         write_pages(keys, values, batch.slot_mapping, k, v)
-        if group.window not in (None, options.sliding_window):
-            # The operator's window, for a layer that sees everything.
-            options = replace(options, sliding_window=group.window, num_sink_positions=group.sinks)
+        window, sinks = self._cache.windows[layer_index], 0
+        if group.window is not None:  # the layer's own, or the operator's for one that sees all
+            window, sinks = group.window, group.sinks
+        if window is not None:
+            options = replace(options, sliding_window=window, num_sink_positions=sinks)
         return paged_attention(q, keys, values, batch, options)
 
 
@@ -102,7 +110,6 @@ def attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **others: Any,
@@ -121,7 +128,6 @@ def attention(
     assert isinstance(layer_index, int)
     options = AttentionOptions(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )

@@ -67,6 +67,8 @@ class KvCache:
         self.group_of = {
             layer: index for index, group in enumerate(groups) for layer in group.layers
         }
+        self.windows = [shape.window for shape in shapes]
+        """By layer: how far back the model itself lets it see."""
         num_spare = int(has_spare_blocks)
         num_blocks = [
             groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))

@@ -19,6 +19,10 @@ from .errors import InsufficientMemory
 from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
 from .kv_layout import KvGroup
 
+_ADVICE = (
+    "Raise --memory-gib, or lower --max-model-len, --max-num-batched-tokens, --host-cache-gib, "
+    "--arena-gib or --kv-cache-gib."
+)
 RESERVE_FRACTION = 0.1
 """Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
 ARENA_FRACTION = 0.25
@@ -201,13 +205,16 @@ def _divide(
 def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str]) -> list[int]:
     """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
     if not pools.do_fit:
-        raise InsufficientMemory(f"{_mib(pools.all_kv)} for KV do not fit: " + "; ".join(lines))
+        raise InsufficientMemory(
+            f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
+            f"{_ADVICE}"
+        )
     num_blocks = divide_kv(pools.kv, demands)
     if num_blocks is None:
         least = " + ".join(str(demand.least) for demand in demands)
         raise InsufficientMemory(
-            f"one sequence of {demands[0].max_model_len} tokens needs {least} KV blocks, there are "
-            f"{_mib(pools.kv)} for them: " + "; ".join(lines)
+            f"Not enough memory: one sequence of {demands[0].max_model_len} tokens needs {least} "
+            f"KV blocks, more than {_mib(pools.kv)} hold: {'; '.join(lines)}. {_ADVICE}"
         )
     return num_blocks
 

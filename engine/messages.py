@@ -1,7 +1,7 @@
 """What crosses the border between the engine and the rest: plain, typed, schema-checked data.
 
 Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter, SetPinned,
-Prefetch, ExplainAdapter, ListRequests, MapMemory.
+Prefetch, AdapterStored, ExplainAdapter, ListRequests, MapMemory.
 From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, AdapterExplanation,
 RequestList, MemoryMap, EngineStats, EngineFailed.
 
@@ -43,6 +43,8 @@ class ErrorInfo:
     message: str
     retry_after_seconds: float | None = None
     """When it is worth another try, where that is known."""
+    is_retryable: bool | None = None
+    """Whether the same request may succeed later; None: as it is published of the code."""
 
 
 # --- towards the engine -------------------------------------------------------------------------
@@ -108,6 +110,9 @@ class GenerationRequest:
     num_prompt_logprobs: int | None = None
     """Send log-probabilities of the prompt's tokens but the first, with so many of the likeliest
     ones beside each; None: none. Not together with `pooling`."""
+    num_lone_steps: int = 0
+    """So many of its first steps are run apart from all other requests: the engine broke down in a
+    step of it, or of its adapter or tenant, and is to show whether it does so again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,13 @@ class Prefetch:
 
     key: AdapterKey
     stay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStored:
+    """The store has this adapter's block anew: what failed before may be tried again at once."""
+
+    key: AdapterKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,6 +671,7 @@ ToEngine = (
     | EvictAdapter
     | SetPinned
     | Prefetch
+    | AdapterStored
     | ExplainAdapter
     | ListRequests
     | MapMemory

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .admission import ShapeProbe
+from .attention_windows import LayerProbe
 from .forward import run_model
 from .input_embedding import InputEmbedding
 from .output_head import OutputHead
@@ -94,7 +94,7 @@ def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module
     device = next(model.parameters()).device
     tokens = torch.tensor(_PROBE_TOKENS, device=device)
     try:
-        run_model(model, ShapeProbe(), tokens, tokens, torch.tensor(_PROBE_KEPT, device=device))
+        run_model(model, LayerProbe(), tokens, tokens, torch.tensor(_PROBE_KEPT, device=device))
     finally:
         for hook in hooks:
             hook.remove()

@@ -67,6 +67,8 @@ class Request:
     """Where the output stands in its grammar, if it has one."""
     lease: Lease | None = None
     started: bool = False
+    num_lone_steps: int = 0
+    """Steps still to be run apart from all others; see `lone_steps`."""
     adapter_missing_since: float | None = None
     """Since when only its adapter keeps it waiting."""
     adapter_wait_seconds: float = 0.0
@@ -78,6 +80,7 @@ class Request:
         self.tenant_weight = submitted.tenant_weight
         self.line = submitted.adapter
         self.priority = submitted.priority
+        self.num_lone_steps = submitted.num_lone_steps
         self.deadline = None
         if submitted.deadline_seconds is not None:
             self.deadline = self.arrival_time + submitted.deadline_seconds

@@ -49,7 +49,7 @@ class SamplingParams:
         _check("max_tokens", self.max_tokens, 0, 1 << 20)
         _check("temperature", self.temperature, 0.0, 2.0)
         _check("top_k", self.top_k, 0, 1 << 31)
-        _check("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
+        _check("top_p", self.top_p, 0.0, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -68,10 +68,6 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _check(
-    param: str, value: float, low: float, high: float, *, exclusive_low: bool = False
-) -> None:
-    too_low = value <= low if exclusive_low else value < low
-    if not math.isfinite(value) or too_low or value > high:
-        interval = f"{'(' if exclusive_low else '['}{low}, {high}]"
-        raise InvalidParameter(param, f"{value} is outside {interval}")
+def _check(param: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidParameter(param, f"{value} is outside [{low}, {high}]")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..adapters.errors import ObjectCorrupt, ObjectNotFound
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Residency, Tier
 from .backlog import Backlog
@@ -24,6 +25,7 @@ from .deadlines import Deadlines
 from .errors import (
     AdapterDeleted,
     AdapterLoadFailed,
+    AdapterLost,
     AdapterTooLarge,
     DeadlineExceeded,
     EngineError,
@@ -559,6 +561,9 @@ class Scheduler:
 
 
 _LOAD_ERRORS: dict[str, type[EngineError]] = {
-    error.code: error for error in (AdapterDeleted, AdapterTooLarge)
+    AdapterDeleted.code: AdapterDeleted,
+    AdapterTooLarge.code: AdapterTooLarge,
+    ObjectNotFound.code: AdapterLost,
+    ObjectCorrupt.code: AdapterLost,
 }
 """What a caller can act on; every other failure of a load is one for the operator's log."""

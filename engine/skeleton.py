@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..adapters.layout import BaseLayout, layout_to_json
 from .admission import check_config
-from .base_model import describe_layout, load_config, module_order, replace_linears
+from .base_model import describe_layout, module_order, replace_linears
 from .config import Quantization
 from .errors import UnsupportedModel
 from .experts import are_served, replace_experts
 from .model_ends import declare_ends
 from .weight_digests import end_digests
+from .weights import build_model, load_config
 
 UNKNOWN_BASE_ID = "unknown"
 """The identity of a base covers its checkpoint, which is not read here."""
@@ -41,18 +42,12 @@ def read_skeleton(base: Path) -> Skeleton:
         raise UnsupportedModel(f"{base} is no model's folder and no config.json")
     config = load_config(path)
     check_config(config, max_model_len=None)
-    layout = _layout(_build(config), path.parent)
+    with torch.device("meta"):
+        model = build_model(config)
+    layout = _layout(model, path.parent)
     return Skeleton(
         layout_to_json(layout), str(config.dtype or torch.float32).removeprefix("torch.")
     )
-
-
-def _build(config: Any) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", trust_remote_code=False
-        )
-    return model
 
 
 def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:

@@ -77,9 +77,9 @@ class EngineProcess:
     ) -> Self:
         """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # Its mode is 0700: nobody else can reach the heartbeat.
-            directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-"))
-            heartbeat_path = Path(directory) / "heartbeat"
+            # A file without a name: nobody else can reach it, and it is gone with both processes.
+            beats = resources.enter_context(tempfile.TemporaryFile())
+            heartbeat_path = Path(f"/dev/fd/{beats.fileno()}")
             heartbeat = Heartbeat(heartbeat_path)
             ours, theirs = socket.socketpair()
             resources.enter_context(ours)
@@ -95,7 +95,7 @@ class EngineProcess:
                     stdin=stdin,
                     stdout=_STDERR,
                     env=engine_environment(os.environ),
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), beats.fileno()],
                     # Its own group: a signal to ours reaches us alone, and draining is ours to do.
                     start_new_session=True,
                 )

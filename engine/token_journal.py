@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..adapters.durable import take_room
+
 SLOT_BYTES = 512
 NUM_SLOTS = 32768
 MAX_OWNER_BYTES = 304
@@ -104,7 +106,7 @@ class TokenJournal:
         try:
             _wait_for_writers(self._descriptor)
             num_bytes = max(num_slots * SLOT_BYTES, os.fstat(self._descriptor).st_size)
-            _take_room(self._descriptor, num_bytes)
+            take_room(self._descriptor, num_bytes)
             self._map = mmap.mmap(self._descriptor, num_bytes)
         except BaseException:
             os.close(self._descriptor)
@@ -229,11 +231,3 @@ def _wait_for_writers(descriptor: int) -> None:
                 raise TimeoutError("an engine of an earlier server still runs") from None
         time.sleep(_POLL_SECONDS)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _take_room(descriptor: int, num_bytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, num_bytes)
-        return
-    missing = num_bytes - os.fstat(descriptor).st_size
-    os.pwrite(descriptor, bytes(missing), num_bytes - missing)

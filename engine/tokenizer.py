@@ -18,14 +18,17 @@ import tokenizers
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from .errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
+from .errors import ChatTemplateMissing, InvalidParameter, PromptTooLong, TokenizerUnusable
+from .token_coverage import most_bytes_per_token
 
+TOKENIZER_FILE = "tokenizer.json"
+MAX_REASON_CHARACTERS = 300
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_START = "\u2581"  # SentencePiece writes a space as this character
 
 
 class Tokenizer:
-    """Tokenizes for one base model. Raises UnsupportedModel if it has no usable tokenizer."""
+    """Tokenizes for one base model. Raises TokenizerUnusable if it has no usable tokenizer."""
 
     def __init__(self, model_dir: Path) -> None:
         self._chat = _load(model_dir)
@@ -59,8 +62,20 @@ class Tokenizer:
         ids = {text: self.backend.token_to_id(text) for text in texts}
         return {text: i for text, i in ids.items() if i in self.special_token_ids}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the base model begins with."""
+    @cached_property
+    def most_bytes_per_token(self) -> int | None:
+        """See `token_coverage`."""
+        return most_bytes_per_token(json.loads(self.backend.to_str()))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the base model begins with.
+
+        Raises PromptTooLong, before any work, for a text of which more than `max_tokens` tokens
+        would certainly come.
+        """
+        self._check_length(text, max_tokens)
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
@@ -69,13 +84,16 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the base model's own chat template.
 
         Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
-        messages. A template that does not know tools leaves them out.
+        messages, and PromptTooLong as `encode`. A template that does not know tools leaves them
+        out.
         """
         text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        self._check_length(text, max_tokens)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def render_chat(
@@ -100,6 +118,17 @@ class Tokenizer:
         except (TemplateError, TypeError, KeyError, ValueError) as exc:
             raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
         return text
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is None or self.most_bytes_per_token is None:
+            return
+        num_bytes = len(text.encode(errors="replace"))
+        max_bytes = max_tokens * self.most_bytes_per_token
+        if num_bytes > max_bytes:
+            raise PromptTooLong(
+                f"The prompt has {num_bytes} bytes; more than {max_bytes} do not fit into the "
+                f"model's {max_tokens} tokens, whatever they are."
+            )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of these tokens."""
@@ -171,12 +200,19 @@ class Tokenizer:
 
 
 def _load(model_dir: Path) -> PreTrainedTokenizerFast:
-    if not model_dir.is_dir():
-        raise UnsupportedModel(f"{model_dir} is not a directory")
+    if not (model_dir / TOKENIZER_FILE).is_file():
+        raise TokenizerUnusable(
+            f"{model_dir} has no {TOKENIZER_FILE}: copy it from the original model, or save a fast "
+            "tokenizer there"
+        )
     try:
         return PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
     except Exception as exc:  # tokenizers raises bare Exception for a file it cannot read
-        raise UnsupportedModel(f"{model_dir} has no tokenizer that can be read: {exc}") from exc
+        reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+        raise TokenizerUnusable(
+            f"{model_dir / TOKENIZER_FILE} or the files beside it cannot be read: {reason}; "
+            "download the tokenizer again"
+        ) from exc
 
 
 def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]:

@@ -30,6 +30,8 @@ MAX_SPLITS = 32
 """Bounds the memory for partial results; longer contexts have longer splits."""
 MIN_BLOCK = 16  # tl.dot's smallest
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST_UNIT = tl.constexpr(1e-20)
+"""Far below what fp16 tells from zero, far above where fp32's reciprocals overflow."""
 COMBINE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 
 
@@ -283,6 +285,10 @@ def attend_kernel(
         largest = tl.where(split == 0, sinks, largest)
         total += tl.where(split == 0, 1.0, 0.0)
     acc = tl.full((BLOCK_QUERIES, BLOCK_VALUE), 0.0, dtype=tl.float32)
+    # A weight times a scale is often below fp16's normal numbers. In fp16 `acc` therefore counts in
+    # units of each row's largest product so far.
+    HAS_UNITS: tl.constexpr = value_scales_ptr is not None and dtype == tl.float16
+    unit = tl.full((BLOCK_QUERIES,), LEAST_UNIT, dtype=tl.float32)
     # From zero: Triton pipelines a loop whose start depends on what was read badly, and spills.
     for step in range(0, last_tile - first_tile):
         key_tile = first_tile + step
@@ -346,11 +352,16 @@ def attend_kernel(
         weights = tl.exp2(scores - shift[:, None])
         fading = tl.exp2(largest - shift)
         total = total * fading + tl.sum(weights, axis=1)
-        acc *= fading[:, None]
         largest = new_largest
         if value_scales_ptr is not None:
             scales = tl.load(value_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
             weights *= scales[None, :]
+        if HAS_UNITS:
+            old_unit = unit * fading
+            unit = tl.maximum(tl.maximum(old_unit, LEAST_UNIT), tl.max(weights, axis=1))
+            weights *= (1.0 / unit)[:, None]
+            fading = old_unit / unit
+        acc *= fading[:, None]
         v = tl.load(
             values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
             mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
@@ -363,6 +374,8 @@ def attend_kernel(
 
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
+    if HAS_UNITS:
+        acc *= unit[:, None]
     acc /= total[:, None]
     heads_of_all = NUM_KV_HEADS * SHARED
     if weights_ptr is None:

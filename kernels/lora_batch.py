@@ -32,8 +32,9 @@ MAX_VERIFIED_IN_WINDOW = 64
 """In the window each token meets every adapter, a segment costs some calls. On one core, no AMX,
 two layers of a Llama of 1.1 B, bf16, 16 adapters of rank 16: 32 tokens took 28 ms in the window and
 42 in segments, 80 took 48 and 38."""
-MIN_BLOCK_TOKENS = 16
-MAX_BLOCK_TOKENS = 64
+TILE_TOKENS = 16
+"""Of every tile in every step, the smallest that `tl.dot` takes: what shares a step changes no
+product's shape, and so no bit of a row. See decision 33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,12 @@ class ActiveAdapter:
 class LoraTiles:
     """The step's work for the Triton kernels.
 
-    A tile serves the tokens of `[start, end)`, at most `block_tokens` of them, whose adapter is
+    A tile serves the tokens of `[start, end)`, at most `TILE_TOKENS` of them, whose adapter is
     `row`. Each tile owns at least one token, so a grid of num_tokens tiles always suffices.
     """
 
     tiles: Tensor
     """int32 `[num_tiles, 3]`: start, end, row; a row of -1 is no work."""
-    block_tokens: int
-    """A power of two."""
     max_rank: int
     """No adapter of the step has a slice of a higher rank."""
 
@@ -159,10 +158,9 @@ class LoraBatchBuilder:
         """The same step as tiles, for the Triton kernels."""
         decoding, prefilling = _split(runs, num_decodes)
         segments = list(_segments(prefilling, num_decodes))
-        block_tokens = choose_block_tokens(segments)
-        tiles = plan_tiles(_token_rows(decoding), segments, block_tokens=block_tokens)
+        tiles = plan_tiles(_token_rows(decoding), segments)
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
-        return LoraTiles(self._to_device(tiles).view(-1, 3), block_tokens, max_rank)
+        return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
     def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
         """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
@@ -217,24 +215,18 @@ def has_window(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype != torch.float32
 
 
-def choose_block_tokens(segments: Sequence[Segment]) -> int:
-    """Tokens per tile: the longest segment's, as a power of two within the limits."""
-    longest = max((segment.end - segment.start for segment in segments), default=1)
-    return min(max(1 << (longest - 1).bit_length(), MIN_BLOCK_TOKENS), MAX_BLOCK_TOKENS)
-
-
 def plan_tiles(
-    decode_rows: Sequence[int], segments: Sequence[Segment], *, block_tokens: int
+    decode_rows: Sequence[int], segments: Sequence[Segment]
 ) -> list[tuple[int, int, int]]:
     """(start, end, row) of every tile: each decode block once per adapter in it, then segments."""
     tiles = []
-    for start in range(0, len(decode_rows), block_tokens):
-        end = min(start + block_tokens, len(decode_rows))
+    for start in range(0, len(decode_rows), TILE_TOKENS):
+        end = min(start + TILE_TOKENS, len(decode_rows))
         rows = set(decode_rows[start:end]) - {BASE_ROW}
         tiles += [(start, end, row) for row in sorted(rows)]
     for segment in segments:
-        for start in range(segment.start, segment.end, block_tokens):
-            tiles.append((start, min(start + block_tokens, segment.end), segment.row))
+        for start in range(segment.start, segment.end, TILE_TOKENS):
+            tiles.append((start, min(start + TILE_TOKENS, segment.end), segment.row))
     return tiles
 
 

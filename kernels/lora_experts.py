@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from .expert_pairs import ExpertPairs
-from .lora_batch import BASE_ROW, LoraBatch, LoraTiles
+from .lora_batch import BASE_ROW, TILE_TOKENS, LoraBatch, LoraTiles
 from .lora_reference import add_lora_reference
 from .lora_weights import AdapterWeights
 
-BLOCK_PAIRS = 16
-"""Pairs per tile: tl.dot's smallest, since an expert sees few tokens of one adapter."""
 FEW_PAIRS = 8
 """Up to here a half type is multiplied in fp32 on the CPU: setting up oneDNN takes longer."""
 
@@ -120,18 +118,18 @@ def expert_rows(
 
 
 def plan_expert_tiles(pair_rows: Tensor, *, max_segments: int) -> Tensor:
-    """int32 `[num_tiles, 3]`, as in `LoraTiles`: up to BLOCK_PAIRS adjacent pairs of one row each.
+    """int32 `[num_tiles, 3]`, as in `LoraTiles`: up to TILE_TOKENS adjacent pairs of one row each.
 
     pair_rows: see ExpertRows. max_segments: a bound on the runs of equal rows in it, since how many
     tiles there are is not waited for; tiles that nothing falls to have row -1.
     """
     num_pairs = pair_rows.shape[0]
-    num_tiles = min(num_pairs, max_segments + num_pairs // BLOCK_PAIRS)
+    num_tiles = min(num_pairs, max_segments + num_pairs // TILE_TOKENS)
     index = torch.arange(num_pairs, device=pair_rows.device)
     is_first = torch.ones_like(index, dtype=torch.bool)
     is_first[1:] = pair_rows[1:] != pair_rows[:-1]
     segment_start = torch.where(is_first, index, 0).cummax(0).values
-    is_start = (index - segment_start) % BLOCK_PAIRS == 0
+    is_start = (index - segment_start) % TILE_TOKENS == 0
     place = torch.where(is_start, is_start.cumsum(0) - 1, num_tiles)  # the last one is for the rest
     starts = index.new_full((num_tiles + 1,), num_pairs)
     starts.scatter_(0, place, torch.where(is_start, index, num_pairs))
@@ -154,7 +152,7 @@ def plan_expert_work(
     experts = expert_rows(weights, slice_index, pairs, in_features, out_features)
     max_segments = (len(batch.adapter_rows) + 1) * pairs.num_experts
     tiles = plan_expert_tiles(experts.pair_rows, max_segments=max_segments)
-    return experts, LoraTiles(tiles, BLOCK_PAIRS, max_rank)
+    return experts, LoraTiles(tiles, max_rank)
 
 
 def _add_on_gpu(

@@ -1,12 +1,14 @@
 """The LoRA op in Triton: one pair of kernels over tiles, for decoding and prefill alike.
 
-A tile is up to `block_tokens` adjacent tokens and one adapter row; within it a token is *selected*
+A tile is up to `TILE_TOKENS` adjacent tokens and one adapter row; within it a token is *selected*
 by its own row. For prefill a tile is a part of a segment and selects all its tokens. For decoding
 each block of tokens has one tile per adapter in it, so that each adapter's matrices are read once
 and nothing is sorted. Foreign tokens are never loaded and never stored.
 
 Shrink writes partial sums over `in_features / splits` columns to places of their own in h, and
 expand adds them while it loads: no atomics, no memset, and the same order of summation every time.
+What a row gets depends on its own input and adapter alone, to the bit: tiles have the same shape in
+every step, columns are cut by in_features alone, and how ranks are cut is the adapter's own matter.
 All that changes from step to step (tiles, table, ranks) is read from device memory: adapters come
 and go without compiling anything, and a grid of fixed size can be captured.
 """
@@ -22,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora_batch import LoraTiles
+from .lora_batch import TILE_TOKENS, LoraTiles
 from .lora_weights import DeviceWeights
 
 ALIGNMENT = 16
@@ -31,6 +33,10 @@ MAX_SPLITS = 8
 MIN_SPLIT_COLUMNS = 1024
 """Columns of x that are worth a program. On an H100 512 take longer, by what expand adds up."""
 MIN_BLOCK_RANK = 16  # tl.dot's smallest
+SHRINK_RANKS = 64
+"""Ranks per tile of shrink for adapters of more than `MIN_BLOCK_RANK`."""
+EXPAND_RANKS = {2: 32, 4: 16}
+"""Ranks per tile of expand, at most, by the bytes of an element."""
 SHRINK_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 EXPAND_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 """Expand's loop seldom runs twice: a pipeline would only take shared memory."""
@@ -85,7 +91,7 @@ def shrink_tiles(
         h.stride(0),
         h.stride(1),
         max_rank,
-        **shrink_constants(x.dtype, x.shape[1], work.block_tokens, work.max_rank),
+        **shrink_constants(x.dtype, x.shape[1], work.max_rank),
         **SHRINK_OPTIONS,
     )
     return h
@@ -104,7 +110,7 @@ def expand_tiles(
     """Add h, which `shrink_tiles` gave for the same work, times B to y, in place."""
     table = weights.table[:, first_slice : first_slice + len(slice_outs)]
     splits, _, _, max_rank = h.shape
-    blocks = column_blocks(slice_outs, block_out(y.dtype, work.block_tokens), y.device)
+    blocks = column_blocks(slice_outs, block_out(y.dtype), y.device)
     expand_kernel[(work.tiles.shape[0], blocks.shape[0])](
         y,
         h,
@@ -118,7 +124,7 @@ def expand_tiles(
         h.stride(0),
         h.stride(1),
         max_rank,
-        **expand_constants(y.dtype, slice_outs, splits, work.block_tokens, work.max_rank),
+        **expand_constants(y.dtype, slice_outs, splits, work.max_rank),
         **EXPAND_OPTIONS,
     )
 
@@ -128,50 +134,43 @@ def num_splits(in_features: int) -> int:
     return max(1, min(MAX_SPLITS, in_features // MIN_SPLIT_COLUMNS))
 
 
-def block_rank(max_rank: int, *, limit: int) -> int:
-    """Ranks per tile; higher ranks are walked in several."""
-    return min(max(1 << (max_rank - 1).bit_length(), MIN_BLOCK_RANK), limit)
+def block_in(dtype: torch.dtype) -> int:
+    """Columns of x per step of shrink's loop: as many as three stages and 64 ranks leave room for,
+    so that a program that mostly waits for memory has much of it under way."""
+    return 32 if dtype.itemsize == 4 else 128
 
 
-def block_in(dtype: torch.dtype, block_tokens: int) -> int:
-    """Columns of x per step of shrink's loop."""
-    if dtype.itemsize == 4:
-        return 32
-    return 128 if block_tokens <= 16 else 64
-
-
-def block_out(dtype: torch.dtype, block_tokens: int) -> int:
+def block_out(dtype: torch.dtype) -> int:
     """Columns of y per program. fp32 is multiplied without tensor cores and needs registers."""
-    if dtype.itemsize == 4:
-        return 32
-    return 256 if block_tokens <= 16 else 64
+    return 32 if dtype.itemsize == 4 else 256
 
 
-def shrink_constants(
-    dtype: torch.dtype, in_features: int, block_tokens: int, max_rank: int
-) -> dict[str, Any]:
+def shrink_constants(dtype: torch.dtype, in_features: int, max_rank: int) -> dict[str, Any]:
     """Shrink's compile-time values."""
     return {
         "SPLITS": num_splits(in_features),
         "OFFSET_ALIGNMENT": ALIGNMENT if in_features % ALIGNMENT == 0 else 1,
-        "BLOCK_TOKENS": block_tokens,
-        "BLOCK_RANK": block_rank(max_rank, limit=64),
-        "BLOCK_IN": block_in(dtype, block_tokens),
+        "BLOCK_TOKENS": TILE_TOKENS,
+        "MIN_BLOCK_RANK": MIN_BLOCK_RANK,
+        "BLOCK_RANK": MIN_BLOCK_RANK if max_rank <= MIN_BLOCK_RANK else SHRINK_RANKS,
+        "BLOCK_IN": block_in(dtype),
         "UPCAST": INTERPRETED,
     }
 
 
 def expand_constants(
-    dtype: torch.dtype, slice_outs: tuple[int, ...], splits: int, block_tokens: int, max_rank: int
+    dtype: torch.dtype, slice_outs: tuple[int, ...], splits: int, max_rank: int
 ) -> dict[str, Any]:
     """Expand's compile-time values."""
     aligned = all(out_features % ALIGNMENT == 0 for out_features in slice_outs)
+    highest = EXPAND_RANKS[dtype.itemsize]
     return {
         "SPLITS": splits,
         "OUT_ALIGNMENT": ALIGNMENT if aligned else 1,
-        "BLOCK_TOKENS": block_tokens,
-        "BLOCK_RANK": block_rank(max_rank, limit=32 if dtype.itemsize == 2 else 16),
-        "BLOCK_OUT": block_out(dtype, block_tokens),
+        "BLOCK_TOKENS": TILE_TOKENS,
+        # Where wider blocks are filled up with zeros, sums stay what they are.
+        "BLOCK_RANK": MIN_BLOCK_RANK if max_rank <= MIN_BLOCK_RANK else highest,
+        "BLOCK_OUT": block_out(dtype),
         "UPCAST": INTERPRETED,
     }
 
@@ -208,6 +207,7 @@ def shrink_kernel(
     SPLITS: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    MIN_BLOCK_RANK: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -235,6 +235,56 @@ def shrink_kernel(
     split_columns = (in_features + SPLITS * BLOCK_IN - 1) // (SPLITS * BLOCK_IN) * BLOCK_IN
     first_column = split * split_columns
     last_column = tl.minimum(first_column + split_columns, in_features)
+    # A low rank has the same tile whatever the ranks of the step's other adapters are, and no
+    # products with zeros beside a high one.
+    if BLOCK_RANK > MIN_BLOCK_RANK and rank > MIN_BLOCK_RANK:
+        _shrink(
+            h_rows,
+            x_rows,
+            a_ptr,
+            mine,
+            rank,
+            first_column,
+            last_column,
+            in_features,
+            BLOCK_TOKENS,
+            BLOCK_RANK,
+            BLOCK_IN,
+            UPCAST,
+        )
+    else:
+        _shrink(
+            h_rows,
+            x_rows,
+            a_ptr,
+            mine,
+            rank,
+            first_column,
+            last_column,
+            in_features,
+            BLOCK_TOKENS,
+            MIN_BLOCK_RANK,
+            BLOCK_IN,
+            UPCAST,
+        )
+
+
+@triton.jit
+def _shrink(
+    h_rows: tl.tensor,  # pointers [BLOCK_TOKENS, 1], as x_rows
+    x_rows: tl.tensor,
+    a_ptr: tl.tensor,
+    mine: tl.tensor,
+    rank: tl.tensor,
+    first_column: tl.tensor,
+    last_column: tl.tensor,
+    in_features: int,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """h = x @ A.T of columns [first_column, last_column), `BLOCK_RANK` ranks at a time."""
     for first_rank in range(0, rank, BLOCK_RANK):
         ranks = first_rank + tl.arange(0, BLOCK_RANK)
         a_columns = a_ptr + ranks.to(tl.int64)[None, :] * in_features

@@ -32,9 +32,10 @@ from .kv_pages import KvPages, make_pages
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
 MIN_FP8_ARCHITECTURE = 89
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+QUERY_DTYPES = {**DTYPES, "fp16": torch.float16}
 CODE_DTYPES = {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
-SHAPES = ((16, 16), (16, 64), (64, 16), (64, 64))
-"""(tokens, ranks) of a tile: the smallest and largest that `lora_triton` chooses of each."""
+RANKS = (16, 64)
+"""Of a step's adapters at most: one of each tile that `lora_triton` chooses."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
 CODED_ROWS = (1, 32, 512)
@@ -68,24 +69,24 @@ class KernelUsage:
 
 
 def lora_cases() -> Iterator[KernelCase]:
-    """Shrink and expand for every serving dtype and tile shape."""
+    """Shrink and expand for every serving dtype and class of ranks."""
     tables = {"table_ptr": "*i64", "tiles_ptr": "*i32", "token_rows_ptr": "*i32", "h_ptr": "*fp32"}
     for dtype_name, dtype in DTYPES.items():
         data = f"*{dtype_name}"
-        for block_tokens, max_rank in SHAPES:
-            variant = f"[{dtype_name},tokens{block_tokens},rank{max_rank}]"
+        for max_rank in RANKS:
+            variant = f"[{dtype_name},rank{max_rank}]"
             splits = lora_triton.num_splits(IN_FEATURES)
             yield KernelCase(
                 f"lora_shrink{variant}",
                 lora_triton.shrink_kernel,
-                lora_triton.shrink_constants(dtype, IN_FEATURES, block_tokens, max_rank),
+                lora_triton.shrink_constants(dtype, IN_FEATURES, max_rank),
                 lora_triton.SHRINK_OPTIONS,
                 {**tables, "x_ptr": data, "flat_ptr": data},
             )
             yield KernelCase(
                 f"lora_expand{variant}",
                 lora_triton.expand_kernel,
-                lora_triton.expand_constants(dtype, SLICE_OUTS, splits, block_tokens, max_rank),
+                lora_triton.expand_constants(dtype, SLICE_OUTS, splits, max_rank),
                 lora_triton.EXPAND_OPTIONS,
                 {**tables, "y_ptr": data, "flat_ptr": data, "blocks_ptr": "*i32"},
             )
@@ -124,7 +125,12 @@ def coded_cases() -> Iterator[KernelCase]:
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
     """Attention of each number of rows, form of pages and kind of layer; what goes with it."""
-    variants = [AttendVariant("bf16", 1), AttendVariant("bf16", 512), AttendVariant("i8", 1)]
+    variants = [
+        AttendVariant("bf16", 1),
+        AttendVariant("bf16", 512),
+        AttendVariant("i8", 1),
+        AttendVariant("i8", 1, queries="fp16"),
+    ]
     if ARCHITECTURES[arch] >= MIN_FP8_ARCHITECTURE:
         variants += [
             AttendVariant("bf16", 1, extras="window"),
@@ -133,6 +139,8 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
             AttendVariant("bf16", 512, dim=256),
             AttendVariant("fp32", 1),
             AttendVariant("fp32", 1, dim=256),
+            AttendVariant("i8", 512),
+            AttendVariant("i8", 512, queries="fp16"),
             AttendVariant("fp8e4nv", 1),
         ]
     yield from (variant.case() for variant in variants)
@@ -162,12 +170,14 @@ class AttendVariant:
     """One way that attention is compiled."""
 
     form: str
-    """What pages hold: codes are read by bf16 queries."""
+    """What pages hold."""
     rows: int
     """New tokens per sequence: of decoding, of verifying guesses, of a prompt's chunk."""
     dim: int = 128
     extras: Literal["window", "tree"] | None = None
     """What a layer or a step adds; a window comes with all else that a layer may have."""
+    queries: str = "bf16"
+    """Where pages hold codes; else queries are of the form of the pages."""
 
     def pages(self) -> KvPages:
         size = (1, KV_BLOCK, KV_HEADS, self.dim)
@@ -180,7 +190,11 @@ class AttendVariant:
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES.get(self.form, torch.bfloat16)
+        return QUERY_DTYPES[self._query_form]
+
+    @property
+    def _query_form(self) -> str:
+        return self.queries if self.form in CODE_DTYPES else self.form
 
     def case(self) -> KernelCase:
         options = AttentionOptions(0.1)
@@ -198,7 +212,7 @@ class AttendVariant:
         constants = attention_triton.attend_constants(shape, pages, pages, options, num_heads=HEADS)
         absent = dict.fromkeys(name for name, kind in pointers.items() if kind is None)
         return KernelCase(
-            f"attend[{self.form},rows{self.rows},dim{self.dim},{self.extras}]",
+            f"attend[{self.form},{self._query_form},rows{self.rows},dim{self.dim},{self.extras}]",
             attention_triton.attend_kernel,
             {**constants, **absent},
             attention_triton.attend_options(shape, self.dtype),
@@ -207,7 +221,7 @@ class AttendVariant:
 
     def _pointers(self, *, is_split: bool) -> dict[str, str | None]:
         """Types of the pointer arguments; None: left out."""
-        data = "*fp32" if self.dtype is torch.float32 else "*bf16"
+        data = f"*{self._query_form}"
         has_window, has_scales = self.extras == "window", self.form in CODE_DTYPES
         return {
             "out_ptr": "*fp32" if is_split else data,

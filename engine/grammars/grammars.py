@@ -1,4 +1,5 @@
-"""Grammars as the engine's loop sees them: compiled beside it, followed in it."""
+"""Grammars as the engine's loop sees them: compiled beside it, the tenants in turn, and followed in
+it."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ...adapters.tenant_threads import TenantThreads
 from ..errors import EngineError, GrammarFailed, GrammarNotServed
 from ..request import Request
 from .cache import GrammarCache, GrammarKey
-from .compilations import Compilations
 from .masks import Restricted, restrict
 from .matcher import Automaton, Executor, Matcher
 from .spec import GrammarSpec
@@ -49,7 +50,7 @@ class Grammars:
         self._backend = backend
         self._cache: GrammarCache[Future[Automaton]] = GrammarCache(cache_bytes)
         self._pending: dict[str, _Pending] = {}
-        self._compilations = Compilations(backend.compile) if backend else None
+        self._thread = TenantThreads("grammars", 1)
 
     @property
     def is_served(self) -> bool:
@@ -61,12 +62,12 @@ class Grammars:
 
     def prepare(self, request: Request) -> None:
         """Compile the request's grammar; `poll` gives the request back. Raises GrammarNotServed."""
-        if self._compilations is None:
+        if self._backend is None:
             raise GrammarNotServed
         key = _key(request)
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._compilations.submit(key)
+            compiled = self._thread.submit(key.tenant_id, self._backend.compile, key.spec)
             self._cache.put(key, compiled)
         self._pending[request.request_id] = _Pending(request, compiled)
 
@@ -91,8 +92,7 @@ class Grammars:
         return restrict(requests, logits, self._backend.executor)
 
     def close(self) -> None:
-        if self._compilations is not None:
-            self._compilations.close()
+        self._thread.close(wait=False)
 
     def _leave(self, entry: _Pending) -> None:
         is_wanted = any(other.compiled is entry.compiled for other in self._pending.values())

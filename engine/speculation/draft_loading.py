@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ..base_model import BaseModel, load_base_model, load_config
-from ..checkpoint import locate_model
+from ..base_model import BaseModel, load_base_model
+from ..checkpoint import DRAFT, locate_base, naming_the_draft
 from ..config import EngineConfig
-from ..errors import InvalidParameter, UnsupportedModel
+from ..errors import InvalidParameter, TokenizerUnusable, UnsupportedModel
+from ..weights import load_config
 
-NAME = "draft"
+NAME = DRAFT
 
 
 def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
@@ -29,12 +30,10 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
         raise InvalidParameter("speculation", f"{NAME} comes twice")
     if not models[0]:
         raise InvalidParameter("speculation", f"{NAME} needs a model behind a colon: {NAME}:MODEL")
-    try:
-        folder = locate_model(models[0])
-        _check_tokens(folder, locate_model(config.model), base.vocab_size)
+    with naming_the_draft(models[0]):
+        folder = locate_base(models[0])
+        _check_tokens(folder, locate_base(config.model), base.vocab_size)
         return load_base_model(replace(config, model=str(folder), max_model_len=None))
-    except UnsupportedModel as exc:
-        raise UnsupportedModel(f"draft model {models[0]}: {exc}") from exc
 
 
 def _check_tokens(draft_dir: Path, base_dir: Path, vocab_size: int) -> None:
@@ -62,4 +61,4 @@ def _tokens(folder: Path) -> dict[str, int] | None:
         added = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
         return {**vocab, **added}
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise UnsupportedModel(f"{path} cannot be read as a tokenizer") from exc
+        raise TokenizerUnusable(f"{path} cannot be read as a tokenizer") from exc

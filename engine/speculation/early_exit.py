@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..admission import ShapeProbe
+from ..attention_windows import LayerProbe
 from ..base_model import BaseModel
 from ..config import EngineConfig
 from ..errors import InvalidParameter, UnsupportedModel
@@ -51,7 +51,7 @@ class FirstLayers:
             setattr(self._parent, self._name, self._all)
 
     def _check(self, model: nn.Module, config: Any) -> None:
-        probe = ShapeProbe()
+        probe = LayerProbe()
         zero = torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)
         try:
             with self.only():

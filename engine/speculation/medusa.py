@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..base_model import BaseModel
-from ..checkpoint import locate_model
+from ..checkpoint import locate_heads
 from ..config import Acceptance, EngineConfig
 from ..errors import InvalidParameter, UnsupportedModel
 from ..grammars.masks import restrict_guesses
@@ -151,7 +151,7 @@ def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:
         raise InvalidParameter("speculation", f"{name} cannot watch this base's head: {reasons}")
     (part,) = head.projection.slices
     try:
-        folder = locate_model(checkpoint)
+        folder = locate_heads(checkpoint)
     except UnsupportedModel as exc:
         raise InvalidParameter("speculation", f"{name}: {exc}") from exc
     heads = load_heads(

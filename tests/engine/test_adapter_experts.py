@@ -44,8 +44,8 @@ FAMILIES = [
     "granitemoe",
     "mixtral",
     "olmoe",
-    "phimoe",
-    "qwen2_moe",
+    "phimoe-window",
+    "qwen2_moe-window",
     "qwen3_moe",
 ]
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -345,7 +345,7 @@ def test_a_step_that_touches_no_experts_runs_none_of_their_lora(
 
 
 def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None:
-    model = save_family(tmp_path / "base", *SERVED["qwen2_moe"])
+    model = save_family(tmp_path / "base", *SERVED["qwen2_moe-window"])
     base = load_base_model(EngineConfig(str(model), device="cpu"))
     lora: dict[str, Any] = {"target_parameters": [*EXPERTS, *ROUTERS]}
     sequences = draw_sequences(2)

@@ -12,6 +12,7 @@ from loraplex.engine.inputs import Span, make_inputs
 from loraplex.engine.kv_cache import KvCache, KvFormat
 from loraplex.engine.kv_groups import LayerKvShape, one_group
 from loraplex.kernels.attention import AttentionOptions, paged_attention
+from support.attention_cases import AttentionCase, Sequences
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -94,6 +95,23 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
         expected = plain_attention(q[start : start + queries[i]], keys[i], values[i], options)
         assert (out[start : start + queries[i]] - expected).abs().max() < 1e-5
         start += queries[i]
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize(("size", "others"), [(1e-4, 1e-4), (1.0, 1e-4), (500.0, 1e-4)])
+def test_int8_values_of_any_size_keep_their_precision_in_fp16_beside_a_dominant_key(
+    size: float, others: float, softcap: float | None
+) -> None:
+    case = AttentionCase(
+        Sequences([(150, 1), (60, 20)]),
+        AttentionOptions(scale=0.3, softcap=softcap),
+        dtype=torch.float16,
+        code_dtype=torch.int8,
+    )
+    case.dominate(size=size, others=others)
+    exact = case.expected(torch.float64)
+    error = (case.expected(torch.float16) - exact).abs().amax(-1) / exact.abs().amax(-1)
+    assert error.max() < 1.5e-3
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="what MKL does is compared")

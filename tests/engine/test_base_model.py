@@ -150,7 +150,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model": "/no/such/folder"}, "is no folder here"),
+        ({"model": "/no/such/folder"}, "is neither a local directory"),
         ({"max_model_len": 513}, "exceeds the model's 512"),
         ({"dtype": "int8"}, "none of float32"),
         ({"dtype": "float16"}, "not computed on CPU"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,10 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine import client as client_module
-from loraplex.engine.client import EngineState, FetchedBlock
+from loraplex.engine.client import EngineClient, EngineState, FetchedBlock
 from loraplex.engine.errors import AdapterQuarantined, Overloaded, RequestQuarantined
 from loraplex.engine.messages import FinishReason
+from loraplex.engine.request_stream import RequestEvent
 from support.fake_client import (
     collect,
     end_of,
@@ -28,7 +31,7 @@ from support.fake_client import (
     tokens_of,
     until,
 )
-from support.fake_engine import EXIT, HANG, NAN, QUEUE, STUCK, count_lives
+from support.fake_engine import EXIT, HANG, NAN, PACE_FILE, QUEUE, STUCK, count_lives
 
 
 def stop(pid: int | None) -> None:
@@ -187,6 +190,36 @@ def test_an_adapter_under_which_the_engine_dies_twice_is_kept_out(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_of_those_who_shared_a_step_only_the_culprit_is_kept_out(tmp_path: Path) -> None:
+    """As callers do who send again what broke off; the others' steps are shared with the culprit's
+    again and again."""
+    (tmp_path / PACE_FILE).write_text("0.02")
+
+    async def ask(client: EngineClient, adapter: str, prompt: list[int]) -> list[RequestEvent]:
+        for attempt in count():
+            await until(lambda: client.is_ready)
+            request = make_request(f"{adapter}-{attempt}", prompt, max_tokens=9, adapter=adapter)
+            events = await collect(client.submit(request))
+            if end_of(events).error is None or error_of(events).code != "engine_restarted":
+                break
+        return events
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            bad, *good = await asyncio.gather(
+                ask(client, "bad", EXIT), *(ask(client, f"good{n}", [n]) for n in range(3))
+            )
+            assert error_of(bad).code == "adapter_quarantined"
+            assert [tokens_of(events) for events in good] == [[n] * 9 for n in range(3)]
+            with pytest.raises(AdapterQuarantined):
+                client.submit(make_request("again", [5], adapter="bad"))
+            for n in range(3):
+                await collect(client.submit(make_request(f"later{n}", [5], adapter=f"good{n}")))
+            assert count_lives(tmp_path) == 3, "one crash together, one alone"
+
+    asyncio.run(scenario())
+
+
 def test_an_adapter_whose_numbers_break_down_three_times_is_kept_out(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as client:
@@ -196,6 +229,21 @@ def test_an_adapter_whose_numbers_break_down_three_times_is_kept_out(tmp_path: P
             with pytest.raises(AdapterQuarantined):
                 client.submit(make_request("r", [5], adapter="bad"))
             assert client.num_restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_neither_process_leaves_files_behind_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            await submit_started(client, make_request("running", HANG))
+            assert not list(temporary.iterdir()), "so nothing is left if both are killed now"
 
     asyncio.run(scenario())
 

@@ -10,6 +10,7 @@ import pytest
 from loraplex.adapters.residency import Tier
 from loraplex.engine.messages import (
     AdapterExplanation,
+    AdapterStored,
     EvictAdapter,
     ExplainAdapter,
     FinishReason,
@@ -212,6 +213,26 @@ def test_a_failed_load_is_explained_with_its_code(engine: LocalEngine, folders: 
     assert explanation.reason.code == "object_not_found"
     assert explanation.retry_in_seconds is not None
     assert 0 < explanation.retry_in_seconds <= 0.5
+
+
+def test_a_lost_block_says_that_no_retry_helps_until_it_is_stored_again(
+    engine: LocalEngine, folders: list[Path]
+) -> None:
+    lost = engine.add_adapter(folders[0])
+    engine.broken.add(lost)
+    refused = engine.submit(PROMPT, lost)
+    engine.run()
+    end = engine.answers[refused].finished
+    assert end is not None
+    error = end.error
+    assert error is not None
+    assert (error.code, error.is_retryable) == ("adapter_load_failed", False)
+    assert "push the same files again" in error.message
+    engine.broken.discard(lost)
+    engine.core.handle(AdapterStored(lost))
+    again = engine.submit(PROMPT, lost)
+    engine.run()
+    assert error_code(engine, again) is None
 
 
 def test_residents_answer_while_the_store_is_down(engine: LocalEngine, folders: list[Path]) -> None:

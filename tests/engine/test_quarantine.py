@@ -7,7 +7,14 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import ErrorInfo, FinishReason, GenerationRequest, RequestFinished
-from loraplex.engine.quarantine import QUARANTINE_SECONDS, Quarantine, fingerprint
+from loraplex.engine.quarantine import (
+    ALL_STEPS,
+    FIRST_LONE_STEPS,
+    MAX_TENANT_CRASHES,
+    QUARANTINE_SECONDS,
+    Quarantine,
+    fingerprint,
+)
 from loraplex.engine.sampling_params import SamplingParams
 
 ADAPTER = AdapterKey("acme", "a")
@@ -47,34 +54,79 @@ def code(error: EngineError | None) -> str | None:
 
 
 def test_a_request_in_two_crashes_is_kept_out_under_any_id(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(seed=1), make(seed=2)])
+    quarantine.note_crash([make(seed=1), make(seed=2)], is_alone=False)
     assert quarantine.objection(make()) is None, "one crash is one, however many choices it had"
-    quarantine.note_crash([make(seed=3)])
+    quarantine.note_crash([make(seed=3)], is_alone=True)
     assert code(quarantine.objection(make(seed=4))) == "request_quarantined"
     assert quarantine.objection(make(prompt=2)) is None
 
 
 def test_an_adapter_in_two_crashes_is_kept_out_whatever_is_asked(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(1, ADAPTER)])
-    quarantine.note_crash([make(2, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash([make(2, ADAPTER)], is_alone=True)
     assert code(quarantine.objection(make(3, ADAPTER))) == "adapter_quarantined"
     assert quarantine.objection(make(1)) is None, "the base model is nobody's"
     assert quarantine.objection(make(1, AdapterKey("other", "a"))) is None
     assert quarantine.holds(ADAPTER)
 
 
+def test_who_was_only_there_is_kept_out_by_no_number_of_crashes(quarantine: Quarantine) -> None:
+    innocent, poison = make(1, AdapterKey("innocent", "a")), make(2, ADAPTER)
+    quarantine.note_crash([innocent, poison], is_alone=False)
+    quarantine.note_crash([innocent, poison], is_alone=False)
+    assert quarantine.objection(innocent) is None
+    assert quarantine.objection(poison) is None
+    quarantine.note_crash([poison], is_alone=True)
+    assert code(quarantine.objection(poison)) == "adapter_quarantined"
+    assert quarantine.objection(innocent) is None
+
+
+def test_a_suspect_runs_alone_until_it_is_cleared(quarantine: Quarantine) -> None:
+    suspect, other = make(1, ADAPTER), replace(make(1), tenant_id="other")
+    assert quarantine.num_lone_steps(suspect) == 0
+    quarantine.note_crash([suspect], is_alone=False)
+    assert quarantine.num_lone_steps(make(2, ADAPTER)) == FIRST_LONE_STEPS
+    quarantine.note_crash([suspect], is_alone=False)
+    assert quarantine.num_lone_steps(make(2, ADAPTER)) == ALL_STEPS
+    assert quarantine.num_lone_steps(other) == 0
+    quarantine.note_end(make(2, ADAPTER), end())
+    assert quarantine.num_lone_steps(make(2, ADAPTER)) == 0
+    assert quarantine.num_lone_steps(suspect) == ALL_STEPS, "this very request has not answered"
+    quarantine.note_end(suspect, end())
+    assert quarantine.num_lone_steps(suspect) == 0
+
+
+def test_a_tenant_cannot_end_the_engine_again_and_again_by_requests_that_differ(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    quarantine.note_crash([make(0)], is_alone=False)
+    for number in range(1, MAX_TENANT_CRASHES + 1):
+        assert quarantine.num_lone_steps(make(number)) == FIRST_LONE_STEPS, "the next one is alone"
+        assert quarantine.objection(make(number)) is None
+        quarantine.note_crash([make(number)], is_alone=True)
+        quarantine.note_end(make(100), end())
+        quarantine.note_crash([make(200)], is_alone=False)
+    refusal = quarantine.objection(make(300, ADAPTER))
+    assert code(refusal) == "request_quarantined"
+    assert "tenant" in str(refusal)
+    assert quarantine.objection(replace(make(300), tenant_id="other")) is None
+    clock.now += QUARANTINE_SECONDS
+    assert quarantine.objection(make(300)) is None
+    assert quarantine.num_lone_steps(make(300)) == 0
+
+
 def test_a_good_answer_between_clears_whoever_was_only_there(quarantine: Quarantine) -> None:
     for _ in range(5):
-        quarantine.note_crash([make(1, ADAPTER)])
+        quarantine.note_crash([make(1, ADAPTER)], is_alone=False)
         quarantine.note_end(make(1, ADAPTER), end())
     assert quarantine.objection(make(1, ADAPTER)) is None
 
 
 def test_an_abort_or_an_error_clears_nobody(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
     quarantine.note_end(make(1, ADAPTER), end(FinishReason.ABORTED))
     quarantine.note_end(make(1, ADAPTER), end(error=ErrorInfo("engine_error", "")))
-    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
     assert code(quarantine.objection(make(1, ADAPTER))) == "adapter_quarantined"
 
 
@@ -95,11 +147,11 @@ def test_numbers_that_break_down_three_times_in_a_row_keep_the_adapter_out(
 
 
 def test_a_quarantine_ends_by_time_alone(quarantine: Quarantine, clock: Clock) -> None:
-    quarantine.note_crash([make(1, ADAPTER)])
-    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
     quarantine.note_end(make(1, ADAPTER), end())
     clock.now += QUARANTINE_SECONDS - 1
-    quarantine.note_crash([make(1, ADAPTER)])
+    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
     assert quarantine.holds(ADAPTER)
     clock.now += 1
     assert quarantine.objection(make(1, ADAPTER)) is None
@@ -107,7 +159,7 @@ def test_a_quarantine_ends_by_time_alone(quarantine: Quarantine, clock: Clock) -
 
 def test_crashes_long_apart_are_a_coincidence(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
-        quarantine.note_crash([make()])
+        quarantine.note_crash([make()], is_alone=True)
         clock.now += QUARANTINE_SECONDS
     assert quarantine.objection(make()) is None
 

@@ -68,6 +68,7 @@ def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
         ({"top_k": 1}, TopKLogitsWarper(1)),
         ({"top_p": 0.7}, TopPLogitsWarper(0.7)),
         ({"top_p": 0.05}, TopPLogitsWarper(0.05)),
+        ({"top_p": 0.0}, TopPLogitsWarper(0.0)),
         ({"min_p": 0.1}, MinPLogitsWarper(0.1)),
     ],
 )
@@ -192,7 +193,7 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_k", -1),
         ("min_p", 1.5),

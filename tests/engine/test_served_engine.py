@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import NamedTuple
@@ -106,13 +107,14 @@ def test_serves_loads_adapters_and_comes_back_after_kill(tiny_base: Path, tmp_pa
     local.close()
 
 
-def test_a_model_that_cannot_be_served_is_a_coded_failure(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_is_a_coded_failure(tiny_base: Path, tmp_path: Path) -> None:
     async def unused(key: AdapterKey) -> FetchedBlock:
         raise AssertionError(key)
 
     async def scenario() -> None:
-        (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
-        client = EngineClient(EngineConfig(str(tmp_path)), on_adapter_wanted=unused)
+        folder = shutil.copytree(tiny_base, tmp_path / "base")
+        (folder / "config.json").write_text('{"model_type": "mystery"}')
+        client = EngineClient(EngineConfig(str(folder)), on_adapter_wanted=unused)
         with pytest.raises(UnsupportedModel, match="mystery"):
             await client.start()
         assert client.failure is not None

@@ -108,7 +108,7 @@ def test_a_missing_or_broken_tokenizer_is_an_unsupported_model(
 
 
 def test_a_missing_directory_is_an_unsupported_model(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="not a directory"):
+    with pytest.raises(UnsupportedModel, match=r"has no tokenizer\.json"):
         Tokenizer(tmp_path / "missing")
 
 

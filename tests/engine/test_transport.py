@@ -19,6 +19,7 @@ from loraplex.engine.messages import (
     AdapterFetched,
     AdapterFetchFailed,
     AdapterResidency,
+    AdapterStored,
     AdapterTierStats,
     AdapterTransition,
     AdapterWanted,
@@ -126,6 +127,7 @@ TO_ENGINE: list[ToEngine] = [
     EvictAdapter(KEY, 2.5),
     SetPinned([KEY]),
     Prefetch(KEY, 60.0),
+    AdapterStored(KEY),
     ExplainAdapter(KEY),
 ]
 FROM_ENGINE: list[FromEngine] = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -71,6 +72,20 @@ def interpreted_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("max", "min", "sum"):
         function = interpreter.InterpretedFunction(getattr(language, name).fn)
         monkeypatch.setattr(language, name, function)
+
+
+@pytest.fixture
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an element of an interpreted `tl.dot` depend on its own row and column alone, as on a
+    device. numpy's matmul rounds by where a row lies in its matrix and by the matrix's width."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        products = a.data[:, None].astype(np.float64) * np.ascontiguousarray(b.data.T)
+        total = products.sum(axis=-1).astype(d.data.dtype) + d.data
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
 @cache

@@ -93,6 +93,52 @@ def test_any_form_of_pages_equals_the_plain_op(
     assert_close(attend(interpreted_attention, case), case.expected(), bound)
 
 
+@pytest.mark.parametrize(
+    ("code_dtype", "size", "others"),
+    [
+        (torch.int8, 1e-4, 1e-4),
+        (torch.int8, 1e-4, 1.0),
+        (torch.int8, 0.003, 300.0),
+        (torch.float8_e4m3fn, 1e-4, 1.0),
+    ],
+    ids=str,
+)
+def test_values_of_any_size_keep_their_precision_in_fp16_beside_a_dominant_key(
+    interpreted_attention: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    code_dtype: torch.dtype,
+    size: float,
+    others: float,
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 128)
+    sequences = Sequences([(300, 1), (70, 9)])
+    case = AttentionCase(sequences, PLAIN, dtype=torch.float16, code_dtype=code_dtype)
+    case.dominate(size=size, others=others)
+    expected = case.expected()
+    error = (attend(interpreted_attention, case).float() - expected).abs().amax(-1)
+    assert (error / expected.abs().amax(-1)).max() < 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_scale_that_is_not_finite_stays_in_its_sequence(
+    interpreted_attention: ModuleType,
+) -> None:
+    decodes = Sequences([(5, 1), (9, 1)])
+    case = AttentionCase(decodes, PLAIN, dtype=torch.float16, code_dtype=torch.int8)
+    assert case.values.scales is not None
+    case.values.scales[case.spans[1].tables[0][1], 2] = torch.nan
+    out = attend(interpreted_attention, case)
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
+
+
+def test_values_of_zero_give_zero_in_fp16(interpreted_attention: ModuleType) -> None:
+    one = Sequences([(9, 1)])
+    case = AttentionCase(one, PLAIN, dtype=torch.float16, code_dtype=torch.int8)
+    case.dominate(size=0.0, others=0.0)
+    assert not attend(interpreted_attention, case).any()
+
+
 def random_cases(count: int) -> Iterator[AttentionCase]:
     rng = random.Random(3)
     for _ in range(count):

@@ -5,11 +5,11 @@ import torch
 
 from loraplex.kernels.lora_batch import (
     MAX_VERIFIED_IN_WINDOW,
+    TILE_TOKENS,
     ActiveAdapter,
     AdapterRun,
     LoraBatchBuilder,
     Segment,
-    choose_block_tokens,
     plan_tiles,
 )
 from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
@@ -117,29 +117,15 @@ def test_max_rank_follows_the_adapters_of_the_step_and_their_generations(
     assert max_rank(AdapterRun(1, 7, 2), high) == 64
 
 
-@pytest.mark.parametrize(
-    ("longest", "expected"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (999, 64)]
-)
-def test_tiles_are_as_long_as_the_longest_segment_within_limits(
-    longest: int, expected: int
-) -> None:
-    assert choose_block_tokens([Segment(0, 1, 0), Segment(1, 1 + longest, 1)]) == expected
-    assert choose_block_tokens([]) == 16
-
-
 @pytest.mark.parametrize("popularity", POPULARITIES)
 @pytest.mark.parametrize("num_decodes", [0, 1, 15, 16, 17, 63, 64, 133])
-@pytest.mark.parametrize("block_tokens", [16, 64])
-def test_tiles_serve_every_adapter_token_exactly_once(
-    popularity: str, num_decodes: int, block_tokens: int
-) -> None:
+def test_tiles_serve_every_adapter_token_exactly_once(popularity: str, num_decodes: int) -> None:
     decode_rows = draw_rows(popularity, num_decodes, 9)
     segments = [Segment(num_decodes + 3, num_decodes + 68, 1), Segment(num_decodes + 68, 210, 4)]
     token_rows = decode_rows + [-1] * 3 + [1] * 65 + [4] * (210 - num_decodes - 68)
     served: list[int] = []
-    tiles = plan_tiles(decode_rows, segments, block_tokens=block_tokens)
-    for start, end, row in tiles:
-        assert 0 < end - start <= block_tokens
+    for start, end, row in plan_tiles(decode_rows, segments):
+        assert 0 < end - start <= TILE_TOKENS
         own = [token for token in range(start, end) if token_rows[token] == row]
         assert own
         served += own

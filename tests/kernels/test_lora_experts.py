@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.kernels.expert_pairs import sort_pairs
-from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
+from loraplex.kernels.lora_batch import TILE_TOKENS, AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_experts import (
     add_expert_segments,
     add_experts,
@@ -151,7 +151,7 @@ def test_tiles_cover_each_pair_once_and_never_mix_adapters_or_experts() -> None:
     served: list[int] = []
     for start, end, row in work.tiles.tolist():
         if row >= 0:
-            assert 0 < end - start <= work.block_tokens
+            assert 0 < end - start <= TILE_TOKENS
             assert experts.pair_rows[start:end].tolist() == [row] * (end - start)
             served += range(start, end)
     assert served == (experts.pair_rows >= 0).nonzero().flatten().tolist()

@@ -7,78 +7,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
-from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder, LoraTiles
-from loraplex.kernels.lora_reference import add_lora_reference
-from support.lora_weights import (
-    POPULARITIES,
-    PoisonedWeights,
-    assert_lora_close,
-    draw_rows,
-    make_layout,
-)
+from support.lora_steps import RANKS, LoraStep
+from support.lora_weights import POPULARITIES, assert_lora_close, draw_rows
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
 )
-RANKS = (1, 4, 7, 16, 64)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class Case:
-    """One projection of slices 1.. of a base, its adapters and one step's tokens."""
-
-    def __init__(
-        self,
-        decode_rows: list[int],
-        prefills: list[tuple[int, int]],
-        *,
-        in_features: int = 63,
-        outs: tuple[int, ...] = (40, 17),
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.outs = outs
-        self.weights = PoisonedWeights(
-            make_layout((8, (8,)), (in_features, outs)),
-            num_rows=len(RANKS) + 1,
-            dtype=dtype,
-            capacity=1 << 19,
-        )
-        for row, rank in enumerate(RANKS):
-            touched = range(1 + row % 2, 1 + len(outs))  # every other adapter skips a slice
-            self.weights.put(row, dict.fromkeys(touched, rank))
-        runs = [
-            AdapterRun(num_tokens, row, 1)
-            for num_tokens, row in [*((1, row) for row in decode_rows), *prefills]
-        ]
-        builder = LoraBatchBuilder(self.weights, torch.device("cpu"))
-        self.tiles = builder.make_tiles(runs, num_decodes=len(decode_rows))
-        rows = [run.row for run in runs for _ in range(run.num_tokens)]
-        self.token_rows = torch.tensor(rows, dtype=torch.int32)
-        self.x = torch.randn(len(rows), in_features).to(dtype)
-        self.y = torch.randn(len(rows), sum(outs)).to(dtype)
-
-    def run(self, module: ModuleType, tiles: LoraTiles | None = None) -> Tensor:
-        result = self.y.clone()
-        module.add_tiles(
-            self.x,
-            result,
-            self.weights,
-            self.token_rows,
-            tiles or self.tiles,
-            first_slice=1,
-            slice_outs=self.outs,
-        )
-        return result
-
-    def reference(self) -> Tensor:
-        expected = self.y.clone()
-        table = self.weights.table[:, 1:]
-        add_lora_reference(
-            self.x, expected, self.weights.flat, table, self.token_rows, slice_outs=self.outs
-        )
-        return expected
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
@@ -86,7 +22,7 @@ class Case:
 def test_decode_equals_the_reference(
     interpreted_lora: ModuleType, popularity: str, num_decodes: int
 ) -> None:
-    case = Case([0, *draw_rows(popularity, num_decodes - 1, len(RANKS))], [])
+    case = LoraStep([0, *draw_rows(popularity, num_decodes - 1, len(RANKS))], [])
     assert_lora_close(case.run(interpreted_lora), case.reference())
 
 
@@ -94,7 +30,7 @@ def test_decode_equals_the_reference(
 def test_a_mixed_step_equals_the_reference(
     interpreted_lora: ModuleType, dtype: torch.dtype
 ) -> None:
-    case = Case([2, -1, 4], [(3, -1), (5, 0), (19, 3), (1, 4)], dtype=dtype)
+    case = LoraStep([2, -1, 4], [(3, -1), (5, 0), (19, 3), (1, 4)], dtype=dtype)
     assert_lora_close(case.run(interpreted_lora), case.reference())
 
 
@@ -106,20 +42,43 @@ def test_a_mixed_step_equals_the_reference(
 def test_any_size_of_projection_equals_the_reference(
     interpreted_lora: ModuleType, in_features: int, outs: tuple[int, ...]
 ) -> None:
-    case = Case([1, 2, -1], [(20, 4)], in_features=in_features, outs=outs)
+    case = LoraStep([1, 2, -1], [(20, 4)], in_features=in_features, outs=outs)
     assert_lora_close(case.run(interpreted_lora), case.reference())
 
 
 def test_segments_longer_than_a_tile_equal_the_reference(interpreted_lora: ModuleType) -> None:
-    case = Case([], [(70, 0), (65, 2)], in_features=20, outs=(20,))
-    assert case.tiles.block_tokens == 64
+    case = LoraStep([], [(70, 0), (65, 2)], in_features=20, outs=(20,))
     assert_lora_close(case.run(interpreted_lora), case.reference())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_what_shares_the_step_changes_no_bit_of_a_row(
+    interpreted_lora: ModuleType, exact_products: None, dtype: torch.dtype
+) -> None:
+    # Requests of one adapter lie in one tile, or are cut elsewhere than when they are alone.
+    decodes, prefills = [1, 4, -1, 3], [(5, 3), (19, 3), (1, 1), (33, 4)]
+    step = LoraStep(decodes, prefills, in_features=140, outs=(40,), dtype=dtype)
+    assert step.changed_alone(interpreted_lora) == []
+
+
+def test_a_longer_prompt_of_a_higher_rank_changes_no_split_of_a_row(
+    interpreted_lora: ModuleType, exact_products: None
+) -> None:
+    step = LoraStep([2], [(19, 4)], in_features=2100, outs=(17,), dtype=torch.bfloat16)
+    assert step.changed_alone(interpreted_lora) == []
+
+
+def test_a_prompt_of_19_tokens_changes_no_bit_of_a_decoding_row(
+    interpreted_lora: ModuleType,
+) -> None:
+    step = LoraStep([1], [(19, 4)], in_features=300, dtype=torch.bfloat16)
+    assert 0 not in step.changed_alone(interpreted_lora)
 
 
 def test_rows_without_an_adapter_and_unused_tiles_are_left_alone(
     interpreted_lora: ModuleType,
 ) -> None:
-    case = Case([-1, 3, -1], [(4, -1), (2, 2)])
+    case = LoraStep([-1, 3, -1], [(4, -1), (2, 2)])
     unused = torch.tensor([[0, 9, -1]] * 3, dtype=torch.int32)
     padded = replace(case.tiles, tiles=torch.cat([case.tiles.tiles, unused]))
     result = case.run(interpreted_lora, padded)
@@ -133,7 +92,7 @@ def test_rows_without_an_adapter_and_unused_tiles_are_left_alone(
 def test_overflow_of_one_adapter_leaves_all_other_rows_bit_identical(
     interpreted_lora: ModuleType, poison: float
 ) -> None:
-    case = Case([3, 4, -1, 3, 0], [(3, 3), (4, 2), (2, -1)])
+    case = LoraStep([3, 4, -1, 3, 0], [(3, 3), (4, 2), (2, -1)])
     own = case.token_rows == 3
     clean = case.run(interpreted_lora)
     case.x[own] = poison

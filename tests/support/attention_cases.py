@@ -57,6 +57,8 @@ class AttentionCase:
         code_dtype: torch.dtype | None = None,
     ) -> None:
         self.sizes = sizes or Sizes()
+        self.magnitude = 1.0
+        """Of the answers, about."""
         self.options = options or AttentionOptions(scale=self.sizes.dim**-0.5)
         size = self.sizes.block_size
         self.spans = sequences.spans(size)
@@ -73,13 +75,7 @@ class AttentionCase:
             )
             for dim in dims
         )
-        slots = torch.tensor(
-            [
-                span.tables[0][place // size] * size + place % size
-                for span in self.spans
-                for place in range(span.end)
-            ]
-        )
+        slots = torch.cat([self._slots(span) for span in self.spans])
         for pages, dim in zip((self.keys, self.values), dims, strict=True):
             pages.write(slots, torch.randn(len(slots), self.sizes.kv_heads, dim).to(dtype))
             _poison(pages, slots)
@@ -100,12 +96,27 @@ class AttentionCase:
         )
         return inputs.attention[0]
 
-    def expected(self) -> Tensor:
-        """By the plain op in fp32, which needs what nobody wrote to be zeros."""
-        keys, values = _readable(self.keys), _readable(self.values)
-        return attend_gathered(
-            self.q.float(), keys, values, self.batch(in_place=False), self.options
-        )
+    def dominate(self, *, size: float, others: float) -> None:
+        """Let each sequence's first key take almost all weight: its value is of this size, those of
+        the other keys are of size `others`."""
+        self.magnitude, dtype = size, self.q.dtype
+        self.q = (0.5 + torch.rand(self.q.shape)).to(dtype)
+        for span in self.spans:
+            keys = 0.3 * torch.randn(span.end, self.sizes.kv_heads, self.sizes.dim)
+            values = others * torch.randn(span.end, self.sizes.kv_heads, self.sizes.value_dim)
+            keys[0], values[0] = 3.0, size * torch.randn(values[0].shape)
+            self.keys.write(self._slots(span), keys.to(dtype))
+            self.values.write(self._slots(span), values.to(dtype))
+
+    def _slots(self, span: Span) -> Tensor:
+        places, size = torch.arange(span.end), self.sizes.block_size
+        return torch.tensor(span.tables[0])[places // size] * size + places % size
+
+    def expected(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """By the plain op in this dtype, which needs what nobody wrote to be zeros."""
+        keys, values = _readable(self.keys, dtype), _readable(self.values, dtype)
+        batch = self.batch(in_place=False)
+        return attend_gathered(self.q.to(dtype), keys, values, batch, self.options)
 
 
 def _moved(pages: KvPages, device: torch.device, dtype: torch.dtype) -> KvPages:
@@ -124,7 +135,7 @@ def _poison(pages: KvPages, written: Tensor) -> None:
     flat[written] = kept
 
 
-def _readable(pages: KvPages) -> KvPages:
+def _readable(pages: KvPages, dtype: torch.dtype) -> KvPages:
     if pages.scales is None:
-        return PlainPages(pages.data.float().nan_to_num(0.0))
-    return QuantizedPages(pages.data, pages.scales.nan_to_num(0.0), dtype=torch.float32)
+        return PlainPages(pages.data.to(dtype).nan_to_num(0.0))
+    return QuantizedPages(pages.data, pages.scales.nan_to_num(0.0), dtype=dtype)

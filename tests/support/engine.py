@@ -118,6 +118,7 @@ class LocalEngine:
         journal_slot: int | None = None,
         pooling: Pooling | None = None,
         num_prompt_logprobs: int | None = None,
+        num_lone_steps: int = 0,
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -133,6 +134,7 @@ class LocalEngine:
             adapter,
             cache_namespace=cache_namespace,
             return_logits=return_logits,
+            num_lone_steps=num_lone_steps,
             group_id=group_id,
             speculation=speculation,
             journal_slot=journal_slot,

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB_SIZE = 128
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -23,14 +23,14 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_EXPERTS: dict[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
-_GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}
-_MLA: dict[str, Any] = {
+GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}
+MLA: dict[str, Any] = {
     "q_lora_rank": None,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
@@ -44,7 +44,7 @@ _MLA: dict[str, Any] = {
     "head_dim": 8,
     "num_key_value_heads": 4,
 }
-_LLAMA3_ROPE = {
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -52,7 +52,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -64,12 +64,12 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("biogpt", {}),
     "cohere": ("cohere", {}),
     "cohere2-window": ("cohere2", {"sliding_window": 8}),
-    "deepseek_v2-mla": ("deepseek_v2", {**_EXPERTS, **_MLA}),
-    "deepseek_v3-mla": ("deepseek_v3", {**_EXPERTS, **_MLA, "n_group": 2}),
+    "deepseek_v2-mla": ("deepseek_v2", {**EXPERTS, **MLA}),
+    "deepseek_v3-mla": ("deepseek_v3", {**EXPERTS, **MLA, "n_group": 2}),
     "ernie4_5": ("ernie4_5", {}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
-        {**_EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+        {**EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     ),
     "exaone4-window": ("exaone4", {"sliding_window": 8}),
     "gemma": ("gemma", {}),
@@ -82,36 +82,45 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "glm4_moe": (
         "glm4_moe",
-        {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1},
+        {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1},
     ),
-    "gpt2-conv1d": ("gpt2", _GPT2),
-    "gpt_bigcode": ("gpt_bigcode", {**_GPT2, "n_inner": 96}),
+    "gpt2-conv1d": ("gpt2", GPT2),
+    "gpt_bigcode": ("gpt_bigcode", {**GPT2, "n_inner": 96}),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_oss-sinks-window": (
         "gpt_oss",
-        {**_EXPERTS, "sliding_window": 8, "rope_parameters": _YARN},
+        {**EXPERTS, "sliding_window": 8, "rope_parameters": YARN},
     ),
     "granite": ("granite", {"attention_multiplier": 0.25}),
-    "granitemoe": ("granitemoe", {**_EXPERTS, "attention_multiplier": 0.25}),
+    "granitemoe": ("granitemoe", {**EXPERTS, "attention_multiplier": 0.25}),
     "helium": ("helium", {}),
-    "jetmoe": ("jetmoe", _EXPERTS),
+    "jetmoe": ("jetmoe", EXPERTS),
     "llama": ("llama", {}),
-    "llama3-rope": ("llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
-    "mixtral": ("mixtral", _EXPERTS),
+    "mixtral": ("mixtral", EXPERTS),
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
     "olmo3-window": ("olmo3", {"sliding_window": 8}),
-    "olmoe": ("olmoe", _EXPERTS),
+    "olmoe": ("olmoe", EXPERTS),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": ("phi", {}),
     "phi3-fused": ("phi3", {}),
-    "phimoe": ("phimoe", _EXPERTS),
+    "phimoe-window": ("phimoe", {**EXPERTS, "sliding_window": 8}),
     "qwen2": ("qwen2", {}),
-    "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe-window": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 48,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 2,
+        },
+    ),
     "qwen3": ("qwen3", {}),
-    "qwen3_moe": ("qwen3_moe", _EXPERTS),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
     "seed_oss": ("seed_oss", {}),
     "smollm3": ("smollm3", {}),
     "stablelm": ("stablelm", {}),
@@ -120,21 +129,21 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 """Case name to (model type, what differs from the common tiny configuration)."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gptj": ("gptj", {**_GPT2, "rotary_dim": 8}, "attention interface 0 times"),
+    "gptj": ("gptj", {**GPT2, "rotary_dim": 8}, "attention interface 0 times"),
     "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),
     "hunyuan_v1_moe": (
         "hunyuan_v1_moe",
-        {**_EXPERTS, "moe_topk": 2, "head_dim": 16},
+        {**EXPERTS, "moe_topk": 2, "head_dim": 16},
         "otherwise than by calling them",
     ),
-    "llama4-chunked": ("llama4_text", _EXPERTS, "chunked_attention"),
+    "llama4-chunked": ("llama4_text", EXPERTS, "chunked_attention"),
 }
 """Case name to (model type, differences, part of the reason)."""
 
 
 def save_family(path: Path, model_type: str, differences: dict[str, Any]) -> Path:
     """Write a tiny random model of this type in the Hugging Face layout, fp32."""
-    config = AutoConfig.for_model(model_type, **{**_COMMON, **differences})
+    config = AutoConfig.for_model(model_type, **{**COMMON, **differences})
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path

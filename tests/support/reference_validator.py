@@ -118,7 +118,8 @@ def _read_config(data: bytes) -> LoraConfig:
     given = _strict_object(data)
     _require(given.get("peft_type") == "LORA")
     known = {field.name for field in fields(LoraConfig)} | {"megatron_core", "megatron_config"}
-    _require(all(_is_unset(given[name]) for name in given.keys() - known))
+    unknown = given.keys() - known - {"auto_map"}
+    _require(all(given[name] is None or given[name] is False for name in unknown))
     _require(not any(given.get(name) for name in UNSERVED_FIELDS))
     _require(given.get("auto_mapping") is None)
     _require(given.get("megatron_core") in (None, "megatron.core"))
@@ -134,10 +135,6 @@ def _read_config(data: bytes) -> LoraConfig:
     _require(isinstance(given.get("base_model_name_or_path"), str | None))
     kept = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
     return LoraConfig(**{name: given[name] for name in kept if given.get(name) is not None})
-
-
-def _is_unset(value: object) -> bool:
-    return value is None or value is False or value in ("", [], {})
 
 
 def _is_rank(value: object) -> bool:

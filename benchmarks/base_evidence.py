@@ -1,0 +1,53 @@
+"""What is a base model to the product, tried: one line of JSON on standard output.
+
+    make base-evidence [ARGS='--only families']
+
+`folders` are whole, damaged, foreign and quantized folders, each given to the product's own
+loading: `served` means with transformers' own logits, `refused` with the published `code`.
+`families` are the model types that transformers builds: `exact` or `refused`. Exits 1 if anything
+is not as it has to be, which is named on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+from benchmarks.base_families import ANSWERS, families
+from benchmarks.base_folders import folders
+
+SECTIONS = {"families": families, "folders": folders}
+"""In the order in which they run: families fork, so nothing may have started threads before."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def find_faults(evidence: Mapping[str, Rows]) -> Iterator[str]:
+    """One line for each row that is not as it has to be."""
+    for row in evidence.get("folders", []):
+        if row["got"] != row["expected"] or (row["got"] == "refused" and not row["code"]):
+            yield f"{row['name']}: expected {row['expected']}, got {row['got']} ({row['code']})"
+    for row in evidence.get("families", []):
+        if row["result"] not in ANSWERS:
+            yield f"{row['type']}: {row['result']}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    options = parser.parse_args(arguments)
+    with redirect_stdout(sys.stderr):  # libraries print too
+        evidence = {name: run() for name, run in SECTIONS.items() if name in options.only}
+    print(json.dumps(evidence))
+    faults = list(find_faults(evidence))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

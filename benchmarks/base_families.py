@@ -1,0 +1,213 @@
+"""Every model type that transformers has as a causal language model: exact, or refused by name.
+
+Each type's tiny model is saved, loaded as a base, and answers 300 tokens through the paged,
+chunked, mixed forward, beside shorter sequences; the reference is its own dense forward in fp32.
+Each type runs in a process of its own, forked from this one, under a time limit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from loraplex.engine.admission import check_config
+from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.weights import load_config
+from support.family_configs import MODEL_TYPES, NUM_TOKENS, tiny_config
+from support.paged import paged_logits
+
+TOLERANCE = 1e-4
+"""Largest error relative to the largest logit, in fp32."""
+SECONDS_PER_TYPE = 120.0
+NUM_WORKERS = 2
+OTHER_LENGTHS = (1, 41)
+VOCAB_SIZE = 128
+_FIRST_PLAIN_TOKEN = 3
+
+EXACT, REFUSED, NOT_BUILT, WRONG, CRASHED = "exact", "refused", "not built", "wrong", "crashed"
+ANSWERS = (EXACT, REFUSED)
+"""What may become of a type that transformers builds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one model type."""
+
+    type: str
+    tokens: int
+    """Of the longest sequence that was compared."""
+    max_error: float | None
+    """Of a logit, relative to the largest of its sequence."""
+    result: str
+    reason: str | None = None
+    """For those that are not exact; a refusal's begins with its code."""
+
+    @property
+    def is_right(self) -> bool:
+        return self.result in (*ANSWERS, NOT_BUILT)
+
+    def as_row(self) -> dict[str, Any]:
+        row = asdict(self)
+        del row["reason"]
+        return row
+
+
+class NotBuilt(Exception):
+    """transformers does not build or run this type from a tiny configuration."""
+
+
+def families(model_types: Sequence[str] = MODEL_TYPES) -> list[dict[str, Any]]:
+    """A row for each type that transformers builds; the others are named on standard error."""
+    outcomes = []
+    for outcome in try_all(model_types):
+        print(f"{outcome.type}: {outcome.result} {outcome.reason or ''}", file=sys.stderr)
+        outcomes.append(outcome)
+    outcomes.sort(key=lambda outcome: outcome.type)
+    return [outcome.as_row() for outcome in outcomes if outcome.result != NOT_BUILT]
+
+
+def try_all(model_types: Sequence[str]) -> Iterator[Outcome]:
+    """The outcomes as they come, `NUM_WORKERS` types at a time."""
+    _warm_up()
+    context = multiprocessing.get_context("fork")
+    waiting = list(reversed(model_types))
+    running: dict[Connection, tuple[str, Any, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < NUM_WORKERS:
+            model_type = waiting.pop()
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_report, args=(model_type, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = (model_type, process, time.monotonic() + SECONDS_PER_TYPE)
+        wait(list(running), timeout=1.0)
+        for connection in list(running):
+            model_type, process, deadline = running[connection]
+            if (outcome := _outcome(connection, model_type, deadline)) is not None:
+                process.kill()
+                process.join()
+                del running[connection]
+                yield outcome
+
+
+def _outcome(connection: Connection, model_type: str, deadline: float) -> Outcome | None:
+    if connection.poll():
+        try:
+            outcome: Outcome = connection.recv()
+        except EOFError:
+            return Outcome(model_type, 0, None, CRASHED, "its process died")
+        return outcome
+    if time.monotonic() > deadline:
+        return Outcome(model_type, 0, None, CRASHED, f"no answer after {SECONDS_PER_TYPE:.0f} s")
+    return None
+
+
+def _warm_up() -> None:
+    """Import what every type needs, and keep this process without threads: it is forked."""
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try_type("llama")
+
+
+def _report(model_type: str, connection: Connection) -> None:
+    connection.send(try_type(model_type))
+
+
+def try_type(model_type: str) -> Outcome:
+    """What becomes of this type's tiny model."""
+    try:
+        error = _largest_error(model_type)
+    except NotBuilt as exc:
+        return Outcome(model_type, 0, None, NOT_BUILT, str(exc))
+    except UnsupportedModel as exc:
+        return Outcome(model_type, 0, None, REFUSED, f"{exc.code}: {exc}")
+    except Exception as exc:
+        return Outcome(model_type, 0, None, CRASHED, f"{type(exc).__name__}: {exc}")
+    if error <= TOLERANCE:
+        return Outcome(model_type, NUM_TOKENS, error, EXACT)
+    return Outcome(model_type, NUM_TOKENS, error, WRONG, f"error {error:.1e}")
+
+
+def _largest_error(model_type: str) -> float:
+    """Raises NotBuilt, UnsupportedModel, or AssertionError if the comparison could not fail."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        config = _config(model_type, path)
+        check_config(load_config(path), max_model_len=None)  # what no weights are needed to refuse
+        sequences = _sequences()
+        expected = _build(config, path, sequences)
+        base = load_base_model(EngineConfig(str(path), device="cpu"))
+        error = _error(paged_logits(base, sequences), expected)
+        _check_sensitivity(base, sequences[:1], expected[:1])
+    return error
+
+
+def _config(model_type: str, path: Path) -> Any:
+    try:
+        config = tiny_config(model_type)
+        config.save_pretrained(path)
+    except Exception as exc:
+        raise NotBuilt(_reason("its configuration", exc)) from exc
+    return config
+
+
+def _build(config: Any, path: Path, sequences: list[list[int]]) -> list[Tensor]:
+    """Save a random model; return its own dense logits of the sequences."""
+    try:
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager"
+        ).eval()
+        with torch.inference_mode():
+            logits = [
+                model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+                for tokens in sequences
+            ]
+        model.save_pretrained(path)
+    except Exception as exc:
+        raise NotBuilt(_reason("its model", exc)) from exc
+    return logits
+
+
+def _reason(what: str, exc: Exception) -> str:
+    return f"{what}: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
+
+
+def _sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(_FIRST_PLAIN_TOKEN, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in (NUM_TOKENS, *OTHER_LENGTHS)
+    ]
+
+
+def _error(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    return max(
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _check_sensitivity(base: BaseModel, sequences: list[list[int]], expected: list[Tensor]) -> None:
+    """Without its windows the model must differ, or the comparison says nothing of them."""
+    assert expected[0].std() > 0.01, "the model says nothing"
+    if all(shape.window is None for shape in base.kv_shapes):
+        return
+    blind = replace(base, kv_shapes=[shape._replace(window=None) for shape in base.kv_shapes])
+    assert _error(paged_logits(blind, sequences), expected) > 100 * TOLERANCE, (
+        "its windows change nothing"
+    )

@@ -1,0 +1,75 @@
+"""How far back layers see, read from the masks that models build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+from loraplex.engine.admission import probe_kv_shapes
+from loraplex.engine.attention_windows import MaskFunction, read_window
+from loraplex.engine.errors import UnsupportedModel
+from support.families import SERVED, save_family
+
+
+def in_chunks(size: int) -> MaskFunction:
+    return lambda _batch, _head, q, kv: (kv <= q) & (q // size == kv // size)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 64, 99])
+def test_a_sliding_windows_size_is_read_from_its_mask(window: int) -> None:
+    assert read_window(sliding_window_causal_mask_function(window), 100) == window
+
+
+@pytest.mark.parametrize(
+    "mask", [causal_mask_function, *map(sliding_window_causal_mask_function, (100, 4096))]
+)
+def test_a_mask_that_hides_nothing_of_the_longest_sequence_has_no_window(
+    mask: MaskFunction,
+) -> None:
+    assert read_window(mask, 100) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 32, 50, 64, 99])
+def test_chunks_are_never_taken_for_windows(size: int) -> None:
+    if size == 1:  # each token sees itself alone, as in a window of one
+        assert read_window(in_chunks(size), 100) == 1
+        return
+    with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
+        read_window(in_chunks(size), 100)
+
+
+@pytest.mark.parametrize(
+    "mask", [bidirectional_mask_function, sliding_window_bidirectional_mask_function(8)]
+)
+def test_a_mask_that_shows_later_tokens_is_refused(mask: MaskFunction) -> None:
+    with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
+        read_window(mask, 100)
+
+
+def test_windows_that_only_masks_hold_are_found_by_layer(tmp_path: Path) -> None:
+    model_type, settings = SERVED["qwen2_moe-window"]
+    path = save_family(tmp_path, model_type, {**settings, "sliding_window": 20})
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    is_windowed = [kind == "sliding_attention" for kind in model.config.layer_types]
+    assert len({*is_windowed}) == 2
+
+    shapes = probe_kv_shapes(model, model.config, max_model_len=256)
+
+    assert [shape.window for shape in shapes] == [20 if is_it else None for is_it in is_windowed]
+
+
+def test_a_mask_that_no_layer_gets_is_not_read(tmp_path: Path) -> None:
+    model_type, settings = SERVED["qwen2_moe-window"]
+    path = save_family(tmp_path, model_type, {**settings, "use_sliding_window": False})
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    assert model.config.sliding_window == 0, "its class builds a mask that shows nothing"
+    shapes = probe_kv_shapes(model, model.config, max_model_len=256)
+    assert {shape.window for shape in shapes} == {None}

@@ -1,0 +1,30 @@
+"""The list of served model types is that of the committed evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.model_list import newest_families, page, readme_row, with_row
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_printed_page_is_current() -> None:
+    assert (ROOT / "docs" / "models.md").read_text() == page(newest_families()), "run `make docs`"
+
+
+def test_the_readmes_row_is_current() -> None:
+    readme = (ROOT / "README.md").read_text()
+    row = readme_row(newest_families())
+    assert row in readme.splitlines(), "run `make docs`"
+    assert with_row(readme.replace(row, "| Base models | others |"), row) == readme
+
+
+def test_each_type_of_the_evidence_is_exact_or_refused_and_named_once() -> None:
+    rows = newest_families()
+    assert len({row["type"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["result"] in ("exact", "refused")
+        if row["result"] == "exact":
+            assert row["tokens"] >= 300
+            assert row["max_error"] <= 1e-4
