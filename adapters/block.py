@@ -195,7 +195,7 @@ def read_block_header(path: Path) -> BlockHeader:
 
     Raises ObjectCorrupt if this is not a block or it is truncated.
     """
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:  # not one byte of the payload is read
         magic, length = file.read(8), int.from_bytes(file.read(8), "little")
         if magic != MAGIC or length > MAX_HEADER_BYTES:
             raise ObjectCorrupt(f"{path.name} is not an adapter block")

@@ -48,7 +48,7 @@ def write_block(
     layout: BaseLayout,
     digest: str,
 ) -> WrittenBlock:
-    """Write the canonical block to the new file `path`; the payload holds the original values.
+    """Write the canonical block to the file `path`; the payload holds the original values.
 
     Raises AdapterRejected if its header grows beyond what readers accept.
     """
@@ -75,7 +75,7 @@ def write_block(
             f"the names and places of {len(placed)} tensors take {payload_offset} bytes",
         )
     itemsize = np.dtype(NUMPY_DTYPES[dtype]).itemsize
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         output = _HashedOutput(file)
         output.write(header.getbuffer())
         for offset, tensor, arrangement, _ in placed:

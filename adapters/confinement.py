@@ -1,25 +1,56 @@
 """What the intake child gives up before it reads a tenant's first byte.
 
-Guaranteed on every Unix: the limits on address space, processor time, file size, open files and
-core dumps. Best effort, where the kernel lets an unprivileged process do it: an own network
-namespace, in which there is no way out, not even to this host (Linux with user namespaces); no
-file changed outside the output's folder, and no TCP (Linux with Landlock). Where neither can be
-had, the process runs with the server's own rights to the network and to files.
+Three mechanisms, each with its own reason where it cannot be had:
+
+- namespaces: an own user, network and IPC namespace, in which there is no way out, not even to this
+  host (Linux with user namespaces);
+- Landlock: no file read but its input, Python and libraries, none changed but its output, no
+  program started, no TCP (Linux with Landlock);
+- limits on address space, processor time, file size, open files, processes and core dumps (every
+  Unix).
+
+A fourth, a seccomp filter, is the container's: no maintained Python package makes one (decision
+39). `confinement_probe` measures what is in force.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import resource
+import signal
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from .landlock import allow_new_files_only_in
+from .landlock import allow_only, forbid_new_privileges, why_no_landlock
 
 MAX_OPEN_FILES = 32
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWIPC = 0x08000000
+_SET_PARENT_DEATH_SIGNAL = 1
+_FIRST_TO_BE_KILLED = "1000"
+_WHY_NO_NAMESPACE = {
+    errno.EPERM: "user namespaces are forbidden: let a seccomp or AppArmor profile and the "
+    "kernel's settings allow `unshare` to this process",
+    errno.ENOSPC: "no namespace may be made: raise `user.max_user_namespaces` and "
+    "`user.max_net_namespaces`",
+    errno.EINVAL: "the kernel has no user namespaces",
+}
+
+
+class Mechanism(StrEnum):
+    """What confines the child."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    LIMITS = "limits"
+    SECCOMP = "seccomp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +64,70 @@ class ProcessLimits:
     """The longest file it may write."""
 
 
-def confine(limits: ProcessLimits, *, output_directory: Path) -> None:
+def confine(
+    limits: ProcessLimits, *, read: Sequence[Path], write: Sequence[Path]
+) -> Mapping[Mechanism, str]:
     """Give up resources and, where possible, the network and other files; cannot be undone.
 
-    `output_directory` is the only place where files may still be made.
+    `read` and `write` are the files that may still be read and written. They exist already.
+    Returns the mechanisms that cannot be had here, each with the reason.
     """
-    _leave_network()
-    allow_new_files_only_in(output_directory)
+    die_first()
+    refusals = {
+        Mechanism.NAMESPACES: leave_network(),
+        Mechanism.LANDLOCK: why_no_landlock(),
+    }
+    allow_only(read=[*read, *_program_folders()], write=write)
+    limit_resources(limits)
+    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    _lower(resource.RLIMIT_NPROC, 0)  # no fork, no thread; it does not hold for root
+    return {mechanism: reason for mechanism, reason in refusals.items() if reason is not None}
+
+
+def die_first() -> None:
+    """End with the thread that started this process; when memory runs out, before the server.
+
+    And get no further rights from programs (set-user-ID).
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    with suppress(OSError):  # `/proc` may be missing or read-only
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_BE_KILLED)
+    forbid_new_privileges()
+
+
+def limit_resources(limits: ProcessLimits) -> None:
+    """Lower the limits on memory, processor time and file size; leave no core dump."""
     _lower(resource.RLIMIT_AS, limits.memory_bytes)
     _lower(resource.RLIMIT_CPU, limits.cpu_seconds, grace=1)  # SIGXCPU first, SIGKILL at the grace
     _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _lower(resource.RLIMIT_CORE, 0)
+
+
+def _program_folders() -> list[Path]:
+    """Where Python, what is imported, and shared libraries lie: some are read when first used."""
+    modules = (sys.modules.get(name) for name in ("os", "numpy", "loraplex.adapters.errors"))
+    files = [Path(module.__file__) for module in modules if module and module.__file__]
+    packages = [file.resolve().parent for file in files]
+    numpy_libraries = [folder.with_name("numpy.libs") for folder in packages]
+    return [*packages, *numpy_libraries, *map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64"))]
 
 
 def _lower(kind: int, limit: int, grace: int = 0) -> None:
     _, hard = resource.getrlimit(kind)
     bound = limit + grace if hard == resource.RLIM_INFINITY else min(limit + grace, hard)
-    resource.setrlimit(kind, (min(limit, bound), bound))
+    resource.setrlimit(kind, (min(limit, bound - grace), bound))
 
 
-def _leave_network() -> None:
-    """Move into an empty network namespace; a user namespace grants the right to where it may."""
+def leave_network() -> str | None:
+    """Move into empty namespaces; a user namespace grants the right to. Returns why it cannot."""
     if sys.platform != "linux":
-        return
-    unshare = ctypes.CDLL(None).unshare  # os.unshare came with Python 3.12
-    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-        unshare(_CLONE_NEWNET)
+        return "only Linux has them"
+    unshare = ctypes.CDLL(None, use_errno=True).unshare  # os.unshare came with Python 3.12
+    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0:
+        return None
+    reason = ctypes.get_errno()
+    if unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:  # root may without a user namespace
+        return None
+    return _WHY_NO_NAMESPACE.get(reason, os.strerror(reason))

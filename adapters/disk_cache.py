@@ -21,6 +21,7 @@ from typing import NamedTuple
 from .durable import sync_directory
 from .errors import ObjectNotFound
 from .identity import AdapterKey
+from .wiping import file_digest
 
 MIN_STAY_SECONDS = 60.0
 RECENT_SECONDS = 600.0
@@ -142,6 +143,22 @@ class DiskCache:
             path.unlink(missing_ok=True)
             path.with_suffix(_PARTIAL_SUFFIX).unlink(missing_ok=True)
 
+    def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
+        """Evict so many bytes, least recently used first, but keep `keep_bytes`; how many went.
+
+        What was just handed out stays.
+        """
+        freed_bytes = 0
+        with self._lock:
+            spare_bytes = self._used_bytes() - keep_bytes
+            for name in self._unused():
+                size_bytes = self._entries[name].size_bytes
+                if freed_bytes >= num_bytes or freed_bytes + size_bytes > spare_bytes:
+                    break
+                self._evict(name)
+                freed_bytes += size_bytes
+        return freed_bytes
+
     def _path(self, key: AdapterKey) -> Path:
         return self._directory / file_name(key)
 
@@ -191,11 +208,20 @@ class DiskCache:
         for name in self._victims(tenant, size_bytes, limit_bytes):
             if used_bytes + size_bytes <= limit_bytes:
                 return
-            (self._directory / name).unlink(missing_ok=True)
-            used_bytes -= self._entries.pop(name).size_bytes
-            self._counts["evictions"] += 1
+            used_bytes -= self._entries[name].size_bytes
+            self._evict(name)
         if used_bytes + size_bytes > disk_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _evict(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+        del self._entries[name]
+        self._counts["evictions"] += 1
+
+    def _unused(self) -> list[str]:
+        """What was not just handed out, least recently used first."""
+        latest = self._clock() - self._min_stay_seconds
+        return [name for name, entry in self._entries.items() if entry.used_at <= latest]
 
     def _victims(self, tenant: str, size_bytes: int, limit_bytes: int) -> Iterator[str]:
         """What may go for a newcomer, in this order; nothing that was just handed out."""
@@ -267,7 +293,6 @@ def _claim_directory(directory: Path) -> None:
 
 
 def _has_content(path: Path, *, sha256: str, size_bytes: int) -> bool:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != size_bytes:
-            return False
-        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if path.stat().st_size != size_bytes:
+        return False
+    return bool(file_digest(path).hexdigest() == sha256)

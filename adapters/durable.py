@@ -1,4 +1,6 @@
-"""Making names durable: a rename survives a crash once its directory has been written."""
+"""What has to be on the disk: names, which survive a crash once their directory has been written,
+and room that is taken before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +26,12 @@ def make_directories(directory: Path, *, mode: int) -> None:
     for path in reversed(missing):
         path.mkdir(mode=mode, exist_ok=True)
         sync_directory(path.parent)
+
+
+def take_room(descriptor: int, num_bytes: int) -> None:
+    """Make the file so long at least, with the disk's room for all of it. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    missing = num_bytes - os.fstat(descriptor).st_size
+    os.pwrite(descriptor, bytes(missing), num_bytes - missing)

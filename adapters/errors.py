@@ -29,6 +29,18 @@ class AdapterRejected(AdapterError):
         self.reason = reason
 
 
+class IntakeUnavailable(AdapterError):
+    """The server could not examine the adapter. What was sent is kept: commit the upload again."""
+
+    code = "intake_unavailable"
+
+
+class ConfinementMissing(AdapterError):
+    """A part of the confinement that `--require-confinement` asks for is not in force."""
+
+    code = "confinement_missing"
+
+
 class AdapterUnavailable(AdapterError):
     """The adapter's weights could not be brought to the device."""
 
@@ -57,6 +69,12 @@ class StoreDenied(AdapterError):
     """The adapter store denies this server access."""
 
     code = "store_denied"
+
+
+class StorageFull(AdapterError):
+    """The server's disk is full: what is left of it is kept for the database."""
+
+    code = "storage_full"
 
 
 class ArenaTooSmall(AdapterError):

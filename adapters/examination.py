@@ -78,7 +78,7 @@ def examine(
     base_model_name: str | None = None,
     max_full_matrix_bytes: int = 0,
 ) -> IntakeReport:
-    """Examine an adapter and write its canonical block to the new file `output_path`.
+    """Examine an adapter and write its canonical block to `output_path`, a file that is replaced.
 
     `serving_dtype` is `float32`, `float16` or `bfloat16`. `declared_base_id` is the base the
     uploader named, if any; `base_model_name` is compared with the trainer's for a warning only.

@@ -2,12 +2,16 @@
 
 Names, element types, shapes and bytes of every tensor are the original ones, and so is what decides
 the output in the configuration: an examination of the files gives the same digest.
+
+A server calls `run_export`: the bytes pass through a child process, and are gone with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,8 @@ from typing import BinaryIO
 import numpy as np
 
 from .block import NUMPY_DTYPES, BlockHeader, read_block_header
+from .child import PYTHON, child_environment
+from .confinement import ProcessLimits, die_first, leave_network, limit_resources
 from .errors import ObjectCorrupt
 from .safetensors_header import ITEM_BYTES
 from .source import SourceTensor, parse_source
@@ -24,6 +30,34 @@ from .weights import Array, content_bytes, from_float32, to_float32
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _HEADER_ALIGNMENT_BYTES = 8
+_RESERVE_BYTES = 1 << 30
+_MEMORY_FACTOR = 16
+"""At worst one matrix is the whole block, and is held in several types and orders at once."""
+_OUTPUT_FACTOR = 4
+_CPU_SECONDS = 600
+_NO_FILE_STATUS = 3
+_CORRUPT_STATUS = 4
+
+
+def run_export(block: Path, directory: Path, *, base_model_name: str | None = None) -> None:
+    """`export_adapter` in a child process.
+
+    Raises FileNotFoundError if there is no block, ObjectCorrupt, or OSError if the child fails.
+    """
+    child = subprocess.run(
+        [*PYTHON, "-m", __name__],
+        input=json.dumps([str(block), str(directory), base_model_name]).encode(),
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+    )
+    match child.returncode:
+        case 0:
+            return
+        case status if status == _NO_FILE_STATUS:
+            raise FileNotFoundError(block)
+        case status if status == _CORRUPT_STATUS:
+            raise ObjectCorrupt(child.stderr.decode(errors="replace"))
+    raise OSError(f"the exporting process ended with status {child.returncode}: {child.stderr!r}")
 
 
 def export_adapter(block: Path, directory: Path, *, base_model_name: str | None = None) -> None:
@@ -86,3 +120,32 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """In the child: what standard input says, without network and under limits."""
+    block, directory, base_model_name = json.load(sys.stdin)
+    try:
+        _confine(Path(block).stat().st_size)
+        export_adapter(Path(block), Path(directory), base_model_name=base_model_name)
+    except FileNotFoundError:
+        sys.exit(_NO_FILE_STATUS)
+    except ObjectCorrupt as exc:
+        sys.stderr.write(str(exc))
+        sys.exit(_CORRUPT_STATUS)
+
+
+def _confine(block_bytes: int) -> None:
+    die_first()
+    leave_network()
+    limit_resources(
+        ProcessLimits(
+            memory_bytes=_RESERVE_BYTES + _MEMORY_FACTOR * block_bytes,
+            cpu_seconds=_CPU_SECONDS,
+            file_bytes=_RESERVE_BYTES + _OUTPUT_FACTOR * block_bytes,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

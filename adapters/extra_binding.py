@@ -78,8 +78,7 @@ class _ExtraBinder:
         if head is None:
             raise AdapterRejected(
                 "unsupported_module",
-                f"{rows.tensor.name}: the rows belong to the output head, too, which carries no"
-                " adapters here",
+                f"{rows.tensor.name}: {refusal_message('tied_token_rows')}",
                 pointer=rows.tensor.name,
             )
         extra = Extra(head, ExtraKind.TOKEN_ROWS, rows.extra.shape, rows.extra.token_ids)
@@ -177,7 +176,7 @@ class _ExtraBinder:
         if index is None or index not in (self._layout.embedding, self._layout.output_head):
             raise AdapterRejected(
                 "unsupported_module",
-                f"{tensor.name}: only rows of the embedding and of the output head are served",
+                f"{tensor.name}: {refusal_message('other_token_rows')}",
                 pointer=tensor.name,
             )
         layer = self._layout.slices[index]

@@ -1,14 +1,14 @@
 """Bringing adapters' blocks from the store to this machine's disk, in threads of its own.
 
-One download per adapter, however many ask for it; different adapters in parallel. What is handed
-out has been verified against the SHA-256 that the control plane recorded.
+One download per adapter, however many ask for it; different adapters in parallel, the tenants in
+turn. What is handed out has been verified against the SHA-256 that the control plane recorded.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,12 +16,14 @@ from .disk_cache import DiskCache
 from .errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound, StoreUnavailable
 from .identity import AdapterKey
 from .store import ObjectStore, object_key
+from .tenant_threads import TenantThreads
 from .tier import Tier
 
 MAX_ATTEMPTS = 2
 """A damaged or interrupted transfer is tried again once, from the store itself."""
 MAX_TRANSFERS = 48
-"""At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
+"""At a time, half of them of one tenant. A transfer mostly waits for the store, so slow ones must
+not hold up each other."""
 
 TRANSFER_SECONDS = 120.0
 """For one block, second attempt included."""
@@ -60,7 +62,7 @@ class Fetcher:
         self._store = store
         self._disk_cache = disk_cache
         self._deadline_seconds = deadline_seconds
-        self._executor = ThreadPoolExecutor(max_workers, thread_name_prefix="adapter-fetcher")
+        self._threads = TenantThreads("adapter-fetcher", max_workers)
         self._lock = threading.Lock()
         self._flights: dict[AdapterKey, Future[FetchedBlock]] = {}
         self._forgotten: set[AdapterKey] = set()
@@ -76,7 +78,9 @@ class Fetcher:
         with self._lock:
             flight = self._flights.get(key)
             if flight is None:
-                flight = self._executor.submit(self._fly, key, sha256, size_bytes, time.monotonic())
+                flight = self._threads.submit(
+                    key.tenant_id, self._fly, key, sha256, size_bytes, time.monotonic()
+                )
                 self._flights[key] = flight
         flight.add_done_callback(lambda done: _pass_on(done, waiter))
         return waiter
@@ -90,7 +94,7 @@ class Fetcher:
 
     def close(self) -> None:
         """Finish the transfers under way and end the threads; waiting ones are cancelled."""
-        self._executor.shutdown(cancel_futures=True)
+        self._threads.close()
 
     def _fly(self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float) -> FetchedBlock:
         try:

@@ -47,6 +47,7 @@ from .fetcher_messages import (
     RemoveAbandoned,
     Sent,
     ToFetcher,
+    Trim,
     decode_from_fetcher,
     encode,
     read_path,
@@ -111,7 +112,7 @@ class _Outbox:
 
 class FetcherClient:
     """Runs the fetcher process. Safe to use from many threads; nothing but `start`, `close`,
-    `forget` and the store's methods waits.
+    `forget`, `trim` and the store's methods waits.
 
     While there is no process every call fails with StoreUnavailable, and so do those that were
     under way when it died.
@@ -124,15 +125,24 @@ class FetcherClient:
         cache_directory: Path,
         capacity_bytes: int,
         environment: Mapping[str, str],
+        reserve_bytes: int | None = None,
+        reserve_file: Path | None = None,
         command: Sequence[str] = FETCHER_COMMAND,
         stall_seconds: float = STALL_SECONDS,
         transfer_seconds: float = TRANSFER_SECONDS,
     ) -> None:
         """`environment` is all that the process gets, the store's credentials included;
-        `transfer_seconds` bounds the transfer of one block.
+        `reserve_bytes` and `reserve_file` are for `DiskRoom`; `transfer_seconds` bounds the
+        transfer of one block.
         """
         self._open = Open(
-            NO_CALL, store_url, read_path(cache_directory), capacity_bytes, transfer_seconds
+            NO_CALL,
+            store_url,
+            read_path(cache_directory),
+            capacity_bytes,
+            reserve_bytes,
+            None if reserve_file is None else read_path(reserve_file),
+            transfer_seconds,
         )
         self._environment = dict(environment)
         self._command = command
@@ -186,6 +196,12 @@ class FetcherClient:
     def forget(self, key: AdapterKey) -> None:
         """As `Fetcher.forget`; done when this returns. Raises StoreUnavailable."""
         self.send(lambda call_id: Forget(call_id, key)).result()
+
+    def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
+        """As `DiskCache.trim`; waits for it. Raises StoreUnavailable."""
+        answer = self.send(lambda call_id: Trim(call_id, num_bytes, keep_bytes)).result()
+        assert isinstance(answer, Counted), answer
+        return answer.number
 
     def stats(self) -> FetcherStats:
         """As of the last sign of life; does not wait."""
@@ -318,8 +334,9 @@ class FetcherClient:
                 if call and call.on_progress:
                     call.on_progress(num_bytes)
             case Failed(call_id=0):
-                _log.error("fetcher_not_opened", extra={"error": message.message})
-                if not self._started.done():
+                if self._started.done():
+                    _log.error("fetcher_not_opened", extra={"error": message.message})
+                else:
                     self._started.set_exception(message.as_error())
             case _:
                 with self._lock:

@@ -18,6 +18,7 @@ from .errors import (
     AdapterUnavailable,
     ObjectCorrupt,
     ObjectNotFound,
+    StorageFull,
     StoreDenied,
     StoreUnavailable,
 )
@@ -34,7 +35,14 @@ INVALID_STORE = "invalid_store"
 _LENGTH_BYTES = 4
 _ERRORS = {
     error.code: error
-    for error in (AdapterUnavailable, ObjectCorrupt, ObjectNotFound, StoreDenied, StoreUnavailable)
+    for error in (
+        AdapterUnavailable,
+        ObjectCorrupt,
+        ObjectNotFound,
+        StorageFull,
+        StoreDenied,
+        StoreUnavailable,
+    )
 }
 
 
@@ -53,6 +61,9 @@ class Open(Message, frozen=True):
     store_url: str
     cache_directory: str
     capacity_bytes: int
+    reserve_bytes: int | None
+    reserve_file: str | None
+    """As `DiskRoom` takes them."""
     transfer_seconds: float
     """How long one block may take."""
 
@@ -69,6 +80,13 @@ class Forget(Message, frozen=True):
     """Delete the local copy. Answered by Done."""
 
     key: AdapterKey
+
+
+class Trim(Message, frozen=True):
+    """`DiskCache.trim`. Answered by Counted: how many bytes."""
+
+    num_bytes: int
+    keep_bytes: int
 
 
 class PutFile(Message, frozen=True):
@@ -164,7 +182,16 @@ class Failed(Message, frozen=True):
 
 
 ToFetcher: TypeAlias = (
-    Open | Fetch | Forget | PutFile | FetchFile | Delete | Exists | ListPage | RemoveAbandoned
+    Open
+    | Fetch
+    | Forget
+    | Trim
+    | PutFile
+    | FetchFile
+    | Delete
+    | Exists
+    | ListPage
+    | RemoveAbandoned
 )
 FromFetcher: TypeAlias = Ready | Note | Fetched | Sent | Done | Counted | Listed | Failed
 

@@ -3,13 +3,15 @@
 It alone is given the store's credentials and owns the disk cache. Standard input is a socket to
 the server, see `fetcher_messages`; its end says that the server is gone, and nothing outlives it.
 The first message says what to open. Transfers run in threads of their own, and so do the calls on
-the store that the server makes, so that pushes and loads do not wait for each other.
+the store that the server makes, so that pushes and loads do not wait for each other. Tenants take
+turns at both.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -18,13 +20,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Never
 
 from .disk_cache import DiskCache
+from .disk_room import DiskRoom
 from .errors import AdapterError, AdapterUnavailable
 from .fetcher import FetchedBlock, Fetcher
 from .fetcher_environment import NICENESS
@@ -52,13 +56,15 @@ from .fetcher_messages import (
     RemoveAbandoned,
     Sent,
     ToFetcher,
+    Trim,
     as_failure,
     decode_to_fetcher,
     encode,
     read_path,
 )
 from .logs import log_to_stderr
-from .store import ObjectStore, open_store
+from .store import ObjectStore, adapter_key, open_store
+from .tenant_threads import TenantThreads
 
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
@@ -112,7 +118,7 @@ class FetcherService:
         self._store = store
         self._disk_cache = disk_cache
         self._fetcher = Fetcher(store, disk_cache, deadline_seconds=transfer_seconds)
-        self._threads = ThreadPoolExecutor(NUM_STORE_THREADS, thread_name_prefix="store")
+        self._threads = TenantThreads("store", NUM_STORE_THREADS)
 
     def serve(self) -> Never:
         """Until the server ends this process."""
@@ -129,7 +135,8 @@ class FetcherService:
             case Open():
                 raise MessageRefused("the store is open already")
             case _:
-                self._threads.submit(self._answer, message.call_id, lambda: self._call(message))
+                call = partial(self._call, message)
+                self._threads.submit(_tenant_of(message), self._answer, message.call_id, call)
 
     def _answer_fetch(self, call_id: int, flight: Future[FetchedBlock]) -> None:
         self._answer(call_id, lambda: _as_fetched(call_id, flight.result()))
@@ -150,6 +157,9 @@ class FetcherService:
         match message:
             case Forget(_, key):
                 self._fetcher.forget(key)
+                gc.collect()  # what a failed transfer held goes too
+            case Trim(_, num_bytes, keep_bytes):
+                return Counted(call_id, self._disk_cache.trim(num_bytes, keep_bytes=keep_bytes))
             case PutFile(_, key, path, sha256):
                 progress = _Progress(self._connection, call_id)
                 self._store.put_file(key, Path(path), sha256=sha256, on_progress=progress.report)
@@ -193,6 +203,18 @@ class _Progress:
             self._connection.send(Sent(self._call_id, sent_bytes))
 
 
+def _tenant_of(message: ToFetcher) -> str | None:
+    """Whose object the call is about; None: the server's own upkeep."""
+    match message:
+        case Forget():
+            return message.key.tenant_id
+        case PutFile() | FetchFile() | Delete() | Exists():
+            key = adapter_key(message.key)
+            return None if key is None else key.tenant_id
+        case _:
+            return None
+
+
 def _as_fetched(call_id: int, block: FetchedBlock) -> Fetched:
     return Fetched(call_id, read_path(block.path), block.tier, block.seconds)
 
@@ -220,8 +242,12 @@ def _open(connection: Connection) -> FetcherService:
     try:
         return FetcherService(
             connection,
-            store=open_store(message.store_url),
-            disk_cache=DiskCache(Path(message.cache_directory), message.capacity_bytes),
+            store=open_store(
+                message.store_url,
+                reserve_bytes=message.reserve_bytes,
+                reserve_file=_reserve_file(message),
+            ),
+            disk_cache=_open_cache(message),
             transfer_seconds=message.transfer_seconds,
         )
     except ValueError as exc:
@@ -234,6 +260,18 @@ def _open(connection: Connection) -> FetcherService:
         )
     connection.send(failure)
     os._exit(1)
+
+
+def _reserve_file(message: Open) -> Path | None:
+    return None if message.reserve_file is None else Path(message.reserve_file)
+
+
+def _open_cache(message: Open) -> DiskCache:
+    """Raises OSError."""
+    directory = Path(message.cache_directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    room = DiskRoom(directory, message.reserve_bytes, reserve_file=_reserve_file(message))
+    return DiskCache(directory, message.capacity_bytes, free_bytes=lambda _: room.free_bytes)
 
 
 def _end_with_parent() -> None:

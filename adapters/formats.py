@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from .rejections import REJECTIONS
+
 
 class ServedFeature(NamedTuple):
     """Something PEFT can do that is served in mixed batches."""
@@ -293,7 +295,55 @@ REFUSED: tuple[RefusedFeature, ...] = (
     ),
 )
 
-REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {feature.name: feature for feature in REFUSED}
+UNUSUAL: tuple[RefusedFeature, ...] = (
+    RefusedFeature(
+        "dora_with_lora_bias",
+        "`use_dora=True` with `lora_bias=True`",
+        "unsupported_feature",
+        "PEFT itself cannot combine the two.",
+        "Train with `lora_bias=False`.",
+    ),
+    RefusedFeature(
+        "lora_a_bias",
+        "tensors named `lora_A.bias`",
+        "unsupported_feature",
+        "PEFT's LoRA has no bias on A.",
+        "Train without it.",
+    ),
+    RefusedFeature(
+        "adalora",
+        "tensors named `lora_E`",
+        "unsupported_feature",
+        "They are AdaLoRA's.",
+        _MERGE,
+    ),
+    RefusedFeature(
+        "module_not_served",
+        "`target_modules` with a module of a class that carries no adapters here",
+        "unsupported_module",
+        "The message says why this module is not served.",
+        "Leave the module out of `target_modules`.",
+    ),
+    RefusedFeature(
+        "other_token_rows",
+        "`trainable_token_indices` of anything but the output head and the input embedding",
+        "unsupported_module",
+        "Only these two have rows of tokens.",
+        "Name the embedding in `trainable_token_indices`.",
+    ),
+    RefusedFeature(
+        "tied_token_rows",
+        "`trainable_token_indices` of a tied embedding where the output head carries no adapters",
+        "unsupported_module",
+        "The rows belong to the output head, too.",
+        "Train without `trainable_token_indices`.",
+    ),
+)
+"""Refused as well: what PEFT does not write by itself, or what depends on the base."""
+
+REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {
+    feature.name: feature for feature in (*REFUSED, *UNUSUAL)
+}
 
 
 def refusal_message(name: str) -> str:
@@ -316,6 +366,7 @@ This page is printed by `python -m loraplex.adapters.formats`.
 
 def format_reference() -> str:
     """The text of `docs/formats.md`."""
+    by_feature = {feature.code for feature in REFUSED_BY_NAME.values()}
     return (
         _INTRODUCTION
         + "\n## Served\n\n"
@@ -323,7 +374,16 @@ def format_reference() -> str:
         + "\n## Refused\n\n"
         + _table(
             ("feature", "in PEFT", "code", "why", "way out"),
-            (feature._replace(code=f"`{feature.code}`") for feature in REFUSED),
+            (feature._replace(code=f"`{feature.code}`") for feature in REFUSED_BY_NAME.values()),
+        )
+        + "\n## Refused, whatever the feature\n\n"
+        + _table(
+            ("code", "what is wrong", "way out"),
+            (
+                (code, *rejection)
+                for code, rejection in REJECTIONS.items()
+                if code not in by_feature
+            ),
         )
     )
 

@@ -161,7 +161,7 @@ class HostCache:
             return None
         tensor = self._pool[extent.offset : extent.offset + plan.num_elements]
         try:
-            with path.open("rb") as file:
+            with path.open("rb", buffering=0) as file:
                 file.seek(header.payload_offset)
                 _fill(tensor, file, header, plan, Paced(self._pace))
             if self._prepare and plan.extras:
@@ -253,26 +253,34 @@ def _fill(
     target: Tensor, file: BinaryIO, header: BlockHeader, plan: BlockPlan, work: Paced
 ) -> None:
     """Convert the payload at the file's position, in order, piece by piece."""
-    source_dtype = TORCH_DTYPES[header.dtype]
-    buffer = torch.empty(PIECE_ELEMENTS, dtype=source_dtype)
+    stored = torch.empty(PIECE_ELEMENTS, dtype=TORCH_DTYPES[header.dtype])
     scaled = torch.empty(PIECE_ELEMENTS, dtype=torch.float32)
-    for start, stop, scale in _pieces(header, plan):
-        piece = target[start:stop]
-        if scale == 1.0 and source_dtype == target.dtype:
-            _read_into(file, piece)
-        else:
-            values = buffer[: stop - start]
-            _read_into(file, values)
-            piece.copy_(torch.mul(values.to(torch.float32), scale, out=scaled[: stop - start]))
-        if not _is_finite(piece):
-            raise AdapterUnavailable(f"the adapter has values that are not finite in {piece.dtype}")
-        work.pause()
+    try:
+        for start, stop, scale in _pieces(header, plan):
+            piece = target[start:stop]
+            if scale == 1.0 and stored.dtype == target.dtype:
+                _read_into(file, piece)
+            else:
+                values = stored[: stop - start]
+                _read_into(file, values)
+                piece.copy_(scaled[: stop - start].copy_(values).mul_(scale))
+            if not _is_finite(piece):
+                raise AdapterUnavailable(
+                    f"the adapter has values that are not finite in {piece.dtype}"
+                )
+            work.pause()
+    finally:  # freed memory keeps what it held
+        stored.zero_()
+        scaled.zero_()
 
 
 def _read_into(file: BinaryIO, values: Tensor) -> None:
     raw = values.view(torch.uint8).numpy().data
-    if file.readinto(raw) != len(raw):  # type: ignore[attr-defined]
-        raise ObjectCorrupt("the block is truncated")
+    while len(raw):
+        num_bytes = file.readinto(raw)  # type: ignore[attr-defined]
+        if not num_bytes:
+            raise ObjectCorrupt("the block is truncated")
+        raw = raw[num_bytes:]
 
 
 def _is_finite(values: Tensor) -> bool:

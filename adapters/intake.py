@@ -3,8 +3,9 @@
 `run_intake` starts `python -m loraplex.adapters.intake`, hands it one JSON request on standard
 input and reads one JSON answer, a report or a rejection, from its standard output. The child
 inherits no environment, no open files and no working directory, and confines itself before it
-reads the adapter (see `confinement` for what is guaranteed). A child that crashes, stalls or
-exceeds a limit is a rejection like any other; the caller is never harmed.
+reads the adapter (see `confinement` for what is guaranteed). A child that exceeds a limit, or
+crashes twice, rejects the adapter; the caller is never harmed. A child that was killed from outside
+says nothing about the adapter: it is run again once, then IntakeUnavailable is raised.
 """
 
 from __future__ import annotations
@@ -12,31 +13,41 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from .child import start_child
 from .confinement import ProcessLimits, confine
-from .errors import AdapterRejected
+from .errors import AdapterRejected, IntakeUnavailable, StorageFull
 from .examination import IntakeReport, IntakeWarning, examine
 from .layout import layout_from_json
 from .measuring import ModuleDelta
 
 MAX_ANSWER_BYTES = 1 << 20
 MAX_LOG_BYTES = 4096
-# -P: the working directory is no place to import from; -S: nothing that the environment would run
-# at every start, only what is imported.
-_PYTHON = (sys.executable, "-P", "-S")
+_NICENESS = 10
+"""Examinations yield the processor to the engine."""
 _MEMORY_FACTOR = 4
 """At worst one matrix is the whole file, and is held as stored, widened and transposed."""
 _OUTPUT_FACTOR = 4
 """A block of mixed element types is written as float32, rows of tied tokens twice."""
 _OUTPUT_RESERVE_BYTES = 16 << 20
+_CRASHES = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS)
+)
+"""What a process does to itself. Other signals come from outside: an operator, the kernel when
+memory runs out."""
+
+_log = logging.getLogger(__name__)
+_NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +75,26 @@ class IntakeRequest:
     declared_base_id: str | None = None
     base_model_name: str | None = None
     max_full_matrix_bytes: int = 0
+    room_bytes: int | None = None
+    """What the disk has room for; None: nobody knows."""
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
-def run_intake(request: IntakeRequest) -> IntakeReport:
-    """Examine an adapter in a child process; blocks for at most `limits.wall_seconds`.
+class _ChildDied(Exception):
+    """The child ended without an answer; `log` is the start of its standard error."""
 
-    The block is then at `output_path`. Raises AdapterRejected, and leaves no output, if the adapter
-    is refused or its examination fails.
+    def __init__(self, status: int, log: str) -> None:
+        super().__init__(f"the examining process ended with status {status}")
+        self.status = status
+        self.log = log
+
+
+def run_intake(request: IntakeRequest) -> IntakeReport:
+    """Examine an adapter in a child process; blocks for at most twice `limits.wall_seconds`.
+
+    The block is then at `output_path`. Otherwise no output is left. Raises AdapterRejected if the
+    adapter is refused, IntakeUnavailable if this machine could not complete the examination, and
+    StorageFull if its disk has no room for the block.
     """
     size = Path(request.weights_path).stat().st_size
     if size > request.limits.max_file_bytes:
@@ -80,50 +103,65 @@ def run_intake(request: IntakeRequest) -> IntakeReport:
             f"the weights have {size} bytes; the most is {request.limits.max_file_bytes}",
         )
     try:
-        return _parse_answer(_run_child(request))
-    except AdapterRejected:
-        Path(request.output_path).unlink(missing_ok=True)
+        return _parse_answer(_run_child_twice(request))
+    except BaseException:
+        _discard_output(request)
         raise
 
 
+def _run_child_twice(request: IntakeRequest) -> bytes:
+    """The answer of a child, or of the next one if the first dies."""
+    try:
+        return _run_child(request)
+    except _ChildDied as death:
+        _log.warning("intake_child_died", extra={"status": death.status, "log": death.log})
+    _discard_output(request)
+    try:
+        return _run_child(request)
+    except _ChildDied as death:
+        raise _blame(death) from death
+
+
+def _discard_output(request: IntakeRequest) -> None:
+    Path(request.output_path).unlink(missing_ok=True)
+
+
+def _blame(death: _ChildDied) -> AdapterRejected | IntakeUnavailable:
+    """What a second death says: crashing on the same bytes again is due to them."""
+    error = (
+        AdapterRejected("intake_failed", str(death))
+        if -death.status in _CRASHES
+        else IntakeUnavailable()
+    )
+    error.add_note(f"{death}: {death.log}")  # for the operator's log, not for the tenant
+    return error
+
+
 def _run_child(request: IntakeRequest) -> bytes:
-    """The child's answer. Raises AdapterRejected if it did not end in order and in time."""
+    """The child's answer. Raises _ChildDied, AdapterRejected past a limit, IntakeUnavailable."""
     with (
-        tempfile.TemporaryDirectory(prefix="loraplex-intake-") as directory,
         tempfile.TemporaryFile() as question,
         tempfile.TemporaryFile() as answer,
         tempfile.TemporaryFile() as log,
     ):
         question.write(json.dumps(asdict(request)).encode())
         question.seek(0)
-        child = subprocess.Popen(
-            [*_PYTHON, "-m", __name__],
-            stdin=question,
-            stdout=answer,
-            stderr=log,
-            cwd=directory,
-            env=_environment(),
-            start_new_session=True,
-        )
+        try:
+            child = start_child(__name__, stdin=question, stdout=answer, stderr=log)
+        except OSError as exc:
+            raise IntakeUnavailable from exc
         _wait(child, request.limits.wall_seconds)
         _check_exit(child.returncode, _read_start(log, MAX_LOG_BYTES))
         return _read_start(answer, MAX_ANSWER_BYTES)
-
-
-def _environment() -> dict[str, str]:
-    """Where to import from, and one thread for numpy; nothing of the server's own environment."""
-    return {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
 
 
 def _wait(child: subprocess.Popen[bytes], wall_seconds: float) -> None:
     try:
         child.wait(wall_seconds)
     except subprocess.TimeoutExpired as exc:
+        cpu_seconds = _kill(child)
+        if cpu_seconds < wall_seconds / 2:  # it was kept from running
+            raise IntakeUnavailable from exc
         raise AdapterRejected("intake_limit", f"it took longer than {wall_seconds:g} s") from exc
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -131,14 +169,18 @@ def _wait(child: subprocess.Popen[bytes], wall_seconds: float) -> None:
         child.wait()
 
 
+def _kill(child: subprocess.Popen[bytes]) -> float:
+    """End the child; the processor time that it used, in seconds."""
+    child.kill()
+    _, _, usage = os.wait4(child.pid, 0)
+    return usage.ru_utime + usage.ru_stime
+
+
 def _check_exit(status: int, log: bytes) -> None:
-    if status == 0:
-        return
-    if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise AdapterRejected("intake_limit", "it exceeded the limit on processor time or memory")
-    error = AdapterRejected("intake_failed", f"the examining process ended with status {status}")
-    error.add_note(log.decode(errors="replace"))  # for the operator's log, not for the tenant
-    raise error
+    if status == -signal.SIGXCPU:
+        raise AdapterRejected("intake_limit", "it exceeded the limit on processor time")
+    if status != 0:
+        raise _ChildDied(status, log.decode(errors="replace"))
 
 
 def _read_start(file: IO[bytes], max_bytes: int) -> bytes:
@@ -152,9 +194,13 @@ def _parse_answer(answer: bytes) -> IntakeReport:
         rejection, report = fields["rejection"], fields["report"]
         if rejection is None:
             return _parse_report(report)
+        if rejection["reason"] == StorageFull.code:
+            raise StorageFull
         rejected = AdapterRejected(
             rejection["reason"], rejection["message"], pointer=rejection["pointer"]
         )
+        if rejection["note"]:
+            rejected.add_note(rejection["note"])  # for the operator's log, not for the tenant
     except (ValueError, KeyError, TypeError) as exc:
         raise AdapterRejected("intake_failed", "the examining process gave no answer") from exc
     raise rejected
@@ -176,10 +222,14 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
 
 
 def main() -> None:
-    """Answer the request on standard input; ends abnormally only on a fault of our own."""
+    """Answer the request on standard input; an exit without an answer is a fault of our own."""
+    os.nice(_NICENESS)
     fields = json.load(sys.stdin)
     request = IntakeRequest(**{**fields, "limits": IntakeLimits(**fields["limits"])})
-    confine(_process_limits(request), output_directory=Path(request.output_path).parent)
+    output = Path(request.output_path)
+    output.touch(0o600)
+    read = [Path(path) for path in (request.config_path, request.weights_path, request.layout_path)]
+    confine(_process_limits(request), read=read, write=[output])
     json.dump(_answer(request), sys.stdout)
 
 
@@ -188,8 +238,13 @@ def _process_limits(request: IntakeRequest) -> ProcessLimits:
     return ProcessLimits(
         memory_bytes=request.limits.memory_bytes + _MEMORY_FACTOR * size,
         cpu_seconds=request.limits.cpu_seconds,
-        file_bytes=_OUTPUT_RESERVE_BYTES + _OUTPUT_FACTOR * size,
+        file_bytes=_max_output_bytes(request, size),
     )
+
+
+def _max_output_bytes(request: IntakeRequest, size: int) -> int:
+    most = _OUTPUT_RESERVE_BYTES + _OUTPUT_FACTOR * size
+    return most if request.room_bytes is None else min(most, request.room_bytes)
 
 
 def _answer(request: IntakeRequest) -> dict[str, object]:
@@ -200,9 +255,25 @@ def _answer(request: IntakeRequest) -> dict[str, object]:
     except MemoryError:
         return _rejection(AdapterRejected("intake_limit", "it exceeded the limit on memory"))
     except OSError as exc:
-        if exc.errno != errno.EFBIG:
+        if exc.errno not in _NO_ROOM:
             raise
-        return _rejection(AdapterRejected("intake_limit", "the block exceeded its size limit"))
+        return _rejection(_too_long(request, exc.errno))
+    except Exception as exc:
+        error = AdapterRejected("intake_failed", f"the examination failed: {type(exc).__name__}")
+        error.add_note(traceback.format_exc()[-MAX_LOG_BYTES:])
+        return _rejection(error)
+
+
+def _too_long(request: IntakeRequest, reason: int) -> AdapterRejected:
+    """Why the block was not written to its end: its own limit, or the disk's."""
+    if reason == errno.EFBIG and not _fills_the_room(request):
+        return AdapterRejected("intake_limit", "the block exceeded its size limit")
+    return AdapterRejected(StorageFull.code, str(StorageFull()))
+
+
+def _fills_the_room(request: IntakeRequest) -> bool:
+    written_bytes = Path(request.output_path).stat().st_size
+    return request.room_bytes is not None and written_bytes >= request.room_bytes
 
 
 def _examine(request: IntakeRequest) -> IntakeReport:
@@ -219,7 +290,12 @@ def _examine(request: IntakeRequest) -> IntakeReport:
 
 
 def _rejection(error: AdapterRejected) -> dict[str, object]:
-    fields = {"reason": error.reason, "message": str(error), "pointer": error.pointer}
+    fields = {
+        "reason": error.reason,
+        "message": str(error),
+        "pointer": error.pointer,
+        "note": "".join(getattr(error, "__notes__", ())),
+    }
     return {"report": None, "rejection": fields}
 
 

@@ -1,4 +1,4 @@
-"""Linux's Landlock: a process gives up the right to write files and to use TCP, for good.
+"""Linux's Landlock: a process gives up the right to use files and TCP, for good.
 
 Any process may do it, where the kernel knows Landlock (5.13 and later; TCP 6.7 and later).
 """
@@ -6,28 +6,39 @@ Any process may do it, where the kernel knows Landlock (5.13 and later; TCP 6.7 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _GET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _SET_NO_NEW_PRIVILEGES = 38
+_WHY_NOT = {
+    errno.ENOSYS: "the kernel has no Landlock (Linux 5.13 and later have it)",
+    errno.EOPNOTSUPP: "Landlock is off: add it to the `lsm=` list of the kernel's command line",
+    errno.EPERM: "a seccomp profile forbids Landlock: allow the `landlock_*` system calls",
+}
 
 _WRITE_FILE = 1 << 1
-_MAKE_FILE = 1 << 8
-_CHANGES = sum(
-    1 << bit
-    for bit in (1, *range(4, 13))  # write, remove, make: every right but to execute and to read
-)
+_READ_FILE = 1 << 2
+_READ_FOLDER = 1 << 3
+_FIRST_RIGHTS = (1 << 13) - 1
+"""Execute, write, read, remove, make: what the first version knows."""
 _MOVE = 1 << 13
 _TRUNCATE = 1 << 14
 _TCP = 0b11  # bind and connect
+_SCOPES = 0b11  # abstract UNIX sockets and signals
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64))
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
 
 
 class _PathBeneath(ctypes.Structure):
@@ -42,29 +53,58 @@ def landlock_version() -> int:
     return max(0, _syscall(_CREATE_RULESET, None, 0, _GET_VERSION))
 
 
-def allow_new_files_only_in(directory: Path) -> bool:
-    """Keep this thread from changing any file but those in `directory`, and from TCP.
+def why_no_landlock() -> str | None:
+    """What keeps Landlock from being used here, and what to do; None: nothing."""
+    if landlock_version():
+        return None
+    if sys.platform != "linux":
+        return "only Linux has it"
+    reason = ctypes.get_errno()
+    return _WHY_NOT.get(reason, os.strerror(reason))
 
-    Threads and processes that it starts inherit it. Reading is as before, and so is writing to
-    files that are open. False: the kernel does not know Landlock, and nothing has changed.
+
+def forbid_new_privileges() -> None:
+    """No program that this process starts gets rights that it has not, by set-user-ID or else."""
+    _checked(ctypes.CDLL(None, use_errno=True).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+
+
+def allow_only(*, read: Iterable[Path], write: Iterable[Path]) -> bool:
+    """Keep this thread from all files but these, and from TCP.
+
+    `read`: folders with all below them, and files. `write`: existing files, which may be read too.
+    What is missing is left out. Threads and processes that it starts inherit it; files that are
+    open stay usable. False: the kernel does not know Landlock, and nothing has changed.
     """
     version = landlock_version()
     if not version:
         return False
-    handled = _CHANGES | (_MOVE if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    ruleset = _Ruleset(handled, _TCP if version >= 4 else 0)
-    size = ctypes.sizeof(ruleset) if version >= 4 else ctypes.sizeof(ctypes.c_uint64)
-    ruleset_fd = _syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0)
-    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    truncate = _TRUNCATE if version >= 3 else 0
+    handled = _FIRST_RIGHTS | (_MOVE if version >= 2 else 0) | truncate
+    ruleset = _Ruleset(handled, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    num_fields = 1 + (version >= 4) + (version >= 6)
+    ruleset_fd = _syscall(_CREATE_RULESET, ctypes.byref(ruleset), 8 * num_fields, 0)
     try:
-        rule = _PathBeneath(_WRITE_FILE | _MAKE_FILE, directory_fd)
-        _checked(_syscall(_ADD_RULE, ruleset_fd, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
-        _checked(ctypes.CDLL(None, use_errno=True).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+        for path in read:
+            _allow(ruleset_fd, path, _READ_FILE | (_READ_FOLDER if path.is_dir() else 0))
+        for path in write:
+            _allow(ruleset_fd, path, _READ_FILE | _WRITE_FILE | truncate)
+        forbid_new_privileges()
         _checked(_syscall(_RESTRICT_SELF, ruleset_fd, 0))
     finally:
-        os.close(directory_fd)
         os.close(ruleset_fd)
     return True
+
+
+def _allow(ruleset_fd: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return
+    try:
+        rule = _PathBeneath(rights, descriptor)
+        _checked(_syscall(_ADD_RULE, ruleset_fd, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
+    finally:
+        os.close(descriptor)
 
 
 def _syscall(number: int, *arguments: object) -> int:

@@ -82,14 +82,12 @@ def check_fields(fields: Mapping[str, object]) -> None:
         raise _unsupported("task_type", "other_task", fields["task_type"])
     if fields.get("megatron_core") not in (None, "megatron.core"):
         raise AdapterRejected(
-            "code_reference_refused", "megatron_core refers to code", pointer="/megatron_core"
+            "code_reference_refused",
+            f"megatron_core refers to code: {refusal_message('megatron')}",
+            pointer="/megatron_core",
         )
     if fields.get("use_dora") and fields.get("lora_bias"):
-        raise AdapterRejected(
-            "unsupported_feature",
-            "PEFT itself knows no lora_bias with DoRA; train with lora_bias=False",
-            pointer="/lora_bias",
-        )
+        raise _unsupported("lora_bias", "dora_with_lora_bias")
     _check_auto_mapping(fields.get("auto_mapping"))
     _check_initialization(fields.get("init_lora_weights"))
 
@@ -105,12 +103,15 @@ def shown_value(value: object) -> str:
 
 
 def _check_field(name: str, value: object) -> None:
-    """Refuse a field that is set and is not served."""
+    """Refuse a field that is set and is not served.
+
+    An unknown field is unset only if it is null or false: an empty object may turn a feature on.
+    """
     if name in READ or name in WITHOUT_EFFECT or value is None or value is False:
         return
     if name in UNSUPPORTED:  # even an empty object turns some of them on
         raise _unsupported(name, UNSUPPORTED[name])
-    if isinstance(value, str | list | dict) and not value:
+    if name in CODE_REFERENCES and isinstance(value, str | list | dict) and not value:
         return
     if name in CODE_REFERENCES or name.startswith(_CODE_REFERENCE_PREFIX):
         raise AdapterRejected(

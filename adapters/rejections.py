@@ -187,7 +187,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Make the adapter smaller; if it is an ordinary one, ask the operator for higher limits.",
     ),
     "intake_failed": Rejection(
-        "The examining process ended unexpectedly.",
-        "Try again; if it happens again the file is at fault.",
+        "The examination of these bytes crashed, twice in a row if it took its process with it.",
+        "Save the adapter again with PEFT; if that fails too, ask the operator to report it.",
     ),
 }

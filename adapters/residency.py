@@ -43,6 +43,8 @@ hundreds of residents it takes milliseconds, and the loop has steps to run."""
 DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
 STORED = "stored"
 DELETING = "deleting"
+MENDED = "mended"
+"""The reason in the history of an adapter that was stored anew after a load had failed."""
 NO_ROOM = "no_room"
 """The reason in the history of an adapter that was only prefetched, and found no room."""
 
@@ -299,6 +301,13 @@ class Residency(Generic[BlockT]):
         record = self._records.get(key)
         if record is not None and record.state is State.FETCHING:
             self._fail(record, Failure(code, message))
+
+    def forgive(self, key: AdapterKey) -> None:
+        """Forget that a load has failed, and its back-off: what it failed for is mended."""
+        record = self._records.get(key)
+        if record is not None and record.state is State.FAILED:
+            del self._records[key]
+            self._histories.note(key, STORED, self._clock(), MENDED)
 
     # --- the owner's loop -------------------------------------------------------------------------
 

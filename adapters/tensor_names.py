@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from .errors import AdapterRejected
+from .formats import refusal_message
 
 PREFIX = "base_model.model."
 _WRAPPER = ".base_layer"
@@ -48,9 +49,11 @@ class TensorName(NamedTuple):
 
 def parse_tensor_name(name: str) -> TensorName:
     """Take a name apart. Raises AdapterRejected if PEFT's LoRA does not name a tensor so."""
-    for part, explanation in _UNSERVED_PARTS:
+    for part, feature in _UNSERVED_PARTS:
         if part in name:
-            raise AdapterRejected("unsupported_feature", f"{name}: {explanation}", pointer=name)
+            raise AdapterRejected(
+                "unsupported_feature", f"{name}: {refusal_message(feature)}", pointer=name
+            )
     role = next((role for role in TensorRole if name.endswith(f".{role}")), None)
     if not name.startswith(PREFIX) or role is None or _is_of_unknown_kind(name, role):
         raise AdapterRejected(
@@ -69,10 +72,10 @@ def parse_tensor_name(name: str) -> TensorName:
 
 
 _UNSERVED_PARTS = (
-    (".lora_A.bias", "a bias on lora_A is not served"),
-    (".lora_velora_embed", "VeLoRA checkpoints are not served; retrain without velora_config"),
-    (".lora_diag", "KaSA is not served; merge it into its own base model"),
-    (".lora_E", "AdaLoRA is not served; merge it into its own base model"),
+    (".lora_A.bias", "lora_a_bias"),
+    (".lora_velora_embed", "velora"),
+    (".lora_diag", "kasa"),
+    (".lora_E", "adalora"),
 )
 
 

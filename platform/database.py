@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +26,25 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import models as _models  # noqa: F401  # all tables, or references to one are unknown
 from . import revisions, row_security
-from .errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
+from .errors import (
+    DatabaseBusy,
+    DatabaseDamaged,
+    DatabaseFull,
+    DatabaseUnavailable,
+    InvalidValue,
+)
 from .row_security import confine
 from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
+from .writer_line import WriterLine
 
 BUSY_TIMEOUT_MS = 5000
-"""How long a SQLite writer waits for the one before it."""
+"""How long a SQLite writer waits for those of other processes."""
+LINE_SECONDS = 30.0
+"""How long it waits for those of its own process. They take turns, so this is for a disk that
+hangs."""
 WAL_RETRY_SECONDS = 0.01
+_PRIMARY_CODE = 0xFF
+"""Of SQLite's error codes, whose other bits say more, such as SQLITE_BUSY_RECOVERY."""
 POSTGRES_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -41,6 +53,10 @@ POSTGRES_OPTIONS = {
     "tcp_user_timeout": 10_000,
 }
 """A host that is gone without a word holds nobody up for ever (libpq's connection parameters)."""
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+_DISK_FULL = "53100"
+"""PostgreSQL's code."""
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
 
 AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
@@ -57,6 +73,7 @@ class Database:
         self._url = url
         self._writing = make_engine(url)
         self._reading = _make_reading(self._writing)
+        self._writers = WriterLine(LINE_SECONDS)
 
     @contextmanager
     def transaction(self, tenant_id: str, *, read_only: bool = False) -> Iterator[TenantSession]:
@@ -68,13 +85,13 @@ class Database:
         a value that it cannot hold.
         """
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
-        with _unit_of_work(session):
+        with self._turn(read_only), _unit_of_work(session):
             yield session
 
     @contextmanager
     def statements(self, tenant_id: str) -> Iterator[TenantStatements]:
         """A unit of work of plain statements on one tenant's rows; otherwise like `transaction`."""
-        with _errors_told(), self._writing.begin() as connection:
+        with self._turn(False), _errors_told(), self._writing.begin() as connection:
             confine(connection, tenant_id)
             yield TenantStatements(connection, tenant_id)
 
@@ -82,14 +99,16 @@ class Database:
     def platform_transaction(self, *, read_only: bool = False) -> Iterator[PlatformSession]:
         """A unit of work on the rows of all tenants; otherwise like `transaction`."""
         session = PlatformSession(self._engine(read_only), read_only=read_only)
-        with _unit_of_work(session):
+        with self._turn(read_only), _unit_of_work(session):
             yield session
 
     def upgrade(self) -> None:
         """Bring the schema to the newest revision; does nothing if it is there.
 
-        Of several that do this at the same time, one does the work and the others wait.
+        Of several that do this at the same time, one does the work and the others wait. Raises
+        RevisionMismatch for the schema of another version of this software.
         """
+        revisions.check_known(self.current_revision())
         with _unavailable_if_unanswered():
             revisions.upgrade(self._url)
 
@@ -117,6 +136,11 @@ class Database:
     def close(self) -> None:
         """Close the idle connections."""
         self._writing.dispose()
+
+    def _turn(self, read_only: bool) -> AbstractContextManager[None]:
+        """SQLite's writers wait for each other here, where each gets its turn."""
+        is_shared = read_only or self._writing.dialect.name != "sqlite"
+        return nullcontext() if is_shared else self._writers.turn()
 
     def _engine(self, read_only: bool) -> Engine:
         return self._reading if read_only else self._writing
@@ -151,7 +175,10 @@ def database_name(url: str) -> str:
 def failure_reason(error: DatabaseUnavailable) -> str:
     """Why the database did not answer: the first line of what its driver says, for operators."""
     original = getattr(error.__cause__, "orig", None)
-    return next(iter(str(original or error).splitlines()), str(error))
+    reason = next(iter(str(original or error).splitlines()), str(error))
+    if isinstance(error, DatabaseDamaged):
+        reason += "; restore it from a backup, or name another --database or --data-dir"
+    return reason
 
 
 def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
@@ -243,14 +270,26 @@ def _unavailable_if_unanswered() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as exc:
-        raise (DatabaseBusy if _is_busy(exc) else DatabaseUnavailable) from exc
+        raise _kind(exc) from exc
     except DBAPIError as exc:
+        if _is_damage(exc):
+            raise DatabaseDamaged from exc
         if exc.connection_invalidated:
             raise DatabaseUnavailable from exc
         raise
 
 
-def _is_busy(error: SQLAlchemyError) -> bool:
-    """SQLite's one place for writers was not free within BUSY_TIMEOUT_MS."""
+def _is_damage(error: DBAPIError) -> bool:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is not None and code & _PRIMARY_CODE in _DAMAGE
+
+
+def _kind(error: SQLAlchemyError) -> type[DatabaseUnavailable]:
+    """What the driver's error says: its codes are SQLite's or PostgreSQL's."""
     original = getattr(error, "orig", None)
-    return getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+    code: int = getattr(original, "sqlite_errorcode", 0)
+    if code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:
+        return DatabaseBusy  # its one place for writers was not free within BUSY_TIMEOUT_MS
+    if code in _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL:
+        return DatabaseFull
+    return DatabaseUnavailable

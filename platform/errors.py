@@ -36,6 +36,16 @@ class DatabaseBusy(DatabaseUnavailable):
     """The database is there, but others have held it for too long."""
 
 
+class DatabaseDamaged(DatabaseUnavailable):
+    """The database file is damaged, or is not a database."""
+
+
+class DatabaseFull(DatabaseUnavailable):
+    """The database's disk is full: nothing can be written until its operator makes room."""
+
+    code = "storage_full"
+
+
 class RevisionMismatch(PlatformError):
     """The database's schema is not the one this version of the software works with."""
 
@@ -233,6 +243,18 @@ class QuotaExceeded(PlatformError):
         )
         self.limit = limit
         self.used = used
+
+
+class DiskShareExceeded(PlatformError):
+    """The tenant takes as much of the server's disk as one tenant may."""
+
+    code = "disk_share_exceeded"
+
+    def __init__(self, what: str, *, limit: int, used: int, wanted: int) -> None:
+        super().__init__(
+            f"One tenant's {what} may take {limit} bytes of this server's disk now: {used} are "
+            f"used, and this takes {wanted} more. Finish or abandon uploads, or delete adapters."
+        )
 
 
 class LimitReached(PlatformError):

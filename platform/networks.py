@@ -23,12 +23,14 @@ def parse_networks(texts: Iterable[str], *, param: str = "networks") -> tuple[Ne
 
 
 def parse_address(text: str) -> Address | None:
-    """The address, of an IPv4 one within IPv6 the inner; None for what is none."""
+    """The address without its zone, of IPv4 within IPv6 the inner; None for what is none."""
     try:
         address = ip_address(text)
     except ValueError:
         return None
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+    if isinstance(address, IPv4Address):
+        return address
+    return address.ipv4_mapped or IPv6Address(int(address))  # a zone is any text
 
 
 def is_within(address: Address | None, networks: Iterable[Network]) -> bool:

@@ -53,12 +53,21 @@ def check_revision(current: str | None) -> None:
     raise RevisionMismatch(_advice(current, head), current=current, head=head)
 
 
+def check_known(current: str | None) -> None:
+    """Raise RevisionMismatch for a revision that is not ours to upgrade from."""
+    if current is not None and current not in _known_revisions():
+        check_revision(current)
+
+
 def _advice(current: str | None, head: str) -> str:
     if current is None:
         return "The database has no schema yet: run `loraplex db upgrade`."
     if current in _known_revisions():
         return f"The database is at {current}, not {head}: run `loraplex db upgrade`."
-    return f"The database is at {current}, which this software does not know: use a newer one."
+    return (
+        f"The database is at {current}, a revision of another version of this software: run that "
+        "version, or name another database."
+    )
 
 
 def _known_revisions() -> set[str]:

@@ -4,4 +4,5 @@ from .base import ObjectStore as ObjectStore
 from .base import StoredObject as StoredObject
 from .base import adapter_key as adapter_key
 from .base import object_key as object_key
+from .check import check_usable as check_usable
 from .opening import open_store as open_store

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from ..errors import ObjectCorrupt, StoreUnavailable
 from ..identity import DIGEST_PREFIX, AdapterKey
+from ..wiping import write_all
 
 READ_BYTES = 1 << 16
 """Small, so that a deadline is noticed while a slow object trickles in."""
@@ -48,7 +49,8 @@ class ObjectStore(Protocol):
         """Store a file under a key, whole or not at all; equal content again is harmless.
 
         When this returns the object is durable. `sha256` is the file's hex digest, kept beside it.
-        What an interrupted call has sent may be used by the next one. `on_progress` is called from
+        What an interrupted call has sent may be used by the next one. Raises StorageFull if a
+        store on this machine has no room. `on_progress` is called from
         this thread, at the end with the file's size.
         """
 
@@ -112,7 +114,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def write_verified(
-    chunks: Iterable[bytes],
+    chunks: Iterable[bytes | memoryview],
     path: Path,
     *,
     sha256: str,
@@ -124,7 +126,7 @@ def write_verified(
     Never writes more than `size_bytes`. Raises ObjectCorrupt, or StoreUnavailable past `deadline`.
     """
     hasher, received = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file:
         for chunk in chunks:
             received += len(chunk)
             if received > size_bytes:
@@ -132,8 +134,7 @@ def write_verified(
             if deadline is not None and time.monotonic() > deadline:
                 raise StoreUnavailable("the adapter store was too slow to send the object")
             hasher.update(chunk)
-            file.write(chunk)
-        file.flush()
+            write_all(file, chunk)
         os.fsync(file.fileno())
     if received != size_bytes:
         raise ObjectCorrupt(f"the stored object has {received} bytes instead of {size_bytes}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 import time
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ..disk_room import DiskRoom, full_disk_told
 from ..durable import make_directories, sync_directory
 from ..errors import ObjectNotFound, StoreUnavailable
+from ..wiping import read_pieces, write_all
 from .base import (
     READ_BYTES,
     OnProgress,
@@ -22,28 +25,40 @@ from .base import (
 )
 
 _INCOMING = ".incoming"
-_ABANDONED_AFTER_SECONDS = 24 * 3600
+_ABANDONED_AFTER_SECONDS = 60.0
+"""What is older at a start and locked by nobody was left by a process that was killed. A younger
+file may be about to be locked by another server that shares the folder."""
 
 
 class LocalStore:
     """Objects as files below one directory. See `ObjectStore` for the contract.
 
-    An object appears under its name only after its bytes are on the disk.
+    An object appears under its name only after its bytes are on the disk. `put_file` raises
+    StorageFull rather than take the disk's reserve.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        reserve_bytes: int | None = None,
+        reserve_file: Path | None = None,
+    ) -> None:
+        """`reserve_bytes` and `reserve_file`: see `DiskRoom`."""
         self._directory = directory
         self._incoming = directory / _INCOMING
         with _reported():
             self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
+            self._room = DiskRoom(directory, reserve_bytes, reserve_file=reserve_file)
         self.remove_abandoned(older_than_seconds=_ABANDONED_AFTER_SECONDS)
 
     def put_file(
         self, key: str, path: Path, *, sha256: str, on_progress: OnProgress | None = None
     ) -> None:
         target = self._path(key)
-        with _reported(), path.open("rb") as source:
+        with _reported(), path.open("rb", buffering=0) as source:
+            self._room.check(os.fstat(source.fileno()).st_size)
             make_directories(target.parent, mode=0o700)
             copy = _durable_copy(source, self._incoming, on_progress)
             copy.replace(target)
@@ -54,8 +69,8 @@ class LocalStore:
     ) -> None:
         with contextlib.ExitStack() as stack:
             with _reported():
-                source = stack.enter_context(self._path(key).open("rb"))
-            chunks = iter(lambda: source.read(READ_BYTES), b"")
+                source = stack.enter_context(self._path(key).open("rb", buffering=0))
+            chunks = read_pieces(source, READ_BYTES)
             write_verified(chunks, path, sha256=sha256, size_bytes=size_bytes, deadline=deadline)
 
     def delete(self, key: str) -> None:
@@ -82,23 +97,33 @@ class LocalStore:
             for path in self._incoming.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # another process's, just finished
                     if path.stat().st_mtime < oldest:
-                        path.unlink()
-                        num_removed += 1
+                        num_removed += _remove_unless_held(path)
         return num_removed
 
     def _path(self, key: str) -> Path:
         return self._directory / check_key(key)
 
 
+def _remove_unless_held(path: Path) -> bool:
+    """Remove a file under a temporary name unless the process that writes it lives."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        path.unlink()
+        return True
+
+
 def _durable_copy(source: BinaryIO, directory: Path, on_progress: OnProgress | None) -> Path:
     """A private copy under a temporary name, its bytes on the disk."""
-    with tempfile.NamedTemporaryFile(dir=directory, delete=False) as copy:
+    with tempfile.NamedTemporaryFile(dir=directory, delete=False, buffering=0) as copy:
+        fcntl.flock(copy, fcntl.LOCK_EX)  # until it is closed: the sweep leaves it alone
         try:
-            while data := source.read(READ_BYTES):
-                copy.write(data)
+            for piece in read_pieces(source):
+                write_all(copy, piece)
                 if on_progress:
                     on_progress(copy.tell())
-            copy.flush()
             os.fsync(copy.fileno())
         except BaseException:
             os.unlink(copy.name)
@@ -131,7 +156,8 @@ def _files_in_order(directory: Path, root: Path, after: str) -> Iterator[Path]:
 def _reported() -> Iterator[None]:
     """Turn the system's errors into the store's."""
     try:
-        yield
+        with full_disk_told():
+            yield
     except FileNotFoundError as exc:
         raise ObjectNotFound() from exc
     except OSError as exc:

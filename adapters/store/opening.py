@@ -61,7 +61,9 @@ _S3_OPTIONS: Mapping[str, _Option] = {
 }
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(
+    url: str, *, reserve_bytes: int | None = None, reserve_file: Path | None = None
+) -> ObjectStore:
     """Open a store by a path, `file:///directory` or `s3://bucket/prefix`.
 
     An S3 URL takes options, as in `s3://b/p?endpoint=http://host:9000&addressing_style=path`:
@@ -70,13 +72,14 @@ def open_store(url: str) -> ObjectStore:
     that the bucket must belong to), `connect_timeout` and `read_timeout` in seconds, and
     `max_attempts` of one request.
 
+    `reserve_bytes` and `reserve_file` say what a folder's store leaves free (`DiskRoom`).
+
     Raises ValueError if the URL is malformed, StoreUnavailable if the folder cannot be made.
     """
     parts = urlsplit(url)
-    if "://" not in url:
-        return LocalStore(Path(url).expanduser())
-    if parts.scheme == "file":
-        return LocalStore(_local_path(parts))
+    if "://" not in url or parts.scheme == "file":
+        directory = _local_path(parts) if "://" in url else Path(url).expanduser()
+        return LocalStore(directory, reserve_bytes=reserve_bytes, reserve_file=reserve_file)
     if parts.scheme == "s3":
         return S3Store(_s3_settings(parts))
     raise ValueError(f"not an adapter store: {url!r}; use a path, file:///... or s3://...")

@@ -14,6 +14,7 @@ MAX_CONNECTIONS = 80
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_NO_BUCKET = "NoSuchBucket"
 _CLOCK = "RequestTimeTooSkewed"
 
 
@@ -114,6 +115,10 @@ def _meaning(response: Any) -> ObjectNotFound | StoreDenied | StoreUnavailable:
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in _MISSING:
         return ObjectNotFound()
+    if code == _NO_BUCKET:
+        return StoreDenied(
+            "the adapter store has no such bucket: create it, or name another one by --store"
+        )
     if code == _CLOCK:
         return StoreDenied("the adapter store denied access: this machine's clock is wrong")
     if status in (401, 403) or code in _DENIED:

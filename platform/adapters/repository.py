@@ -17,6 +17,7 @@ from .models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
 from .states import (
     LIVE_STATES,
     UNFINISHED_STATES,
+    UNFINISHED_UPLOAD_STATES,
     VISIBLE_STATES,
     UploadState,
     VersionState,
@@ -174,6 +175,14 @@ def find_content(session: TenantSession, digest: str) -> AdapterVersion | None:
         AdapterVersion.digest == digest, AdapterVersion.state.in_(VISIBLE_STATES)
     )
     return session.scalars(query.limit(1)).first()
+
+
+def list_versions_of_content(session: TenantSession, digest: str) -> Sequence[AdapterVersion]:
+    """The tenant's versions with this content that are not deleted."""
+    query = select(AdapterVersion).where(
+        AdapterVersion.digest == digest, AdapterVersion.state.in_(VISIBLE_STATES)
+    )
+    return session.scalars(query.order_by(AdapterVersion.id)).all()
 
 
 def last_version_number(session: TenantSession, adapter_id: str) -> int:
@@ -364,10 +373,10 @@ def list_receiving_uploads(session: TenantSession, sha256: str) -> Sequence[Uplo
 
 def find_live_version_of_upload(
     session: TenantSession, adapter_name: str, *, sha256: str, config_json: str, base_id: str
-) -> str | None:
-    """The id of the adapter's live version that such an upload became."""
+) -> AdapterVersion | None:
+    """The adapter's live version that such an upload became."""
     query = (
-        select(AdapterVersion.id)
+        select(AdapterVersion)
         .join(Upload, Upload.version_id == AdapterVersion.id)
         .where(
             Upload.sha256 == sha256,
@@ -387,9 +396,15 @@ def list_uploads_of_version(session: TenantSession, version_id: str) -> Sequence
     return session.scalars(query.order_by(Upload.created_at)).all()
 
 
+def list_unfinished_uploads(session: TenantSession) -> Sequence[Upload]:
+    """The tenant's uploads that still receive or are being read, the oldest first."""
+    query = select(Upload).where(Upload.state.in_(UNFINISHED_UPLOAD_STATES))
+    return session.scalars(query.order_by(Upload.created_at, Upload.id)).all()
+
+
 def list_unfinished_uploads_of_all_tenants(session: PlatformSession) -> Sequence[Upload]:
     """The uploads that still receive or are being read, the oldest first."""
-    query = select(Upload).where(Upload.state.in_((UploadState.RECEIVING, UploadState.VALIDATING)))
+    query = select(Upload).where(Upload.state.in_(UNFINISHED_UPLOAD_STATES))
     return session.scalars(query.order_by(Upload.created_at)).all()
 
 

@@ -173,6 +173,12 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
     return CreatedVersion(_add_version(session, adapter, new), is_new=True)
 
 
+def note_stored(session: TenantSession, digest: str, object_sha256: str, size_bytes: int) -> None:
+    """The tenant's object with this content was written anew, perhaps in another block format."""
+    for version in repository.list_versions_of_content(session, digest):
+        version.object_sha256, version.size_bytes = object_sha256, size_bytes
+
+
 def begin_attestation(session: TenantSession, version_id: str) -> AdapterVersion:
     """The probes are about to run. Raises VersionNotFound or InvalidTransition."""
     return _advance(session, version_id, VersionState.ATTESTING)

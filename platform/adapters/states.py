@@ -29,7 +29,7 @@ class UploadState(StrEnum):
     """Where an upload stands."""
 
     RECEIVING = "receiving"
-    """Bytes are missing."""
+    """Bytes are missing, or all are here and nobody has asked for the examination."""
     VALIDATING = "validating"
     """All bytes are here; intake reads them."""
     ACCEPTED = "accepted"
@@ -73,6 +73,12 @@ UNFINISHED_STATES = frozenset(
 )
 """Somebody must carry these on, after a crash too."""
 
+UNFINISHED_UPLOAD_STATES = frozenset({UploadState.RECEIVING, UploadState.VALIDATING})
+"""Their bytes lie with a server."""
+
+CLOSED_IN_VAIN_STATES = frozenset({UploadState.REJECTED, UploadState.ABANDONED})
+"""Nothing came of them: what they declared is needed no more."""
+
 _VERSION_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
     VersionState.VALIDATED: frozenset(
         {VersionState.ATTESTING, VersionState.REJECTED, VersionState.DELETING}
@@ -87,7 +93,9 @@ _VERSION_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
 }
 _UPLOAD_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
     UploadState.RECEIVING: frozenset({UploadState.VALIDATING, UploadState.ABANDONED}),
-    UploadState.VALIDATING: frozenset({UploadState.ACCEPTED, UploadState.REJECTED}),
+    UploadState.VALIDATING: frozenset(
+        {UploadState.ACCEPTED, UploadState.REJECTED, UploadState.RECEIVING}
+    ),
     UploadState.ACCEPTED: frozenset(),
     UploadState.REJECTED: frozenset(),
     UploadState.ABANDONED: frozenset(),

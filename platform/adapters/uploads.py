@@ -7,6 +7,7 @@ on disk before `advance_upload` is committed, so a crash never loses an acknowle
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -17,8 +18,8 @@ from ..names import check_adapter_name, check_alias_name
 from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
-from .models import SHA256_HEX_LENGTH, Upload
-from .states import UploadState, check_upload_transition
+from .models import SHA256_HEX_LENGTH, AdapterVersion, Upload
+from .states import CLOSED_IN_VAIN_STATES, LIVE_STATES, UploadState, check_upload_transition
 
 _HEX_DIGITS = frozenset(string.digits + "abcdef")
 
@@ -36,6 +37,11 @@ class NewUpload:
     created_by: str | None = None
     server_id: str | None = None
     """The server that takes the bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights and their configuration."""
+        return self.size_bytes + len(self.config_json)
 
 
 def open_upload(session: TenantSession, new: NewUpload) -> Upload:
@@ -73,27 +79,42 @@ def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     return open_upload(session, new)
 
 
-def accept_known_content(session: TenantSession, new: NewUpload, *, base_id: str) -> Upload | None:
-    """An accepted upload of what `new` declares, if an earlier one became a version that lives.
-
-    Nothing has to be sent then, and what `new` asks for besides, its aliases, is written down. None
-    if the adapter has no live version for `base_id` from these weights and this configuration.
-    Raises InvalidValue.
-    """
-    repository.lock_catalog(session)
-    version_id = repository.find_live_version_of_upload(
+def find_known_content(
+    session: TenantSession, new: NewUpload, *, base_id: str
+) -> AdapterVersion | None:
+    """The adapter's live version for `base_id` from these weights and this configuration."""
+    return repository.find_live_version_of_upload(
         session,
         new.adapter_name,
         sha256=new.sha256,
         config_json=new.config_json,
         base_id=base_id,
     )
-    if version_id is None:
+
+
+class KnownContent(NamedTuple):
+    """A version, and the upload that was accepted for it without its bytes."""
+
+    version: AdapterVersion
+    upload: Upload
+
+
+def accept_known_content(
+    session: TenantSession, new: NewUpload, version_id: str
+) -> KnownContent | None:
+    """An accepted upload of what `new` declares, which this version has already.
+
+    Nothing has to be sent then, and what `new` asks for besides, its aliases, is written down. None
+    if the version does not live any more. Raises InvalidValue.
+    """
+    repository.lock_catalog(session)
+    version = repository.find_version(session, version_id)
+    if version is None or version.state not in LIVE_STATES:
         return None
     upload = open_upload(session, new)
     upload.received_bytes = upload.size_bytes
     begin_validation(session, upload.id)
-    return mark_accepted(session, upload.id, version_id)
+    return KnownContent(version, mark_accepted(session, upload.id, version_id))
 
 
 def get_upload(session: TenantSession, upload_id: str) -> Upload:
@@ -102,6 +123,11 @@ def get_upload(session: TenantSession, upload_id: str) -> Upload:
     if upload is None:
         raise UploadNotFound
     return upload
+
+
+def list_unfinished_uploads(session: TenantSession) -> Sequence[Upload]:
+    """The tenant's uploads that are not finished, the oldest first."""
+    return repository.list_unfinished_uploads(session)
 
 
 def advance_upload(
@@ -147,8 +173,16 @@ def mark_refused(session: TenantSession, upload_id: str, *, reason: str, message
     return upload
 
 
+def reopen(session: TenantSession, upload_id: str) -> Upload:
+    """The server failed on bytes that are all here: they wait to be committed again.
+
+    Raises UploadNotFound or InvalidTransition.
+    """
+    return _advance(session, upload_id, UploadState.RECEIVING)
+
+
 def abandon_upload(session: TenantSession, upload_id: str) -> Upload:
-    """Expect no more bytes. Raises UploadNotFound or InvalidTransition."""
+    """Expect nothing more of the upload. Raises UploadNotFound or InvalidTransition."""
     return _advance(session, upload_id, UploadState.ABANDONED)
 
 
@@ -197,6 +231,8 @@ def _change_state(upload: Upload, target: UploadState) -> None:
     check_upload_transition(upload.state, target)
     upload.state = target
     upload.updated_at = utc_now()
+    if target in CLOSED_IN_VAIN_STATES:
+        upload.config_json = "{}"  # up to 1 MiB that nobody asks for again
 
 
 def _conflict(upload: Upload) -> UploadConflict:

@@ -16,6 +16,7 @@ from .resources import (
     check_room_for_successor,
     check_room_for_upload,
     check_room_for_version,
+    count,
 )
 from .standing import RateStanding, Standing, tightest_token_rate
 from .use import LimitUse, QuotaUse, current_use
@@ -37,6 +38,7 @@ __all__ = [
     "check_room_for_successor",
     "check_room_for_upload",
     "check_room_for_version",
+    "count",
     "current_use",
     "get_limits",
     "hold",

@@ -433,9 +433,9 @@ def test_refuses_a_block_whose_header_no_reader_would_accept(
     assert refusal(adapter, SMALL, tmp_path / "block").reason == "too_many_tensors"
 
 
-def test_never_overwrites_a_file(tmp_path: Path) -> None:
+def test_replaces_what_an_earlier_examination_left(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()))
-    (tmp_path / "block").write_text("precious")
-    with pytest.raises(FileExistsError):
-        examine_folder(adapter, SMALL, tmp_path / "block")
-    assert (tmp_path / "block").read_text() == "precious"
+    examine_folder(adapter, SMALL, tmp_path / "first")
+    (tmp_path / "second").write_bytes(b"x" * 1_000_000)
+    examine_folder(adapter, SMALL, tmp_path / "second")
+    assert (tmp_path / "second").read_bytes() == (tmp_path / "first").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from loraplex.adapters import export
+from loraplex.adapters.child import PYTHON
 from loraplex.adapters.errors import ObjectCorrupt
-from loraplex.adapters.export import export_adapter
+from loraplex.adapters.export import export_adapter, run_export
 from loraplex.adapters.formats import SERVED
 from support.blocks import make_key, write_block
 from support.feature_files import FeatureFiles
@@ -182,3 +185,36 @@ def test_a_block_that_does_not_say_what_it_was_made_from_is_not_exported(tmp_pat
     with pytest.raises(ObjectCorrupt):
         export_adapter(tmp_path / "block", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["block"]
+
+
+LIMITS = """
+import resource, sys
+from loraplex.adapters import export
+from loraplex.adapters.errors import ObjectCorrupt
+
+def say_limits(*arguments, **options):
+    names = ("AS", "FSIZE", "CPU", "CORE")
+    limits = [resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1] for name in names]
+    raise ObjectCorrupt(" ".join(map(str, limits)))
+
+export.export_adapter = say_limits
+export.main()
+"""
+
+
+def test_the_exporting_process_has_limits_by_the_size_of_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = tmp_path / "block"
+    block.write_bytes(bytes(1 << 20))
+    start = subprocess.run
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: start([*PYTHON, "-c", LIMITS], **options)
+    )
+    with pytest.raises(ObjectCorrupt) as caught:
+        run_export(block, tmp_path)
+    memory, file, cpu, core = map(int, str(caught.value).split())
+    assert memory == (1 << 30) + 16 * (1 << 20)
+    assert file == (1 << 30) + 4 * (1 << 20)
+    assert cpu == export._CPU_SECONDS + 1
+    assert core == 0

@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> ScriptedStore:
 
 @pytest.fixture
 def fetcher(store: ScriptedStore, tmp_path: Path) -> Iterator[Fetcher]:
-    fetcher = Fetcher(store, DiskCache(tmp_path / "cache", 1 << 20), max_workers=4)
+    fetcher = Fetcher(store, DiskCache(tmp_path / "cache", 1 << 20), max_workers=8)
     yield fetcher
     store.open_gate.set()
     fetcher.close()
@@ -113,6 +113,26 @@ def test_different_adapters_are_fetched_in_parallel(fetcher: Fetcher, store: Scr
     assert [future.result(TIMEOUT).path.read_bytes() for future in futures] == [
         content(index) for index in range(4)
     ]
+
+
+def test_a_fetch_waits_for_none_of_the_800_of_another_tenant(
+    fetcher: Fetcher, store: ScriptedStore
+) -> None:
+    store.open_gate.clear()
+    flood = [
+        fetcher.fetch(AdapterKey("loud", f"sha256:{index:064x}"), sha256="", size_bytes=1000)
+        for index in range(800)
+    ]
+    for _ in range(4):
+        assert store.arrived.acquire(timeout=TIMEOUT)
+    submit(fetcher, 0)
+    assert store.arrived.acquire(timeout=TIMEOUT)
+    assert store.fetched[-1] == object_key(make_key(0))
+    assert len(store.fetched) == 5, "half of the threads were left to the others"
+    store.open_gate.set()
+    for waiting in flood:
+        with pytest.raises(ObjectNotFound):
+            waiting.result(TIMEOUT)
 
 
 def test_one_waiter_that_gives_up_does_not_disturb_the_others(

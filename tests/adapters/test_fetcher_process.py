@@ -20,7 +20,11 @@ from loraplex.adapters.errors import (
 )
 from loraplex.adapters.fetcher import FetchedBlock
 from loraplex.adapters.fetcher_client import FetcherClient
-from loraplex.adapters.fetcher_environment import fetcher_environment, take_credentials
+from loraplex.adapters.fetcher_environment import (
+    ZEROED_MEMORY,
+    fetcher_environment,
+    take_credentials,
+)
 from loraplex.adapters.fetcher_messages import (
     MAX_MESSAGE_BYTES,
     Delete,
@@ -304,7 +308,8 @@ class TestEnvironment:
     def test_passes_the_credentials_and_nothing_of_the_servers_own(self) -> None:
         ours = {"PATH": "/bin", "HOME": "/root", "LORAPLEX_SECRET": "x", "HF_TOKEN": "x"}
         passed = fetcher_environment(ours, {"AWS_PROFILE": "mine"})
-        assert passed.keys() == {"PATH", "HOME", "AWS_PROFILE", "PYTHONPATH"}
+        own = {"PYTHONPATH", *ZEROED_MEMORY}
+        assert passed.keys() == {"PATH", "HOME", "AWS_PROFILE", *own}
 
     def test_takes_nothing_where_there_is_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in os.environ if name.startswith("AWS_")]:

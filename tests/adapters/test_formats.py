@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from pathlib import Path
 
@@ -10,15 +11,18 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from loraplex.adapters import formats
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.formats import (
     REFUSED,
     SERVED,
+    UNUSUAL,
     RefusedFeature,
     ServedFeature,
     format_reference,
 )
 from loraplex.adapters.rejections import REJECTIONS
+from loraplex.adapters.tensor_names import _UNSERVED_PARTS
 from support.feature_files import FeatureFiles
 from support.peft_features import draw_trained_values
 
@@ -54,13 +58,41 @@ def test_page_is_current() -> None:
 
 
 def test_rows_have_names_of_their_own_and_published_codes() -> None:
-    rows: list[ServedFeature | RefusedFeature] = [*SERVED, *REFUSED]
+    rows: list[ServedFeature | RefusedFeature] = [*SERVED, *REFUSED, *UNUSUAL]
     names = [feature.name for feature in rows]
     assert len(set(names)) == len(names)
-    assert {feature.code for feature in REFUSED} <= REJECTIONS.keys()
+    assert {feature.code for feature in [*REFUSED, *UNUSUAL]} <= REJECTIONS.keys()
     for feature in rows:
         assert all(feature), feature.name
         assert not any("|" in cell or "\n" in cell for cell in feature), feature.name
+
+
+def test_every_code_has_a_row() -> None:
+    rows = PAGE.read_text().splitlines()
+    for code in REJECTIONS:
+        assert any(row.startswith("|") and f"| `{code}` |" in row for row in rows), code
+
+
+def _literal(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def test_every_refusal_of_a_feature_says_which_row_it_is() -> None:
+    """Where the code alone does not, its message has the row's words."""
+    shared = {"unsupported_feature", "unsupported_module"}
+    named: set[object] = set()
+    for path in Path(formats.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            text = ast.unparse(call)
+            if call.func.id in ("refusal_message", "_unsupported"):
+                named |= {_literal(node) for node in ast.walk(call)}
+            elif call.func.id == "AdapterRejected" and _literal(call.args[0]) in shared:
+                assert "refusal_message(" in text or ".refused[" in text, text
+    by_tensor_name: set[object] = {feature for _, feature in _UNSERVED_PARTS}
+    rows: set[object] = {row.name for row in UNUSUAL}
+    assert rows - {"module_not_served"} <= named | by_tensor_name
 
 
 @pytest.mark.parametrize("feature", [feature.name for feature in SERVED])

@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loraplex.adapters import intake
 from loraplex.adapters.block import read_block_header
+from loraplex.adapters.child import PYTHON, child_environment
 from loraplex.adapters.confinement import MAX_OPEN_FILES
-from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.errors import AdapterRejected, IntakeUnavailable
 from loraplex.adapters.examination import examine
 from loraplex.adapters.intake import IntakeLimits, IntakeRequest, run_intake
 from loraplex.adapters.landlock import landlock_version
@@ -117,14 +119,15 @@ def test_file_over_the_limit_is_refused_before_a_process_starts(
     assert refusal(dataclasses.replace(request, limits=limits)).reason == "file_too_large"
 
 
-def test_stalled_child_is_killed_with_its_group(tmp_path: Path) -> None:
+def test_a_child_that_waits_is_killed_with_its_group_and_is_not_the_adapters_fault(
+    tmp_path: Path,
+) -> None:
     request = make_request(tmp_path)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)  # opening it for reading waits for a writer that never comes
-    error = refusal(
+    unavailability(
         dataclasses.replace(request, config_path=str(fifo), limits=IntakeLimits(wall_seconds=1.0))
     )
-    assert error.reason == "intake_limit"
 
 
 def test_memory_limit_is_a_rejection(tmp_path: Path) -> None:
@@ -138,28 +141,98 @@ def test_memory_limit_is_a_rejection(tmp_path: Path) -> None:
     assert refusal(dataclasses.replace(request, limits=limits)).reason == "intake_limit"
 
 
-def test_failing_child_is_a_rejection_whose_note_is_for_the_operator(tmp_path: Path) -> None:
+def unavailability(request: IntakeRequest) -> IntakeUnavailable:
+    with pytest.raises(IntakeUnavailable) as caught:
+        run_intake(request)
+    assert not Path(request.output_path).exists()
+    return caught.value
+
+
+def test_what_the_server_lacks_is_its_own_failure_with_a_note_for_the_operator(
+    tmp_path: Path,
+) -> None:
     request = make_request(tmp_path)
     Path(request.layout_path).unlink()
-    error = refusal(request)
-    assert error.reason == "intake_failed"
+    error = unavailability(request)
     assert "FileNotFoundError" in error.__notes__[0]
     assert "FileNotFoundError" not in str(error)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGXCPU, signal.SIGKILL, signal.SIGSEGV])
-def test_death_by_signal_is_a_rejection(
+def test_a_fault_of_ours_that_the_bytes_lead_to_is_noted_once_for_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "from loraplex.adapters import intake; intake.examine = None; intake.main()"
+    deaths = children(monkeypatch, ["-c", script])
+    error = refusal(make_request(tmp_path))
+    assert error.reason == "intake_failed"
+    assert "TypeError" in error.__notes__[0]
+    assert len(deaths) == 1
+
+
+def children(monkeypatch: pytest.MonkeyPatch, *lives: list[str]) -> list[int]:
+    """Have the examining processes run these arguments of Python, the last one for ever.
+
+    What is returned counts the processes.
+    """
+    start = subprocess.Popen
+    started: list[int] = []
+
+    def start_next(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        life = lives[min(len(started), len(lives) - 1)]
+        started.append(1)
+        return start([*PYTHON, *life], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_next)
+    return started
+
+
+def death(sent: signal.Signals) -> list[str]:
+    return ["-c", f"import os; os.kill(os.getpid(), {int(sent)})"]
+
+
+def test_a_child_at_the_limit_of_processor_time_is_a_rejection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spin = "from loraplex.adapters import intake\n"
+    spin += "def examine(*args, **options):\n    while True: pass\n"
+    spin += "intake.examine = examine; intake.main()"
+    started = children(monkeypatch, ["-c", spin])
+    limits = IntakeLimits(cpu_seconds=1)
+    assert refusal(dataclasses.replace(make_request(tmp_path), limits=limits)).reason == (
+        "intake_limit"
+    )
+    assert len(started) == 1, "it would only take as long again"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_child_that_died_once_is_run_again(
     sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suicide = f"import os; os.kill(os.getpid(), {int(sent)})"
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess,
-        "Popen",
-        lambda command, **options: start([sys.executable, "-c", suicide], **options),
-    )
-    expected = "intake_failed" if sent == signal.SIGSEGV else "intake_limit"
-    assert refusal(make_request(tmp_path)).reason == expected
+    started = children(monkeypatch, death(sent), ["-m", "loraplex.adapters.intake"])
+    assert run_intake(make_request(tmp_path)).num_modules == 1
+    assert len(started) == 2
+
+
+def test_a_child_that_is_killed_twice_says_nothing_about_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = children(monkeypatch, death(signal.SIGKILL))
+    unavailability(make_request(tmp_path))
+    assert len(started) == 2
+
+
+def test_a_child_that_crashes_twice_on_the_same_bytes_rejects_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children(monkeypatch, death(signal.SIGSEGV))
+    assert refusal(make_request(tmp_path)).reason == "intake_failed"
+
+
+def test_a_child_that_cannot_be_started_says_nothing_about_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.adapters.child.PYTHON", (str(tmp_path / "nothing"),))
+    unavailability(make_request(tmp_path))
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[]", '{"rejection": null, "report": {}}', "x" * 99])
@@ -179,7 +252,8 @@ from loraplex.adapters.confinement import ProcessLimits, confine
 before = os.readlink("/proc/self/ns/net")
 output, other = Path("output").absolute(), Path("other").absolute()
 limits = ProcessLimits(memory_bytes=1 << 30, cpu_seconds=7, file_bytes=1 << 20)
-confine(limits, output_directory=output)
+(output / "block").touch()
+confine(limits, read=[Path("input").absolute()], write=[output / "block"])
 
 def works(change):
     try:
@@ -195,7 +269,8 @@ print(json.dumps({
     "has_own_network": os.readlink("/proc/self/ns/net") != before,
     "connected": connection.connect_ex(("127.0.0.1", int(sys.argv[1]))) == 0,
     "made_its_output": works(lambda: (output / "block").write_bytes(b"x")),
-    "wrote_beyond_the_limit": works(lambda: (output / "big").write_bytes(bytes((1 << 20) + 1))),
+    "wrote_beyond_the_limit": works(lambda: (output / "block").write_bytes(bytes((1 << 20) + 1))),
+    "read_its_input": Path("input").read_text(),
     "changed_others": [
         works(lambda: (other / "new").write_bytes(b"x")),
         works(lambda: (other / "old").write_bytes(b"x")),
@@ -205,10 +280,15 @@ print(json.dumps({
         works(lambda: (other / "link").symlink_to("/etc")),
         works(lambda: (other / "old").rename(output / "old")),
         works((output / "folder").mkdir),
+        works((output / "new").touch),
     ],
-    "read_others": (other / "old").read_text(),
+    "read_others": [
+        works((other / "old").read_bytes),
+        works(lambda: os.listdir(other)),
+        works(Path("/etc/passwd").read_bytes),
+        works(Path(f"/proc/{os.getppid()}/environ").read_bytes),
+    ],
     "environment": sorted(os.environ),
-    "open_files": sorted(os.listdir("/proc/self/fd")),
 }))
 """
 
@@ -219,12 +299,13 @@ def test_confined_process_has_limits_and_no_network_or_other_files_where_the_ker
     for folder in ("output", "other"):
         (tmp_path / folder).mkdir()
     (tmp_path / "other" / "old").write_text("precious")
+    (tmp_path / "input").write_text("given")
     monkeypatch.setenv("LORAPLEX_SECRET", "do not inherit")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         output = subprocess.check_output(
-            [*intake._PYTHON, "-c", CONFINED, str(port)],
-            env=intake._environment(),
+            [*PYTHON, "-c", CONFINED, str(port)],
+            env=child_environment(),
             cwd=tmp_path,
         )
     found = json.loads(output)
@@ -238,15 +319,17 @@ def test_confined_process_has_limits_and_no_network_or_other_files_where_the_ker
     is_cut_off = found["has_own_network"] or landlock_version() >= LANDLOCK_WITH_TCP
     assert found["connected"] is not is_cut_off
     assert found["made_its_output"]
+    assert found["read_its_input"] == "given"
     assert not found["wrote_beyond_the_limit"]
     if landlock_version():
         assert not any(found["changed_others"])
-        assert found["read_others"] == "precious"
+        assert not any(found["read_others"])
     assert "LORAPLEX_SECRET" not in found["environment"]
 
 
 ADAPTERS_OF_INTAKE = {
-    *("arrangement", "binding", "block", "bound", "canonical", "confinement", "errors"),
+    *("arrangement", "binding", "block", "bound", "canonical", "child", "confinement"),
+    "errors",
     *("examination", "expert_binding", "extra_binding", "formats", "identity", "intake"),
     *(
         "landlock",
@@ -264,9 +347,7 @@ ADAPTERS_OF_INTAKE = {
 
 def modules_loaded_by(module: str) -> set[str]:
     script = f"import loraplex.adapters.{module}, sys; print(*sys.modules)"
-    output = subprocess.check_output(
-        [*intake._PYTHON, "-c", script], env=intake._environment(), text=True
-    )
+    output = subprocess.check_output([*PYTHON, "-c", script], env=child_environment(), text=True)
     return set(output.split())
 
 
@@ -314,7 +395,7 @@ def test_block_beyond_the_limit_on_files_is_a_rejection(
     monkeypatch.setattr(
         subprocess,
         "Popen",
-        lambda command, **options: start([*intake._PYTHON, "-c", script], **options),
+        lambda command, **options: start([*PYTHON, "-c", script], **options),
     )
     error = refusal(make_request(tmp_path))  # the header and its padding make it the larger one
     assert error.reason == "intake_limit"

@@ -473,6 +473,21 @@ def test_a_success_ends_the_back_off() -> None:
     assert world.residency.failure(A) is None
 
 
+def test_a_failure_whose_cause_was_mended_is_tried_again_at_once() -> None:
+    world = ResidencyWorld()
+    world.residency.request(A)
+    world.residency.fetch_failed(A, "object_not_found", "gone")
+    world.residency.request(A)
+    assert world.residency.failure(A) is not None, "it backs off"
+    world.residency.forgive(A)
+    world.residency.forgive(B)
+    assert world.residency.failure(A) is None
+    world.load(A, 4)
+    assert resident(world) == {A}
+    world.residency.forgive(A)
+    assert resident(world) == {A}, "what did not fail stays as it is"
+
+
 def test_one_adapters_failure_leaves_the_others_alone() -> None:
     world = ResidencyWorld()
     world.residency.request(A)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.server
 import os
@@ -17,11 +18,12 @@ from botocore.exceptions import ClientError
 from loraplex.adapters.errors import (
     ObjectCorrupt,
     ObjectNotFound,
+    StorageFull,
     StoreDenied,
     StoreUnavailable,
 )
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.store import ObjectStore, object_key, open_store, s3
+from loraplex.adapters.store import ObjectStore, check_usable, object_key, open_store, s3
 from loraplex.adapters.store.local import LocalStore
 from loraplex.adapters.store.s3 import S3Store
 from loraplex.adapters.store.s3_client import S3Settings, connect, reported
@@ -248,15 +250,35 @@ class TestLocal:
         store.put_file(KEY, source, sha256=SHA256)
         fetch(store, tmp_path / "copy")
 
-    def test_what_a_killed_process_left_is_removed_a_day_later(self, tmp_path: Path) -> None:
+    def test_what_a_killed_process_left_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+        """And not what another server that shares the folder still writes, however slowly."""
         LocalStore(tmp_path / "store")
-        old, young = (tmp_path / "store" / ".incoming" / name for name in ("old", "young"))
-        for path in (old, young):
+        incoming = tmp_path / "store" / ".incoming"
+        left, written, young = (incoming / name for name in ("left", "written", "young"))
+        for path in (left, written, young):
             path.write_bytes(b"partial")
-        os.utime(old, (time.time() - 25 * 3600,) * 2)
-        LocalStore(tmp_path / "store")
-        assert not old.exists()
+        for path in (left, written):
+            os.utime(path, (time.time() - 3600,) * 2)
+        with written.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            LocalStore(tmp_path / "store")
+        assert not left.exists()
+        assert written.exists()
         assert young.exists()
+
+    def test_a_file_that_is_being_put_is_no_leftover(
+        self, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = LocalStore(tmp_path / "store")
+        removed: list[int] = []
+
+        def sweep(num_bytes: int) -> None:
+            removed.append(store.remove_abandoned(older_than_seconds=-3600))
+
+        store.put_file(KEY, source, sha256=SHA256, on_progress=sweep)
+        assert removed
+        assert not any(removed)
+        fetch(store, tmp_path / "copy")
 
     def test_failed_put_leaves_nothing(
         self, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +289,7 @@ class TestLocal:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(StoreUnavailable, match="No space"):
+        with pytest.raises(StorageFull):
             store.put_file(KEY, source, sha256=SHA256)
         assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
@@ -551,12 +573,15 @@ class TestS3:
         with pytest.raises(StoreUnavailable):
             store.exists(KEY)
 
-    def test_missing_bucket_is_unavailable_not_a_missing_object(
-        self, bucket: Any, s3_endpoint: str, tmp_path: Path
+    @pytest.mark.usefixtures("bucket")
+    def test_missing_bucket_is_a_wrong_setting_and_not_a_missing_object(
+        self, s3_endpoint: str, tmp_path: Path
     ) -> None:
         store = S3Store(S3Settings("no-such-bucket", endpoint=s3_endpoint, addressing_style="path"))
-        with pytest.raises(StoreUnavailable, match="NoSuchBucket"):
+        with pytest.raises(StoreDenied, match="no such bucket"):
             fetch(store, tmp_path / "copy")
+        with pytest.raises(StoreDenied, match="no such bucket"):
+            check_usable(store)
 
     @pytest.mark.usefixtures("credentials")
     def test_connection_lost_within_the_object_is_unavailable(self, tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_refuses_to_work_with_the_schema_of_other_software(
     database.upgrade()
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'future'"))
-    with pytest.raises(RevisionMismatch, match="does not know"):
+    with pytest.raises(RevisionMismatch, match="another version of this software"):
         database.check_revision()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
+from time import sleep
 from typing import TypeVar
 
 import pytest
@@ -21,6 +22,7 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     AdapterBeingDeleted,
+    DatabaseBusy,
     InvalidTransition,
     NothingToRollBack,
     TenantExists,
@@ -41,6 +43,7 @@ from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.repository import Group, Residency, UsageQuery
 from loraplex.platform.usage.service import Usage
 from loraplex.platform.users import service as users
+from loraplex.platform.writer_line import WriterLine
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
 from support.databases import (
     empty_all_tables,
@@ -67,6 +70,43 @@ def at_the_same_time(work: Callable[[int], Result]) -> list[Result]:
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         return list(threads.map(run, range(NUM_THREADS)))
+
+
+def test_who_writes_to_sqlite_again_and_again_waits_for_those_who_came_before(
+    sqlite_database: Database,
+) -> None:
+    order: list[int] = []
+
+    def write(number: int) -> None:
+        with sqlite_database.platform_transaction() as session:
+            session.connection()
+            order.append(number)
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        with sqlite_database.platform_transaction() as session:
+            session.connection()
+            waiting = []
+            for number in range(NUM_THREADS):
+                waiting.append(threads.submit(write, number))
+                sleep(0.05)  # they have come, and those who poll do so in long pauses
+        write(NUM_THREADS)
+        for each in waiting:
+            each.result()
+    assert order == [*range(NUM_THREADS), NUM_THREADS]
+
+
+def test_a_writer_of_sqlite_that_waited_in_vain_holds_up_nobody() -> None:
+    line = WriterLine(patience_seconds=0.02)
+    with ThreadPoolExecutor(1) as threads, line.turn():
+
+        def write() -> None:
+            with line.turn():
+                pytest.fail("it is not its turn")
+
+        with pytest.raises(DatabaseBusy):
+            threads.submit(write).result()
+    with line.turn():
+        pass
 
 
 def test_gives_each_version_its_own_number(database: Database, acme: Tenant) -> None:

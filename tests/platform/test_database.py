@@ -16,8 +16,14 @@ from sqlalchemy.exc import IntegrityError
 
 from loraplex.platform import database as database_module
 from loraplex.platform.adapters.models import Adapter, AdapterAlias
-from loraplex.platform.database import Database, make_engine
-from loraplex.platform.errors import DatabaseUnavailable, InvalidValue, TenantExists
+from loraplex.platform.database import Database, failure_reason, make_engine
+from loraplex.platform.errors import (
+    DatabaseDamaged,
+    DatabaseUnavailable,
+    InvalidValue,
+    RevisionMismatch,
+    TenantExists,
+)
 from loraplex.platform.sessions import ScopeViolation, TenantSession
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
@@ -139,9 +145,39 @@ def test_reports_a_database_that_is_not_there(url: str) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("is_empty_schema", [True, False], ids=["no database", "half of one"])
+def test_says_so_of_a_damaged_file(is_empty_schema: bool, tmp_path: Path) -> None:
+    path = tmp_path / "loraplex.db"
+    database = Database(f"sqlite:///{path}")
+    if is_empty_schema:
+        path.write_bytes(b"not a database" * 1000)
+    else:
+        database.upgrade()
+        database.close()
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+    for use in (database.upgrade, database.check_revision, database.ping):
+        with pytest.raises(DatabaseDamaged) as caught:
+            use()
+        assert "restore it from a backup" in failure_reason(caught.value)
+    database.close()
+
+
+def test_leaves_a_newer_schema_alone(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    database.upgrade()
+    with database.platform_transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    for use in (database.upgrade, database.check_revision):
+        with pytest.raises(RevisionMismatch, match="another version of this software"):
+            use()
+    assert database.current_revision() == "9999"
+    database.close()
+
+
 WRITER = """
 import itertools, sys
-from loraplex.platform.database import Database, make_engine
+from loraplex.platform.database import Database, failure_reason, make_engine
 from loraplex.platform.tenants import service as tenants
 
 database = Database(sys.argv[1])

@@ -179,7 +179,7 @@ def test_refuses_to_give_a_row_away(acme_session: TenantSession, bolt: Tenant) -
 def test_refuses_rows_of_another_session(
     acme_session: TenantSession, database: Database, bolt: Tenant
 ) -> None:
-    with database.transaction(bolt.id) as session:
+    with database.transaction(bolt.id, read_only=True) as session:
         foreign = session.scalars(select(Adapter)).one()
     acme_session.add(foreign)
     acme_session.delete(foreign)

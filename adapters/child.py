@@ -1,0 +1,37 @@
+"""How short-lived children are started: Python with nothing of the server's own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import IO
+
+# -P: the working directory is no place to import from; -S: nothing that the environment would run
+# at every start, only what is imported.
+PYTHON = (sys.executable, "-P", "-S")
+
+
+def child_environment() -> dict[str, str]:
+    """Where to import from, and one thread for numpy."""
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def start_child(
+    module: str, *, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """`python -m module` with these three files and nothing else of ours. Raises OSError."""
+    return subprocess.Popen(
+        [*PYTHON, "-m", module],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd="/",  # nothing of the server's, and nothing that a killed server leaves behind
+        env=child_environment(),
+        start_new_session=True,
+    )

@@ -1,0 +1,79 @@
+"""Work that waits for a bounded number of workers, in one line per tenant.
+
+The tenants take turns: the one that was served least recently is next. A tenant may begin another
+piece of work only while more workers are idle than it holds, so one tenant never holds all of them
+where there are two or more. Decides, never runs anything; not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable
+from itertools import count
+from typing import Generic, TypeVar
+
+Work = TypeVar("Work")
+
+
+class TenantLines(Generic[Work]):
+    """Who waits, and how many workers each tenant holds."""
+
+    def __init__(self, num_workers: int) -> None:
+        assert num_workers >= 1
+        self._num_idle = num_workers
+        self._num_held: Counter[Hashable] = Counter()
+        self._lines: dict[Hashable, deque[Work]] = {}
+        self._served_at: dict[Hashable, int] = {}
+        """When a tenant was served last, by number of turns; kept while anybody waits."""
+        self._turns = count(1)
+
+    def __len__(self) -> int:
+        """Pieces of work that wait."""
+        return sum(map(len, self._lines.values()))
+
+    def add(self, tenant: Hashable, work: Work) -> None:
+        """Put it at the end of the tenant's line."""
+        self._lines.setdefault(tenant, deque()).append(work)
+
+    def take(self) -> tuple[Hashable, Work] | None:
+        """Whose turn it is and its work, which holds a worker from now on; None: nobody may begin.
+
+        Call `end` when the work has ended.
+        """
+        allowed = [each for each in self._lines if self._num_held[each] < self._num_idle]
+        if not allowed:
+            return None
+        tenant = min(allowed, key=lambda each: self._served_at.get(each, 0))
+        line = self._lines[tenant]
+        work = line.popleft()
+        if not line:
+            del self._lines[tenant]
+        self._note_turn(tenant)
+        self._num_held[tenant] += 1
+        self._num_idle -= 1
+        return tenant, work
+
+    def end(self, tenant: Hashable) -> None:
+        """One of the tenant's workers is idle again."""
+        self._num_held[tenant] -= 1
+        if not self._num_held[tenant]:
+            del self._num_held[tenant]
+        self._num_idle += 1
+
+    def remove(self, tenant: Hashable, work: Work) -> None:
+        """It is not wanted any more; nothing happens if it does not wait."""
+        line = self._lines.get(tenant)
+        if line is not None and work in line:
+            line.remove(work)
+            if not line:
+                del self._lines[tenant]
+
+    def clear(self) -> list[Work]:
+        """Empty all lines; what waited in them."""
+        lines, self._lines = self._lines, {}
+        return [work for line in lines.values() for work in line]
+
+    def _note_turn(self, tenant: Hashable) -> None:
+        if not self._lines:
+            self._served_at.clear()
+        self._served_at[tenant] = next(self._turns)

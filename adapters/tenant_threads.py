@@ -1,0 +1,86 @@
+"""Threads that tenants share by turns: a tenant with much work waits for itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from .tenant_lines import TenantLines
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class _Call(NamedTuple):
+    outcome: Future[Any]
+    function: Callable[[], Any]
+
+    def run(self) -> None:
+        if not self.outcome.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as exc:
+            self.outcome.set_exception(exc)
+        else:
+            self.outcome.set_result(result)
+
+
+class TenantThreads:
+    """A bounded pool of threads, handed out as `TenantLines` says."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._lines: TenantLines[_Call] = TenantLines(num_threads)
+        self._is_closed = False
+
+    def submit(
+        self,
+        tenant: Hashable,
+        function: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Future[Result]:
+        """The promise of the function's result; cancelled before its turn it is never called.
+
+        `tenant`: whose work it is; None is the server's own. Raises RuntimeError after `close`.
+        """
+        call = _Call(Future(), partial(function, *args, **kwargs))
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the threads have ended")
+            self._lines.add(tenant, call)
+            self._begin()
+        call.outcome.add_done_callback(lambda outcome: self._forget(tenant, call, outcome))
+        return call.outcome
+
+    def close(self, *, wait: bool = True) -> None:
+        """Begin nothing more, and cancel what waits; `wait` for what runs."""
+        with self._lock:
+            self._is_closed = True
+            waiting = self._lines.clear()
+        for call in waiting:
+            call.outcome.cancel()
+        self._executor.shutdown(wait)
+
+    def _forget(self, tenant: Hashable, call: _Call, outcome: Future[Any]) -> None:
+        """Let go at once of what a cancelled call holds."""
+        if outcome.cancelled():
+            with self._lock:
+                self._lines.remove(tenant, call)
+
+    def _begin(self) -> None:
+        """Give idle threads their next work; the lock is held."""
+        while taken := self._lines.take():
+            self._executor.submit(self._run, *taken)
+
+    def _run(self, tenant: Hashable, call: _Call) -> None:
+        call.run()
+        with self._lock:
+            self._lines.end(tenant)
+            self._begin()
