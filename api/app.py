@@ -31,6 +31,7 @@ from .routes import (
     operators,
     overview,
     quotas,
+    readiness,
     requests,
     residency,
     responses,
@@ -50,7 +51,7 @@ _CLOSED = (
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),
-    *(tenants, operators, servers, server_settings),
+    *(tenants, operators, servers, server_settings, readiness),
     sessions,
 )
 

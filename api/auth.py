@@ -201,13 +201,13 @@ def check_metrics_access(
 
 def bearer_token(request: Request) -> str:
     """The one bearer token of the request. Raises ApiError."""
-    sent = request.headers.getlist("authorization")
-    if not sent:
+    sent = request.headers.get("authorization")  # once: see `http_head`
+    if sent is None:
         raise ApiError("missing_api_key")
-    scheme, _, token = sent[0].partition(" ")
-    if len(sent) == 1 and not token and scheme.lower() != "bearer":
+    scheme, _, token = sent.partition(" ")
+    if not token and scheme.lower() != "bearer":
         raise ApiError("missing_api_key", "Send the key as `Authorization: Bearer <key>`.")
-    if len(sent) > 1 or scheme.lower() != "bearer" or not token:
+    if scheme.lower() != "bearer" or not token:
         raise ApiError("invalid_api_key")
     return token.strip(" \t")
 

@@ -16,6 +16,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from ..adapters.wiping import wipe
 from .contract import terms
 from .errors import ApiError
 from .schemas.request_model import RequestModel
@@ -87,8 +88,7 @@ def json_body(
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body; raises ApiError as soon as it is known to exceed `max_bytes`, or is late."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    if (declared_bytes(request) or 0) > max_bytes:
         raise _too_large(max_bytes)
     now = asyncio.get_running_loop().time
     ends_at = now() + WHOLE_BODY_SECONDS
@@ -110,18 +110,27 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise ApiError("request_timeout") from None
 
 
+def declared_bytes(request: Request) -> int | None:
+    """How long the body is to be, if the request says it."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() else None
+
+
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it arrives.
+    """The body as it arrives. A chunk is zeroed when the next is asked for, or nobody does.
 
     Raises ApiError once more than `max_bytes` came, or nothing for SILENCE_SECONDS.
     """
     num_bytes = 0
     arriving = aiter(request.stream())
     while (chunk := await _next_chunk(arriving)) is not None:
-        num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        yield chunk
+        try:
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            yield chunk
+        finally:
+            wipe(chunk)
 
 
 async def _next_chunk(arriving: AsyncIterator[bytes]) -> bytes | None:

@@ -32,13 +32,14 @@ from ..platform.tenants import service as tenants
 from ..platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
 from .database_watch import DatabaseWatch
-from .threads import WorkerThreads
+from .tenant_turns import TenantTurns
 
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
+"""Units of work at a time; tenants take turns."""
 
 
 class _Authenticated(Protocol):
@@ -86,7 +87,7 @@ class ControlPlane:
         self.accounts = AccountService()
         self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
-        self._threads = WorkerThreads("control-plane", NUM_THREADS)
+        self._turns = TenantTurns("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
         """What `tell_of_changes` was given; also for changes by other servers that are seen."""
@@ -105,7 +106,7 @@ class ControlPlane:
             with self._database.transaction(tenant_id, read_only=True) as session:
                 return query(session)
 
-        return await self._run(run)
+        return await self._run(tenant_id, run)
 
     async def write(self, tenant_id: str, change: Callable[[TenantSession], Result]) -> Result:
         """The change's result, once it is committed. Raises a PlatformError."""
@@ -114,7 +115,7 @@ class ControlPlane:
             with self._database.transaction(tenant_id) as session:
                 return change(session)
 
-        return await self._run(run)
+        return await self._run(tenant_id, run)
 
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
@@ -125,7 +126,7 @@ class ControlPlane:
             with self._database.statements(tenant_id) as statements:
                 return change(statements)
 
-        return await self._run(run)
+        return await self._run(tenant_id, run)
 
     async def change(
         self, tenant_id: str, origin: Origin, change: Callable[[TenantSession], Changed[Result]]
@@ -149,7 +150,7 @@ class ControlPlane:
                     self.note_change(tenant_id)
             return changed.result
 
-        return await self._run(run)
+        return await self._run(tenant_id, run)
 
     async def change_platform(
         self, origin: Origin, change: Callable[[PlatformSession], Changed[Result]]
@@ -170,7 +171,7 @@ class ControlPlane:
                     self.note_change(None)
             return changed.result
 
-        return await self._run(run)
+        return await self._run(None, run)
 
     async def change_own(
         self,
@@ -194,7 +195,7 @@ class ControlPlane:
                 with self._database.transaction(tenant_id) as confined:
                     self._audit_log.record(confined, origin, event)
 
-        await self._run(run)
+        await self._run(tenant_id, run)
 
     async def read_all_tenants(self, query: Callable[[PlatformSession], Result]) -> Result:
         """The query's result, on everybody's rows: for recovery after a start."""
@@ -203,7 +204,7 @@ class ControlPlane:
             with self._database.platform_transaction(read_only=True) as session:
                 return query(session)
 
-        return await self._run(run)
+        return await self._run(None, run)
 
     async def write_all_tenants(self, change: Callable[[PlatformSession], Result]) -> Result:
         """The change's result, once it is committed, on everybody's rows: for upkeep."""
@@ -212,7 +213,7 @@ class ControlPlane:
             with self._database.platform_transaction() as session:
                 return change(session)
 
-        return await self._run(run)
+        return await self._run(None, run)
 
     async def verify_audit(self, tenant: str | None, *, after: int, limit: int) -> Verified:
         """Look at a part of a chain of the audit log; None is the platform's own.
@@ -254,7 +255,7 @@ class ControlPlane:
         if known is not None and is_current(known):
             return known
         try:
-            return await self._run(lambda: self._look_up(service, token, tenant_slug))
+            return await self._run(None, lambda: self._look_up(service, token, tenant_slug))
         except DatabaseUnavailable:
             known = self._auth_cache.get(token, tenant_slug, allow_stale=True)
             if known is None or not is_current(known):
@@ -274,7 +275,7 @@ class ControlPlane:
             raise
         self._auth_cache.put(token, tenant_slug, principal, ticket)
         if found.is_use_to_be_noted:
-            self._threads.start(self._note_use, service, token)
+            self._turns.start(None, self._note_use, service, token)
         return principal
 
     def _note_use(self, service: _Authenticator, token: str) -> None:
@@ -284,10 +285,10 @@ class ControlPlane:
         except DatabaseUnavailable:
             log.warning("use_not_noted")  # the next look-up tries again
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        return await self.watch.unless_away(lambda: self._threads.run(work))
+    async def _run(self, tenant_id: str | None, work: Callable[[], Result]) -> Result:
+        return await self.watch.unless_away(lambda: self._turns.run(tenant_id, work))
 
     def close(self) -> None:
         """Wait for the units of work that run."""
-        self._threads.close()
+        self._turns.close()
         self._database.close()

@@ -21,6 +21,23 @@ PATIENCE_SECONDS = 3.0
 """A database that does not answer a look for so long is away."""
 PAUSE_SECONDS = 0.1
 """Between two looks, whatever fails meanwhile."""
+FIRST_RETRY_SECONDS = 0.5
+MAX_RETRY_SECONDS = 15.0
+
+
+async def until_answered(work: Callable[[], Awaitable[Result]]) -> Result:
+    """The work's result; it is tried again as long as the database is busy or away.
+
+    For what nobody waits for and what would be lost: work that took long to come to this point.
+    """
+    pause = FIRST_RETRY_SECONDS
+    while True:
+        try:
+            return await work()
+        except DatabaseUnavailable as exc:
+            log.warning("database_work_delayed", seconds=pause, error=str(exc))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, MAX_RETRY_SECONDS)
 
 
 class DatabaseWatch:

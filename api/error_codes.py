@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ..adapters.errors import ConfinementMissing
 from ..adapters.rejections import REJECTIONS
+from ..engine.errors import BASE_ERRORS
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -152,7 +154,11 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     ),
     "adapter_loading": ErrorCode(503, "The adapter is still on its way to the device.", True),
     "adapter_load_failed": ErrorCode(
-        503, "The adapter's weights could not be brought to the device.", True
+        503,
+        "The adapter's weights could not be brought to the device. `retryable` says whether the "
+        "same request may succeed later: it is false where the stored weights are lost or damaged, "
+        "until the same files are pushed again.",
+        True,
     ),
     "adapter_too_large": ErrorCode(422, "The adapter is larger than the memory for all adapters."),
     "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
@@ -173,7 +179,9 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     ),
     "request_cancelled": ErrorCode(409, "Somebody of the tenant, or an operator, ended it."),
     "request_quarantined": ErrorCode(
-        422, "The engine stopped twice while this request ran; it is not tried again."
+        422,
+        "The engine stopped while this request ran, and again while it ran alone, or repeatedly "
+        "under requests of this tenant: none of them is tried for ten minutes.",
     ),
 }
 
@@ -228,6 +236,12 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "upload_conflict": ErrorCode(
         409, "The offset is not where the upload stands, or bytes are missing or too many."
     ),
+    "disk_share_exceeded": ErrorCode(
+        429,
+        "The tenant's unfinished uploads, or all its adapters, take as much of the server's disk "
+        "as one tenant may: finish or abandon uploads, or delete adapters.",
+        True,
+    ),
     "digest_mismatch": ErrorCode(422, "The received bytes do not have the declared SHA-256."),
 }
 
@@ -245,6 +259,17 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),
     "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
     "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),
+    "intake_unavailable": ErrorCode(
+        503,
+        "The server could not examine the adapter. What was sent is kept: commit the upload again.",
+        True,
+    ),
+    "storage_full": ErrorCode(
+        507,
+        "The server's disk has no room for this now. What was sent is kept; what is left of the "
+        "disk is for the database.",
+        True,
+    ),
     "store_unavailable": ErrorCode(503, "The adapter store did not answer in time.", True),
     "store_denied": ErrorCode(
         503, "The adapter store denies this server access; the server's operator has to mend it."
@@ -255,6 +280,15 @@ REJECTION_CODES: Mapping[str, ErrorCode] = {
     reason: ErrorCode(422, f"{rejection.meaning} {rejection.way_out}")
     for reason, rejection in REJECTIONS.items()
 }
+
+BASE_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in BASE_ERRORS}
+"""Of base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
+
+START_CODES: Mapping[str, str] = {
+    ConfinementMissing.code: "`--require-confinement` is set, and namespaces, Landlock or limits "
+    "do not confine examinations here. The message names what is missing and what to do.",
+}
+"""Of machines on which `loraplex serve` does not start: its `Error:` line ends with one of them."""
 
 ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,
@@ -294,12 +328,39 @@ This page is printed by `python -m loraplex.api.error_codes`.
 """
 
 
+_BASE_INTRODUCTION = """
+## Why a base model is refused
+
+`loraplex serve` checks the base model, a draft model and the reference base before it serves. It
+stops with exit status 2 and one `Error:` line, which says what is wrong and ends with a code.
+
+| code | meaning |
+|---|---|
+"""
+
+_START_INTRODUCTION = """
+## Why a server does not start
+
+It stops with exit status 1 and one `Error:` line that ends with the code.
+
+| code | meaning |
+|---|---|
+"""
+
+
 def error_reference() -> str:
     """The text of `docs/errors.md`."""
-    return _INTRODUCTION + "".join(
-        f"\n## {title}\n\n| code | status | retry | meaning |\n|---|---|---|---|\n"
-        + "".join(_table_rows(codes))
-        for title, codes in _SECTIONS.items()
+    return (
+        _INTRODUCTION
+        + "".join(
+            f"\n## {title}\n\n| code | status | retry | meaning |\n|---|---|---|---|\n"
+            + "".join(_table_rows(codes))
+            for title, codes in _SECTIONS.items()
+        )
+        + _BASE_INTRODUCTION
+        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in BASE_CODES.items())
+        + _START_INTRODUCTION
+        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in START_CODES.items())
     )
 
 

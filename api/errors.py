@@ -17,15 +17,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..adapters.errors import AdapterError, AdapterRejected
+from ..adapters.errors import AdapterError, AdapterRejected, StorageFull
 from ..engine.errors import EngineError, EngineRestarted, EngineUnavailable
 from ..engine.messages import ErrorInfo
-from ..platform.errors import PlatformError
+from ..platform.errors import DiskShareExceeded, PlatformError
 from .error_codes import ERROR_CODES, ErrorCode
 
 DEFAULT_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
+FULL_DISK_RETRY_SECONDS = 60.0
+"""Room is made by what others finish, abandon or delete."""
 _ENGINE_DOWN_CODES = frozenset({EngineUnavailable.code, EngineRestarted.code})
+_FULL_DISK_CODES = frozenset({StorageFull.code, DiskShareExceeded.code})
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 _UNION_BRANCHES = frozenset({"str", "token_ids"})
 
@@ -40,12 +43,16 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_seconds: float | None = None,
+        retryable: bool | None = None,
     ) -> None:
-        """`retry_after_seconds` is when another try is worth it, where that is known."""
+        """`retry_after_seconds` is when another try is worth it, where that is known; `retryable`
+        whether the same may succeed later, where that is not the same for all errors of the code.
+        """
         self.code = code
         self.message = message or ERROR_CODES[code].meaning
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        self.retryable = self.published.retryable if retryable is None else retryable
         super().__init__(self.message)
 
     @property
@@ -75,7 +82,7 @@ def error_body(error: ApiError, request_id: str) -> ErrorBody:
         type=error.published.type,
         param=error.param,
         code=error.code,
-        retryable=error.published.retryable,
+        retryable=error.retryable,
         request_id=request_id,
     )
 
@@ -88,8 +95,8 @@ def encode_error(error: ApiError, request_id: str) -> bytes:
 def error_response(request: Request, error: ApiError) -> Response:
     """The answer for `error`; the code is also left for the request log and the metrics."""
     request.state.error_code = error.code
-    headers = {"x-should-retry": "true" if error.published.retryable else "false"}
-    if error.published.retryable:
+    headers = {"x-should-retry": "true" if error.retryable else "false"}
+    if error.retryable:
         seconds = error.retry_after_seconds or _retry_seconds(request, error.code)
         headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
         headers["retry-after"] = str(math.ceil(seconds))
@@ -105,6 +112,8 @@ def error_response(request: Request, error: ApiError) -> Response:
 
 def _retry_seconds(request: Request, code: str) -> float:
     """Until it is worth asking again: an engine that is down needs as long as its last start."""
+    if code in _FULL_DISK_CODES:
+        return FULL_DISK_RETRY_SECONDS
     if code not in _ENGINE_DOWN_CODES:
         return DEFAULT_RETRY_SECONDS
     start_seconds: float | None = request.app.state.runtime.engine.start_seconds
@@ -126,7 +135,9 @@ def as_api_error(error: Exception) -> ApiError:
             return _published(error.code, str(error), error.pointer)
         case EngineError():
             param = getattr(error, "param", None)
-            return _published(error.code, str(error), param, error.retry_after_seconds)
+            return _published(
+                error.code, str(error), param, error.retry_after_seconds, error.is_retryable
+            )
         case PlatformError():
             retry_after = getattr(error, "retry_after_seconds", None)
             return _published(error.code, str(error), getattr(error, "param", None), retry_after)
@@ -138,7 +149,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 def from_error_info(info: ErrorInfo) -> ApiError:
     """The published form of an error that crossed the engine's border as data."""
-    return _published(info.code, info.message, None, info.retry_after_seconds)
+    return _published(info.code, info.message, None, info.retry_after_seconds, info.is_retryable)
 
 
 def answer_error(request: Request, error: Exception) -> Response:
@@ -175,11 +186,21 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _published(
-    code: str, message: str, param: str | None, retry_after_seconds: float | None = None
+    code: str,
+    message: str,
+    param: str | None,
+    retry_after_seconds: float | None = None,
+    retryable: bool | None = None,
 ) -> ApiError:
     if code not in ERROR_CODES:
         return ApiError("internal_error")
-    return ApiError(code, message, param=param, retry_after_seconds=retry_after_seconds)
+    return ApiError(
+        code,
+        message,
+        param=param,
+        retry_after_seconds=retry_after_seconds,
+        retryable=retryable,
+    )
 
 
 def _from_validation(errors: Sequence[Mapping[str, object]], num_skipped: int = 0) -> ApiError:

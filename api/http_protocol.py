@@ -1,8 +1,11 @@
-"""HTTP/1.1 as it comes from strangers: uvicorn's protocol with bounds on what is not a request yet.
+"""HTTP/1.1 from strangers: uvicorn's protocol with a guard on the head and bounds on the rest.
 
-uvicorn waits for ever for the end of a request's head, keeps all of it, and goes on reading a body
-that has been answered already. Here all three are bounded, and what is refused before the
-application sees it is answered with the same envelope.
+httptools reads the bytes and uvicorn runs the application. uvicorn waits without end for a head,
+keeps all of it, takes the trailers of a chunked body for headers, loses the body of a request that
+offers an upgrade, and reads on after a body has been answered. Each of these is bounded or refused
+here, with the same error envelope that the application uses.
+
+What this class uses of uvicorn beyond its documented interface is listed in `test_http_protocol`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import weakref
 from asyncio import TimerHandle
 from typing import Any
 
+import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -20,14 +24,16 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from ..adapters.wiping import wipe
 from .errors import ApiError, encode_error
+from .http_head import MAX_HEAD_BYTES, Head, check_head
 from .sse import PARTS_EXTENSION
+from .wiped_reads import WipedBody, WipedReads
 
 log = structlog.get_logger(__name__)
 
 HEAD_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of its headers."""
-MAX_HEAD_BYTES = 64 << 10
 FAREWELL_SECONDS = 2.0
 """How long a refused sender is listened to: closed at once, its system would drop our answer."""
 UNREAD_BODY_SECONDS = 10.0
@@ -60,14 +66,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     _deadline: TimerHandle | None = None
-    _head_bytes = 0
-    _is_in_head = True
-    _is_refused = False
-    _refusal = "malformed_request"
-    """What unreadable bytes are answered with."""
+    _framing_bytes = 0
+    """Received since the head began, or since the last byte of a body: heads, chunks' extensions,
+    trailers."""
+    _is_in_body = False
+    """Behind a request's head and before its end."""
+    _is_raw = False
+    """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
+    _is_deaf = False
+    """What comes is not read any more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_protocol(WipedReads(self))
         self._begin_head(num_bytes=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,56 +86,91 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_deaf:
             return
-        if self._is_in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse("headers_too_large")
+        self._framing_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as exc:
+            refusal = exc.__context__  # raised in a callback
+            self._refuse(
+                refusal if isinstance(refusal, ApiError) else ApiError("malformed_request")
+            )
+        else:
+            if self._framing_bytes > MAX_HEAD_BYTES:
+                self._refuse(ApiError("headers_too_large"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._is_in_head:
+        # Not at any byte, as uvicorn does: empty lines would keep a connection for ever.
+        self._unset_keepalive_if_required()
+        if self._deadline is None:  # else the connection's first
             self._begin_head(num_bytes=1)
 
     def on_headers_complete(self) -> None:
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if num_bytes > MAX_HEAD_BYTES:
-            self._refusal = "headers_too_large"
-            raise ValueError  # uvicorn takes it for what cannot be parsed
-        if sum(name == b"host" for name, _ in self.headers) > 1:
-            raise ValueError
+        check_head(self._head())
+        if self.parser.should_upgrade():
+            return  # the parser stops here; `_parse` gives it the head again
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
             extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
             extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
-        self._is_in_head = False
+        self.headers = []  # trailers come here, and nobody reads them
+        self._is_in_body = True
+        self._is_raw = (b"content-type", b"application/json") not in self.headers
         self._cancel_deadline()
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        if self._is_raw and not isinstance(self.cycle.body, WipedBody):
+            # uvicorn begins a new bytearray after each part that the application takes.
+            self.cycle.body = WipedBody()  # type: ignore[assignment]
         super().on_body(body)
-        if self.cycle.response_complete and self._deadline is None:
-            self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
+        if self.cycle.response_complete:
+            wipe(body)  # nobody reads it
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        if self.cycle.response_complete:
+            self.cycle.body = bytearray()  # what nobody has read
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
+        if not self._is_in_body:
+            return  # an upgrade
         super().on_message_complete()
+        self._is_in_body = False
         self._cancel_deadline()
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for what cannot be parsed; its own words are not passed on."""
-        self._refuse(self._refusal)
+    def _head(self) -> Head:
+        parser = self.parser
+        return Head(parser.get_method(), parser.get_http_version(), self.url, self.headers)
+
+    def _parse(self, data: bytes) -> None:
+        """Offers of an upgrade are ignored, as HTTP allows. The parser would end with the head, and
+        take the body for the next request: it reads the head once more, without the offer.
+        """
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as exc:
+                rest = memoryview(rest)[exc.args[0] :]
+                head = self._head().without(b"upgrade")
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
 
     def _begin_head(self, *, num_bytes: int) -> None:
-        self._is_in_head = True
-        self._head_bytes = num_bytes
+        self._framing_bytes = num_bytes
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
-        elif self._head_bytes:
-            self._refuse("request_timeout")
+        elif self._framing_bytes:
+            self._refuse(ApiError("request_timeout"))
         else:
             self.transport.close()
 
@@ -133,36 +179,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, code: str) -> None:
-        """Answer and close. A request that runs on this connection ends with it; one whose answer
-        has begun gets no other.
+    def _refuse(self, error: ApiError) -> None:
+        """Read no further and close. A whole request before it is still answered; one whose body
+        broke off ends, and has this error for an answer unless its own has begun.
         """
-        if self._is_refused or self.transport.is_closing():
+        if self._is_deaf or self.transport.is_closing():
             return
-        self._is_refused = True
+        self._is_deaf = True
         self._cancel_deadline()
         request_id = f"req-{secrets.token_hex(12)}"
-        log.info("request_refused_unparsed", request_id=request_id, code=code)
-        if self._is_answering():
-            self.transport.close()
+        log.info("request_refused_unparsed", request_id=request_id, code=error.code)
+        cycle = self.cycle
+        if self._is_in_body:
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True  # what the application reads of the body
+            cycle.message_event.set()
+        elif cycle is not None and not cycle.response_complete:
+            self.shutdown()  # closes after the answer
             return
-        if self.cycle is not None:  # its body broke off: the application reads a disconnect
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        self.transport.write(_refusal_bytes(code, request_id))
+        self.transport.write(_refusal_bytes(error, request_id))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline = self.loop.call_later(FAREWELL_SECONDS, self.transport.close)
 
-    def _is_answering(self) -> bool:
-        """Bytes of an answer are out, or an earlier request still owes one."""
-        if self.cycle is None or self.cycle.response_complete:
-            return False
-        return self.cycle.response_started or bool(self.pipeline)
 
-
-def _refusal_bytes(code: str, request_id: str) -> bytes:
-    error = ApiError(code)
+def _refusal_bytes(error: ApiError, request_id: str) -> bytes:
     body = encode_error(error, request_id)
     headers: dict[str, Any] = {
         "content-type": "application/json",
@@ -170,7 +213,7 @@ def _refusal_bytes(code: str, request_id: str) -> bytes:
         "connection": "close",
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
-        "x-should-retry": str(error.published.retryable).lower(),
+        "x-should-retry": str(error.retryable).lower(),
         "x-request-id": request_id,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

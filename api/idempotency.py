@@ -148,11 +148,11 @@ async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     """The request under its key, and its body. Raises ApiError or a PlatformError."""
     runtime: Runtime = request.app.state.runtime
     await authenticate(request)
-    keys = request.headers.getlist(HEADER)
-    if len(keys) > 1 or not _is_key(keys[0]):
+    key = request.headers[HEADER]
+    if not _is_key(key):
         raise ApiError(
             "invalid_parameter",
-            f"Idempotency-Key: 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} visible ASCII characters, once.",
+            f"Idempotency-Key: 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} visible ASCII characters.",
             param="Idempotency-Key",
         )
     body = await read_body(request, CONTROL_BODY_BYTES)
@@ -166,7 +166,7 @@ async def _read(request: Request) -> tuple[KeyedRequest, bytes]:
     digest = hashlib.sha256("\0".join(what).encode() + b"\0" + body).digest()
     keyed = KeyedRequest(
         owner=credential_id(request, runtime.settings.trusted_proxies),
-        key=keys[0],
+        key=key,
         request_hash=digest,
         request_id=request.state.request_id,
     )

@@ -15,17 +15,20 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import structlog
 from fastapi import Depends
 from starlette.requests import Request
 
-from ..adapters.errors import ObjectNotFound
+from ..adapters.confinement_probe import ConfinementReport
+from ..adapters.errors import ObjectNotFound, StorageFull, StoreUnavailable
 from ..adapters.fetcher import BlockSource, FetchedBlock
 from ..adapters.fetcher_client import FetcherClient, FetcherStats
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout, layout_to_json
-from ..engine.checkpoint import locate_model
+from ..adapters.store import ObjectStore, check_usable
+from ..engine.checkpoint import check_drafts, locate_base
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from ..engine.messages import EngineInfo
@@ -47,6 +50,7 @@ from ..platform.quotas import service as quotas
 from ..platform.requests import upkeep as request_log
 from ..platform.servers.service import ServerInfo
 from ..platform.version import __version__
+from .confinement import check_confinement
 from .control_plane import ControlPlane
 from .data_dir_lock import DataDirInUse, locked_data_dir
 from .metrics import Metrics
@@ -55,6 +59,8 @@ from .server_id import load_or_create_server_id
 from .services.admission import Admission
 from .services.attestation import Attestations
 from .services.deletions import Deletions
+from .services.disk_reserve import FILE as RESERVE_FILE
+from .services.disk_reserve import open_reserve
 from .services.downloads import Downloads
 from .services.expiring_keys import ExpiringKeys
 from .services.garbage import Garbage
@@ -77,9 +83,14 @@ from .services.residency_usage import ResidencyUsage
 from .services.seen_adapters import SeenAdapters
 from .services.sign_in import SignIn
 from .services.staging import Staging
+from .services.staging_budget import STAGING_PART, StagingBudget
+from .services.upload_room import UploadRoom
 from .settings import Settings
 from .tracing import Tracing, open_tracing
 
+log = structlog.get_logger(__name__)
+
+STORE_CHECK_SECONDS = 10.0
 JOURNAL_FILE = "tokens.journal"
 """In the data folder: it outlives the server."""
 
@@ -92,6 +103,7 @@ class Runtime:
     engine_config: EngineConfig
     engine: EngineClient
     readiness: Readiness
+    confinement: ConfinementReport
     control_plane: ControlPlane
     inference: Inference
     pushes: Pushes
@@ -133,11 +145,17 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         tracing = open_tracing(is_wanted=settings.otel, environment=settings.telemetry_environment)
         if tracing:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
+        confinement = await check_confinement(is_required=settings.require_confinement)
         stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
+        reserve, disk_room = open_reserve(settings.data_dir, settings.disk_reserve_bytes)
+        stack.push_async_callback(reserve.close)
+        reserve.start()
         control_plane = _open_control_plane(settings)
         stack.callback(control_plane.close)
         control_plane.watch.start()
         stack.push_async_callback(control_plane.watch.close)
+        bases = await asyncio.to_thread(_locate_bases, settings, engine_config)
+        tokenizer = await asyncio.to_thread(Tokenizer, bases.served)
         journal = await asyncio.to_thread(_open_journal, settings, engine_config)
         stack.callback(journal.close)
         fetcher = FetcherClient(
@@ -145,23 +163,24 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             cache_directory=settings.data_dir / "cache",
             capacity_bytes=settings.disk_cache_bytes,
             environment=settings.take_fetcher_environment(),
+            reserve_bytes=settings.disk_reserve_bytes,
+            reserve_file=settings.data_dir / RESERVE_FILE,
         )
         stack.push_async_callback(asyncio.to_thread, fetcher.close)
         await asyncio.to_thread(_start_fetcher, fetcher)
-        model_dir = await asyncio.to_thread(locate_model, engine_config.model)
-        tokenizer = await asyncio.to_thread(Tokenizer, model_dir)
+        await _check_store(fetcher.store)
         seen_adapters = SeenAdapters(settings.stale_seconds)
         control_plane.tell_of_changes(seen_adapters.note_change)
         source = _BlockSource(control_plane, fetcher, seen_adapters)
         engine = EngineClient(
-            replace(engine_config, model=str(model_dir)),
+            replace(engine_config, model=str(bases.served)),
             on_adapter_wanted=source.fetch,
             journal=journal,
         )
         stack.push_async_callback(engine.stop)
         await engine.start()
 
-        name = settings.served_model_name or _public_name(engine_config.model, model_dir)
+        name = settings.served_model_name or _public_name(engine_config.model, bases.served)
         metrics = Metrics(lambda: engine.stats, fetcher.stats)
         ledger = LedgerWriter(control_plane)
         metering = Metering(journal=journal, engine=engine, ledger=ledger, metrics=metrics)
@@ -204,21 +223,33 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             prompts=prompts,
             leases=leases,
             contract=await asyncio.to_thread(
-                _open_contract, settings, engine_config, engine.info, prompts, source
+                _open_contract,
+                settings,
+                engine_config,
+                bases.reference,
+                engine.info,
+                prompts,
+                source,
             ),
         )
         stack.push_async_callback(attestations.close)
-        staging = Staging(settings.data_dir / "uploads")
+        staging = Staging(settings.data_dir / "uploads", disk_room)
+        upload_room = _open_upload_room(
+            settings, staging, control_plane=control_plane, fetcher=fetcher, server_id=server_id
+        )
         pushes = Pushes(
             info=engine.info,
             layout_path=_write_layout(settings.data_dir, engine.info.layout),
             staging=staging,
+            room=upload_room,
             store=fetcher.store,
             control_plane=control_plane,
             attestations=attestations,
             served_model_name=name,
             server_id=server_id,
             max_full_matrix_bytes=settings.max_full_matrix_bytes,
+            note_stored=engine.note_stored,
+            is_store_here=settings.store is None,
         )
         stack.push_async_callback(pushes.close)
         garbage = Garbage(store=fetcher.store, staging=staging, control_plane=control_plane)
@@ -233,7 +264,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             leases=leases,
         )
         stack.push_async_callback(deletions.close)
-        downloads = Downloads(settings.data_dir / "exports", source.fetch)
+        downloads = Downloads(settings.data_dir / "exports", source.fetch, disk_room)
         stack.callback(downloads.close)
 
         presence = Presence(_describe_server(server_id, engine.info), control_plane)
@@ -262,8 +293,10 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         residency_usage.start()
         overview.start()
         attestations.start()
+        await garbage.sweep_at_start()
         for service in (pushes, attestations, deletions):
             await service.recover()
+        upload_room.start()
         reconciliation.start()
         request_log.start()
         refusals.start()
@@ -275,6 +308,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             engine_config=engine_config,
             engine=engine,
             readiness=Readiness(engine),
+            confinement=confinement,
             control_plane=control_plane,
             inference=inference,
             pushes=pushes,
@@ -376,21 +410,37 @@ def _upkeep(settings: Settings, control_plane: ControlPlane, garbage: Garbage) -
     ]
 
 
+class _Bases(NamedTuple):
+    """The folders of the base models, their files checked."""
+
+    served: Path
+    reference: Path | None
+
+
+def _locate_bases(settings: Settings, engine_config: EngineConfig) -> _Bases:
+    """Check all models that will be loaded, before anything that takes time.
+
+    Raises InvalidValue, or UnsupportedModel with what is wrong with one of them.
+    """
+    if settings.max_reference_kl is not None and settings.reference_base is None:
+        raise InvalidValue("--max-reference-kl needs --reference-base.", param="max_reference_kl")
+    served = locate_base(engine_config.model)
+    reference = settings.reference_base
+    check_drafts(engine_config.speculation)
+    return _Bases(served, None if reference is None else locate_base(reference))
+
+
 def _open_contract(
     settings: Settings,
     engine_config: EngineConfig,
+    reference_dir: Path | None,
     info: EngineInfo,
     prompts: list[list[int]],
     source: _BlockSource,
 ) -> QuantizationContract | None:
     """The contract with the reference base, if the operator gave one. Raises InvalidValue."""
-    if settings.reference_base is None:
-        if settings.max_reference_kl is not None:
-            raise InvalidValue(
-                "--max-reference-kl needs --reference-base.", param="max_reference_kl"
-            )
+    if reference_dir is None:
         return None
-    reference_dir = locate_model(settings.reference_base)
     check_reference(reference_dir, info.base_id)
     return QuantizationContract(
         reference_dir=reference_dir,
@@ -409,15 +459,62 @@ def _start_fetcher(fetcher: FetcherClient) -> None:
         raise InvalidValue(str(exc), param="store") from exc
 
 
+async def _check_store(store: ObjectStore) -> None:
+    """Raise StoreDenied if the store is set up wrongly.
+
+    One that does not answer only delays what is cold: a server that restarts while its store is
+    away serves what is on its disk. A full disk stops pushes alone.
+    """
+    try:
+        async with asyncio.timeout(STORE_CHECK_SECONDS):
+            await asyncio.to_thread(check_usable, store)
+    except (StorageFull, StoreUnavailable, TimeoutError) as exc:
+        reason = str(exc) or f"no answer within {STORE_CHECK_SECONDS:g} s"
+        log.warning("adapter_store_unavailable_at_start", reason=reason)
+
+
 def _public_name(model: str, model_dir: Path) -> str:
     """A folder's name, or the hub id as it was given."""
     return model_dir.name if Path(model).expanduser().is_dir() else model
+
+
+def _open_upload_room(
+    settings: Settings,
+    staging: Staging,
+    *,
+    control_plane: ControlPlane,
+    fetcher: FetcherClient,
+    server_id: str,
+) -> UploadRoom:
+    """The budget of uploads beside the disk cache, which is left as much as the reserve."""
+    room = staging.room
+    cache_bytes = min(room.reserve_bytes, settings.disk_cache_bytes)
+
+    def free_bytes() -> int:
+        return room.free_bytes - max(0, cache_bytes - fetcher.stats().disk.used_bytes)
+
+    total = settings.staging_bytes
+    budget = StagingBudget(
+        total_bytes=room.total_bytes // STAGING_PART if total is None else total,
+        tenant_bytes=settings.staging_tenant_bytes,
+        free_bytes=free_bytes,
+        written_bytes=staging.num_bytes,
+    )
+    return UploadRoom(
+        budget=budget,
+        staging=staging,
+        control_plane=control_plane,
+        server_id=server_id,
+        trim_cache=lambda num_bytes: fetcher.trim(num_bytes, keep_bytes=cache_bytes),
+    )
 
 
 def _write_layout(data_dir: Path, layout: BaseLayout) -> Path:
     """The base's layout as a file, for the intake processes; another base's is another file."""
     content = layout_to_json(layout).encode()
     path = data_dir / f"layout-{hashlib.sha256(content).hexdigest()}.json"
+    if path.exists() and path.read_bytes() == content:
+        return path  # also on a full disk
     unfinished = path.with_suffix(".new")
     unfinished.write_bytes(content)
     return unfinished.replace(path)

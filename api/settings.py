@@ -66,10 +66,19 @@ class Settings(BaseSettings):
     """After so long without its adapter a request is answered `adapter_loading`."""
     max_full_matrix_bytes: int = Field(default=0, ge=0)
     """What one adapter's whole matrices (`modules_to_save`) may take as served; 0 refuses them."""
+    require_confinement: bool = False
+    """Whether to start only where examinations are confined by namespaces, Landlock and limits."""
     max_pins: int = Field(default=16, ge=0)
     """How many versions one tenant may keep on the device."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
     """Disk for local copies of stored adapters."""
+    disk_reserve_bytes: int | None = Field(default=None, ge=0)
+    """Disk that uploads, stored adapters and local copies leave to the database; None: a twentieth
+    of the data folder's disk, from 8 MiB to 1 GiB."""
+    staging_bytes: int | None = Field(default=None, ge=0)
+    """Disk for all tenants' unfinished uploads; None: a quarter of the data folder's disk."""
+    staging_tenant_bytes: int | None = Field(default=None, ge=0)
+    """Of it for one tenant, which never holds more than it leaves to others; None: half of it."""
     reference_base: str | None = None
     """Folder or hub id of the base before quantization: every new version is compared with it."""
     max_reference_kl: float | None = Field(default=None, gt=0)
@@ -91,6 +100,12 @@ class Settings(BaseSettings):
     def flags(self) -> frozenset[str]:
         """The settings that a command's own options gave."""
         return self._flags
+
+    @field_validator("data_dir")
+    @classmethod
+    def _as_absolute(cls, value: Path) -> Path:
+        """Child processes run in other folders."""
+        return value.expanduser().absolute()
 
     @field_validator("trusted_proxies", mode="before")
     @classmethod
@@ -118,7 +133,7 @@ class Settings(BaseSettings):
     @property
     def store_url(self) -> str:
         """Where adapters are stored."""
-        return self.store or (self.data_dir / "store").absolute().as_uri()
+        return self.store or (self.data_dir / "store").as_uri()
 
     def take_fetcher_environment(self) -> dict[str, str]:
         """What the fetcher process gets; the store's credentials are ours no longer."""

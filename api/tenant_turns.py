@@ -1,71 +1,65 @@
-"""Threads that tenants share by turns: whoever asks for much waits behind itself."""
+"""Threads that tenants share by turns, as the event loop sees them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from ..adapters.tenant_threads import TenantThreads
 from .errors import ApiError
-from .threads import WorkerThreads
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-MAX_WAITING = 1024
-"""Calls of one tenant; more are refused."""
-
-
-@dataclass(slots=True)
-class _Line:
-    num_calls: int = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
 
 class TenantTurns:
-    """Runs blocking calls in threads, one at a time of each tenant.
+    """Runs blocking calls in threads of their own; see `TenantLines` for whose turn it is."""
 
-    So a tenant's calls wait for each other, and for at most one call of each other tenant.
-    """
+    def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
+        """`max_calls`: of one tenant, waiting and running; more are refused."""
+        self._threads = TenantThreads(name, num_threads)
+        self._max_calls = max_calls
+        self._num_calls: Counter[str | None] = Counter()
 
-    def __init__(self, threads: WorkerThreads) -> None:
-        self._threads = threads
-        self._lines: dict[str, _Line] = {}
-
-    async def run(
+    def run(
         self,
-        tenant_id: str,
+        tenant_id: str | None,
         function: Callable[Parameters, Result],
         /,
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
-    ) -> Result:
-        """The function's result. It keeps the turn until it ends, even if the caller is cancelled.
+    ) -> asyncio.Future[Result]:
+        """The function's result. `tenant_id`: whose call it is; None is the server's own.
 
-        Raises ApiError if too many of the tenant's calls wait.
+        If the caller is cancelled, a function that runs keeps its thread until it ends, and one
+        that waits is never called. Raises ApiError if the tenant has too many calls.
         """
-        line = self._lines.setdefault(tenant_id, _Line())
-        if line.num_calls >= MAX_WAITING:
+        if self._num_calls[tenant_id] >= self._max_calls:
             raise ApiError("tenant_queue_full")
-        line.num_calls += 1
-        try:
-            await line.turn.acquire()
-        except BaseException:
-            self._leave(tenant_id, line)
-            raise
-        running = self._threads.run(function, *args, **kwargs)
+        self._num_calls[tenant_id] += 1
+        call = asyncio.wrap_future(self._threads.submit(tenant_id, function, *args, **kwargs))
+        call.add_done_callback(lambda done: self._leave(tenant_id))
+        return call
 
-        def end_turn(ended: asyncio.Future[Result]) -> None:
-            line.turn.release()
-            self._leave(tenant_id, line)
-            if not ended.cancelled():
-                ended.exception()  # it has been looked at, should the caller be gone
+    def start(
+        self,
+        tenant_id: str | None,
+        function: Callable[Parameters, object],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> None:
+        """Have the function run some time; nobody waits for it, and its errors are its own."""
+        self._threads.submit(tenant_id, function, *args, **kwargs)
 
-        running.add_done_callback(end_turn)
-        return await asyncio.shield(running)
+    def close(self) -> None:
+        """Wait for what runs; start nothing more."""
+        self._threads.close()
 
-    def _leave(self, tenant_id: str, line: _Line) -> None:
-        line.num_calls -= 1
-        if not line.num_calls:
-            del self._lines[tenant_id]
+    def _leave(self, tenant_id: str | None) -> None:
+        self._num_calls[tenant_id] -= 1
+        if not self._num_calls[tenant_id]:
+            del self._num_calls[tenant_id]

@@ -29,16 +29,6 @@ class WorkerThreads:
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._executor, partial(function, *args, **kwargs))
 
-    def start(
-        self,
-        function: Callable[Parameters, object],
-        /,
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> None:
-        """Have the function run some time; nobody waits for it, and its errors are its own."""
-        self._executor.submit(function, *args, **kwargs)
-
     def close(self) -> None:
         """Wait for what runs; start nothing more."""
         self._executor.shutdown(cancel_futures=True)

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ...engine.errors import EngineError
+from ...engine.errors import EngineError, UnsupportedModel
 from ...platform.errors import PlatformError
 from .connection import add_connection_options
 from .exit_codes import CommandFailed, exit_code_of
@@ -81,7 +81,8 @@ def main() -> int:
     try:
         app()
     except (PlatformError, EngineError, CommandFailed) as exc:
-        typer.echo(f"Error: {exc}", err=True)
+        code = f" ({exc.code})" if isinstance(exc, UnsupportedModel) else ""
+        typer.echo(f"Error: {exc}{code}", err=True)
         return exit_code_of(exc)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +50,7 @@ def push(
         if as_json:
             print_json(version)
         else:
-            _print_pushed(client, version)
+            _print_pushed(client, version, alias or [])
 
 
 @app.command("list")
@@ -101,11 +102,19 @@ def remove(
             min=0, max=600, help="Seconds that running requests have to end; then they are ended."
         ),
     ] = 30.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete an adapter or one version; returns when nothing of it is left anywhere."""
+    """Delete an adapter with all its versions, or one version; wait until nothing of it is left.
+
+    What an alias names is refused: move or remove the alias first.
+    """
     part = () if version is None else ("versions", version)
     with open_client() as client:
+        if version is None:
+            _check_no_alias(client, name)
+        if not yes:
+            _confirm_deletion(client, name, version)
         try:
             deleted = client.delete(api_path("adapters", name, *part), drain_seconds=drain)
         except KeyboardInterrupt:
@@ -119,6 +128,30 @@ def remove(
         return
     for entry in deleted["versions"]:
         typer.echo(f"deleted {name}@{entry['version']}  {entry['digest']}{_receipt(entry)}")
+
+
+def _check_no_alias(client: ApiClient, name: str) -> None:
+    """Raise CommandFailed if requests may still reach the adapter by an alias."""
+    aliases: dict[str, int] = client.get(api_path("adapters", name))["aliases"]
+    if aliases:
+        named = ", ".join(f"{name}@{alias}" for alias in aliases)
+        commands = "".join(f"\n  loraplex adapters alias rm {name} {alias}" for alias in aliases)
+        raise CommandFailed(
+            f"Requests may still use {named}. Remove the alias first:{commands}", ExitCode.CONFLICT
+        )
+
+
+def _confirm_deletion(client: ApiClient, name: str, version: int | None) -> None:
+    """Ask the person at the terminal. Raises CommandFailed unless the answer is yes."""
+    if version is not None:
+        what = f"{name}@{version}"
+    else:
+        number = len(client.get(api_path("adapters", name))["versions"])
+        what = f"{name} with all its {number} versions" if number > 1 else name
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"Not confirmed: add --yes to delete {what}.", ExitCode.USAGE)
+    if not typer.confirm(f"Delete {what} permanently?", err=True):
+        raise CommandFailed("Nothing was deleted.", ExitCode.FAILED)
 
 
 @app.command("download")
@@ -139,6 +172,31 @@ def download(
             typer.echo(file)
 
 
+@app.command("uploads")
+def uploads(as_json: AsJson = False) -> None:
+    """List your unfinished uploads: they take room on the server until they end."""
+    with open_client() as client:
+        unfinished = client.get("/uploads")["data"]
+    if as_json:
+        print_json(unfinished)
+    else:
+        print_rows(unfinished, ["id", "adapter", "state", "received_bytes", "size_bytes"])
+
+
+@app.command("abandon")
+def abandon(
+    upload_id: Annotated[str, typer.Argument(help="As `loraplex adapters uploads` lists it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Abandon an unfinished upload: its bytes are deleted at once."""
+    with open_client() as client:
+        abandoned = client.delete(api_path("uploads", upload_id))
+    if as_json:
+        print_json(abandoned)
+    else:
+        typer.echo(f"abandoned {abandoned['id']} of {abandoned['adapter']}")
+
+
 app.command("validate")(validate)
 app.command("rollback")(aliases.rollback)
 app.command("pin")(residency.pin)
@@ -148,14 +206,15 @@ app.command("why")(residency.why)
 app.add_typer(aliases.app, name="alias", help="Move, split, roll back and remove aliases.")
 
 
-def _print_pushed(client: ApiClient, version: dict[str, Any]) -> None:
+def _print_pushed(client: ApiClient, version: dict[str, Any], aliases: list[str]) -> None:
     typer.echo(version["id"])
     note(f"{version['digest']}  {version['state']}  {_effect(version)}")
     for warning in version["report"]["warnings"]:
         note(f"Warning: {warning['message']}")
     if version["state"] != "ready":
         return
-    note(_how_to_call(client.url, version))
+    name, _, number = version["id"].rpartition("@")
+    note(_how_to_call(client.url, f"{name}@{aliases[0] if aliases else number}"))
     if _live_version(client, version["adapter"]) not in (None, version["version"]):
         note(
             f"Make it live: loraplex adapters alias set {version['adapter']} {LIVE} "
@@ -172,8 +231,8 @@ def _live_version(client: ApiClient, name: str) -> int | None:
     return aliases.get(LIVE)
 
 
-def _how_to_call(url: str, version: dict[str, Any]) -> str:
-    body = {"model": version["id"], "messages": [{"role": "user", "content": "Hello"}]}
+def _how_to_call(url: str, model: str) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     return (
         f"Call it:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
@@ -181,7 +240,7 @@ def _how_to_call(url: str, version: dict[str, Any]) -> str:
         f"    -d '{json.dumps(body)}'\n"
         f"or, with the openai package:\n"
         f'  client = OpenAI(base_url="{url}/v1", api_key=os.environ["LORAPLEX_API_KEY"])\n'
-        f'  client.chat.completions.create(model="{version["id"]}", messages=[...])'
+        f'  client.chat.completions.create(model="{model}", messages=[...])'
     )
 
 

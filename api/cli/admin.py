@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,8 +13,10 @@ import typer
 
 from ...platform.database import Database, database_name, failure_reason
 from ...platform.errors import DatabaseUnavailable, RevisionMismatch, RowSecurityMissing
-from ..settings import Settings
+from ..running_servers import RunningServer, list_running_servers
+from ..settings import Settings, load_settings
 from .exit_codes import CommandFailed, ExitCode
+from .output import note
 
 DatabaseUrl = Annotated[
     str | None,
@@ -66,6 +69,39 @@ def open_current_database(settings: Settings) -> Iterator[Database]:
     with open_database(settings) as database:
         database.check_revision()
         yield database
+
+
+def load_settings_beside_server(*, database: str | None, data_dir: Path | None) -> Settings:
+    """The settings of a command that works on the same data as the server of this user.
+
+    Where neither an option nor the environment names a place, the one server that runs decides.
+    Raises CommandFailed if that is ambiguous or if the server's database has to be named.
+    """
+    settings = load_settings(database=database, data_dir=data_dir)
+    servers = list_running_servers()
+    named = settings.model_fields_set & {"database", "data_dir"}
+    if named or not servers or str(settings.data_dir) in {server.data_dir for server in servers}:
+        return settings
+    server, *others = servers
+    if others:
+        listed = "".join(f"\n  --data-dir {shlex.quote(server.data_dir)}" for server in servers)
+        raise CommandFailed(
+            f"{len(servers)} servers run here. Name the data folder of one:{listed}",
+            ExitCode.USAGE,
+        )
+    if not server.has_embedded_database:
+        raise CommandFailed(
+            f"The server at {server.url} has its database from --database or LORAPLEX_DATABASE: "
+            f"add the same --database, and --data-dir {shlex.quote(server.data_dir)}.",
+            ExitCode.USAGE,
+        )
+    note(f"Using {server.data_dir}, the data folder of the server at {server.url}.")
+    return load_settings(data_dir=Path(server.data_dir))
+
+
+def describe_running_server(settings: Settings, url: str) -> RunningServer:
+    """How a server with these settings is found by other commands."""
+    return RunningServer(url, str(settings.data_dir), settings.is_database_embedded)
 
 
 def moment(value: datetime | None) -> str | None:

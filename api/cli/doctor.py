@@ -15,8 +15,10 @@ from typing import Annotated, NamedTuple
 import httpx
 import typer
 
-from ...adapters.store.opening import open_store
+from ...adapters.confinement import Mechanism
+from ...adapters.store import check_usable, open_store
 from ...platform.database import Database, database_name
+from ..confinement import confinement_here
 from ..settings import Settings, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import open_client
@@ -48,9 +50,9 @@ def doctor(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at packages, device, data folder, database, store and server; mend nothing."""
+    """Look at packages, device, confinement, storage and server; mend nothing."""
     settings = load_settings(database=database, store=store, data_dir=data_dir)
-    findings = [*_installation(), *_storage(settings), *_server()]
+    findings = [*_installation(), *_confinement(), *_storage(settings), *_server()]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -79,6 +81,20 @@ def _device() -> str:
         free, total = torch.cuda.mem_get_info()
         return f"{torch.cuda.get_device_name()}, {free >> 30} of {total >> 30} GiB free"
     return f"{os.cpu_count()} processors, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _confinement() -> Iterator[Finding]:
+    """What confines examinations that this user starts on this machine."""
+    report = confinement_here()
+    missing = {state.name for state in report.missing}
+    for state in report.mechanisms:
+        is_optional = state.name == Mechanism.SECCOMP and not state.is_in_force
+        mood = WARNING if state.name in missing else SKIPPED if is_optional else OK
+        yield Finding(f"confinement: {state.name}", mood, state.detail)
+    if report.possible:
+        acts = ", ".join(act.act for act in report.possible)
+        mood = WARNING if missing else OK
+        yield Finding("confinement: open", mood, f"an examination still could: {acts}")
 
 
 def _storage(settings: Settings) -> Iterator[Finding]:
@@ -114,7 +130,7 @@ def _database(settings: Settings) -> Finding:
 
 def _store(settings: Settings) -> Finding:
     opened = open_store(settings.store_url)
-    next(iter(opened.list_keys("t/")), None)
+    check_usable(opened)
     return Finding("store", OK, settings.store_url.partition("?")[0])
 
 

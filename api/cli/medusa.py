@@ -84,14 +84,15 @@ def _train(
 ) -> list[float]:
     """Train and write the heads; returns how often each is right on what was held out."""
     from ...engine.base_identity import compute_base_id
-    from ...engine.base_model import choose_device, choose_dtype, load_config, load_weights
-    from ...engine.checkpoint import locate_model
+    from ...engine.base_model import choose_device, choose_dtype
+    from ...engine.checkpoint import locate_base
     from ...engine.speculation.medusa_checkpoint import save_heads
     from ...engine.speculation.medusa_training import head_accuracies, train_heads
     from ...engine.speculation.training_texts import read_texts
     from ...engine.tokenizer import Tokenizer
+    from ...engine.weights import load_config, load_weights
 
-    model_dir = locate_model(model)
+    model_dir = locate_base(model)
     texts = read_texts(data, Tokenizer(model_dir), max_tokens=max_tokens)
     _claim(out)
     Random(recipe.seed).shuffle(texts)

@@ -15,9 +15,14 @@ from ...platform.keyring import Keyring
 from ...platform.keys.principal import OperatorRole
 from ...platform.operators.service import IssuedOperatorKey, OperatorService
 from ...platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
-from ..settings import load_settings
 from . import operator_keys
-from .admin import DatabaseUrl, DataDir, moment, open_current_database
+from .admin import (
+    DatabaseUrl,
+    DataDir,
+    load_settings_beside_server,
+    moment,
+    open_current_database,
+)
 from .client import api_path, open_client
 from .connection import find_url
 from .invitations import join_url, print_invitation
@@ -44,10 +49,11 @@ def create(
 ) -> None:
     """Make an operator and print its key, on the database itself: this once, and never again.
 
-    For the first operator, or when no operator's key is left. It works beside a server. The link
-    to the console that goes with it lets the operator set a password, once and within a day.
+    Use it for the first operator, or when every operator key is lost. It works beside a running
+    server and finds its data folder; with several servers name one by --data-dir. The printed
+    link lets the operator set a password for the console, once and within a day.
     """
-    settings = load_settings(database=database, data_dir=data_dir)
+    settings = load_settings_beside_server(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         issued, invitation = _create(
             opened, settings.load_secrets(), name, role, timedelta(days=expires_in_days)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import typer
 
-from ...adapters.errors import AdapterError
+from ...adapters.errors import AdapterError, ConfinementMissing
 from ...engine.config import EngineConfig
+from ..running_servers import registered
 from ..settings import Settings, default_data_dir, load_settings
-from .admin import naming_the_database
+from .admin import describe_running_server, naming_the_database
 from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
 from .option_groups import with_options
@@ -76,6 +78,7 @@ def _settings(platform: PlatformOptions, adapters: AdapterOptions, tools: ToolOp
         reference_base=adapters.reference_base,
         max_reference_kl=adapters.max_reference_kl,
         max_full_matrix_bytes=None if mib is None else round(mib * MIB),
+        require_confinement=adapters.require_confinement,
     )
 
 
@@ -89,16 +92,24 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
         listener = bind(host, port)
         url = f"http://{address(host, listener.getsockname()[1])}"
         note(f"Loading {engine_config.model} ...")
-        with naming_the_database(settings):
+        with naming_the_database(settings), ExitStack() as registration:
+
+            def announce(runtime: Runtime) -> None:
+                running = describe_running_server(settings, url)
+                registration.enter_context(registered(running))
+                _announce(runtime, url)
+
             run_server(
                 settings,
                 engine_config,
                 listener=listener,
-                announce=lambda runtime: _announce(runtime, url),
+                announce=announce,
                 on_drain=lambda seconds: note(
                     f"Stopping: waiting up to {seconds:g} s for running requests."
                 ),
             )
+    except ConfinementMissing as exc:
+        raise CommandFailed(f"{exc} ({exc.code})") from exc
     except (AdapterError, CannotListen, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 
@@ -117,7 +128,7 @@ def next_steps(settings: Settings, url: str) -> list[str]:
     """What to do once it serves, with the options that another terminal needs."""
     where = ""
     if settings.data_dir != default_data_dir():
-        where += f" --data-dir {shlex.quote(str(settings.data_dir.absolute()))}"
+        where += f" --data-dir {shlex.quote(str(settings.data_dir))}"
     if settings.database is not None:
         where += " --database ..."  # not shown: it may hold a password
     server = "" if url == DEFAULT_URL else f" --url {url}"

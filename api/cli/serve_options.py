@@ -282,7 +282,7 @@ class QueueOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
-    """Which adapters are taken."""
+    """Which adapters are taken, and how they are examined."""
 
     reference_base: Annotated[
         str | None,
@@ -309,6 +309,15 @@ class AdapterOptions:
             callback=check_finite,
             help="What whole matrices (modules_to_save) of one adapter may take.",
             show_default="refused",
+        ),
+    ] = None
+    require_confinement: Annotated[
+        bool | None,
+        typer.Option(
+            "--require-confinement",
+            envvar="LORAPLEX_REQUIRE_CONFINEMENT",
+            help="Start only where namespaces, Landlock and limits confine examinations.",
+            show_default="a warning in the log",
         ),
     ] = None
 

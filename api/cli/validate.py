@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ...adapters.errors import AdapterRejected
+from ...adapters.errors import AdapterRejected, IntakeUnavailable
 from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
 from ...adapters.rejections import REJECTIONS
@@ -93,6 +93,11 @@ def validate(
         if not fitted.is_identified and exc.reason in _ASKED_OF_WEIGHTS:
             note("A copy of the base's own matrix is only known as one where its weights are.")
         raise _refused(folder, exc) from exc
+    except IntakeUnavailable as exc:
+        raise CommandFailed(
+            "This machine could not complete the examination; run the command again.",
+            ExitCode.UNAVAILABLE,
+        ) from exc
     if as_json:
         print_json({"accepted": True, "report": _report(report, fitted)})
     else:
@@ -100,7 +105,7 @@ def validate(
 
 
 def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
-    """What intake finds. Raises AdapterRejected."""
+    """What intake finds. Raises AdapterRejected or IntakeUnavailable."""
     with tempfile.TemporaryDirectory(prefix="loraplex-validate-") as name:
         directory = Path(name)
         layout_path, config_path = directory / "layout.json", directory / "config.json"

@@ -118,6 +118,7 @@ def upload_view(upload: Upload, known: VersionView | None = None) -> UploadView:
         size_bytes=upload.size_bytes,
         sha256=upload.sha256,
         created_at=upload.created_at,
+        updated_at=upload.updated_at,
         reason=_reason(upload.reason_code, upload.reason_message),
         already=known is not None,
         version=known,

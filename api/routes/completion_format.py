@@ -22,7 +22,7 @@ from ..schemas.answers import (
 from ..services.echo import Echo
 from ..services.inference import Order
 from ..services.sequence_text import Delta
-from .logprobs import reported
+from .logprobs import distinct_spellings, reported, spelled
 
 
 class _Place(NamedTuple):
@@ -144,7 +144,7 @@ class CompletionFormat(PlainEvents):
         places = list(places)
         entries = [place.logprobs for place in places]
         return CompletionLogprobs(
-            tokens=[self._tokenizer.token_text(place.token_id) for place in places],
+            tokens=[spelled(self._tokenizer.token_bytes(place.token_id)) for place in places],
             token_logprobs=[
                 None if entry is None else reported(entry.chosen.logprob) for entry in entries
             ],
@@ -153,11 +153,12 @@ class CompletionFormat(PlainEvents):
         )
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens by their text; of several with the same the likeliest."""
-        found: dict[str, float] = {}
-        for top in entry.top[: self._num_logprobs]:
-            found.setdefault(self._tokenizer.token_text(top.token_id), reported(top.logprob))
-        return found
+        """The likeliest tokens by their spelling, each of them once."""
+        top = entry.top[: self._num_logprobs]
+        # The chosen one's first: it is spelled here as in `tokens`.
+        ids = [entry.chosen.token_id, *(token.token_id for token in top)]
+        names = distinct_spellings({id_: self._tokenizer.token_bytes(id_) for id_ in ids})
+        return {names[token.token_id]: reported(token.logprob) for token in top}
 
     def _prompt_logprobs(self, read: Sequence[TokenLogprobs]) -> PromptLogprobs | UnsetType:
         if self._num_prompt_logprobs is None:

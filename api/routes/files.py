@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ..contract import Raw, answers
 from ..runtime import CurrentRuntime
+from ..services.downloads import ExportedFile
 from .parameters import NO_VERSION, Number, Reader, find_version
+
+
+class FileResponse(StreamingResponse):
+    """Sends an exported file, and lets go of it at the end, even of one that was broken off."""
+
+    def __init__(self, exported: ExportedFile, **answer: Any) -> None:
+        super().__init__(exported.pieces(), **answer)
+        self._exported = exported
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[attr-defined]
+            self._exported.close()
+
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions/{number}/files")
 
@@ -22,7 +40,13 @@ _MEDIA_TYPES = {
 @router.get("/{file}")
 @answers(
     Raw("application/json", "application/octet-stream"),
-    errors=(*NO_VERSION, "adapter_load_failed", "store_unavailable", "store_denied"),
+    errors=(
+        *NO_VERSION,
+        "adapter_load_failed",
+        "storage_full",
+        "store_unavailable",
+        "store_denied",
+    ),
     headers={
         "repr-digest": "SHA-256 of the whole file (RFC 9530).",
         "content-disposition": "The file's name.",
@@ -41,8 +65,8 @@ async def download(
     exported = await runtime.downloads.export(
         found.key, file, base_model_name=found.version.intake_report.get("trained_on")
     )
-    return StreamingResponse(
-        exported.pieces(),
+    return FileResponse(
+        exported,
         media_type=_MEDIA_TYPES[file],
         headers={
             "content-length": str(exported.size_bytes),

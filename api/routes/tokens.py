@@ -42,12 +42,14 @@ async def tokenize(
             as_conversation(body.messages),
             [tool.as_tool() for tool in body.tools or ()],
             add_generation_prompt=body.add_generation_prompt is not False,
+            is_bounded=False,
         )
     else:
         (tokens,) = await inference.encode(
             principal,
             [body.prompt or ""],
             add_special_tokens=body.add_special_tokens is not False,
+            is_bounded=False,
         )
     entry = inference.tokenizer.vocabulary_entry
     answer = Tokens(

@@ -13,16 +13,17 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...platform.adapters import uploads
 from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import Origin
 from ...platform.errors import UploadNotFound
 from ...platform.keys.principal import Principal
-from ..bodies import body_chunks, check_encoding, json_body
+from ..bodies import body_chunks, check_encoding, declared_bytes, json_body
 from ..contract import Raw, answers, terms
 from ..error_codes import REJECTION_CODES
 from ..json_response import json_response
 from ..runtime import CurrentRuntime, Runtime
-from ..schemas.adapters import UploadBody, UploadView, VersionView
+from ..schemas.adapters import ListView, UploadBody, UploadView, VersionView
 from .adapter_views import AdapterViews, upload_view
 from .parameters import RequestOrigin, Writer, find_version
 
@@ -42,7 +43,20 @@ UploadWriter = Annotated[Principal, Depends(_upload_writer)]
 
 
 @router.post("/adapters/{name}/uploads")
-@answers(UploadView, 200, 201, errors=("adapter_being_deleted", "quota_exceeded", *REJECTION_CODES))
+@answers(
+    UploadView,
+    200,
+    201,
+    errors=(
+        "adapter_being_deleted",
+        "quota_exceeded",
+        "disk_share_exceeded",
+        "storage_full",
+        "store_unavailable",
+        "store_denied",
+        *REJECTION_CODES,
+    ),
+)
 async def open_upload(
     runtime: CurrentRuntime,
     principal: Writer,
@@ -53,7 +67,7 @@ async def open_upload(
     """Declare an adapter that is about to be sent.
 
     One whose bytes the tenant has under this name is there `already`: the answer is 200, and there
-    is nothing to send.
+    is nothing to send. If the server has lost them, or its copy is damaged, they are sent again.
     """
     declared = NewUpload(
         adapter_name=name,
@@ -68,6 +82,33 @@ async def open_upload(
         return json_response(upload_view(upload), status_code=201)
     known = await _pushed_version(runtime, principal, origin, upload.id)
     return json_response(upload_view(upload, known))
+
+
+@router.get("/uploads")
+@answers(ListView[UploadView])
+async def list_uploads(runtime: CurrentRuntime, principal: Writer) -> Response:
+    """List the uploads that are not finished, the oldest first.
+
+    What they declare counts against the tenant's share of the server's disk.
+    """
+    unfinished = await runtime.control_plane.read(
+        principal.tenant_id, uploads.list_unfinished_uploads
+    )
+    views = [upload_view(each) for each in unfinished if principal.may_use(each.adapter_name)]
+    return json_response(ListView(views))
+
+
+@router.delete("/uploads/{upload_id}")
+@answers(UploadView, errors=("upload_not_found", "state_conflict"))
+async def abandon_upload(
+    runtime: CurrentRuntime, principal: UploadWriter, origin: RequestOrigin, upload_id: str
+) -> Response:
+    """Abandon an upload that is not finished.
+
+    Its bytes are gone at once. One that is being examined cannot be abandoned.
+    """
+    upload = await runtime.pushes.abandon(principal.tenant_id, upload_id, origin)
+    return json_response(upload_view(upload))
 
 
 @router.get("/uploads/{upload_id}")
@@ -89,6 +130,7 @@ async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id
         "upload_conflict",
         "upload_elsewhere",
         "state_conflict",
+        "storage_full",
         "body_too_large",
         "unsupported_media_type",
         "request_timeout",
@@ -110,6 +152,7 @@ async def put_content(
         principal.tenant_id,
         upload_id,
         offset=offset,
+        num_bytes=declared_bytes(request),
         read=lambda max_bytes: body_chunks(request, max_bytes),
     )
     return json_response(upload_view(upload))
@@ -127,6 +170,8 @@ async def put_content(
         "digest_mismatch",
         "quota_exceeded",
         "adapter_being_deleted",
+        "intake_unavailable",
+        "storage_full",
         "store_unavailable",
         "store_denied",
         *REJECTION_CODES,

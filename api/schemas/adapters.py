@@ -82,6 +82,8 @@ class UploadView(msgspec.Struct, frozen=True):
     size_bytes: int
     sha256: str
     created_at: datetime
+    updated_at: datetime
+    """When bytes were acknowledged, or the state changed, for the last time."""
     reason: Reason | None
     already: bool = False
     """The adapter has these bytes as a live version: there is nothing to send."""

@@ -30,7 +30,9 @@ DEFAULT_TEMPERATURE = 1.0
 
 
 def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    """An empty text stops nothing."""
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
 def _is_short(text: str) -> str:
@@ -46,7 +48,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-StopString = Annotated[str, StringConstraints(min_length=1), AfterValidator(_is_short)]
+StopString = Annotated[str, AfterValidator(_is_short)]
 StopStrings = Annotated[
     list[StopString],
     Field(max_length=MAX_STOP_STRINGS),
@@ -106,7 +108,7 @@ class SamplingBody(RequestModel):
     model: ModelName
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     presence_penalty: Penalty | None = None

@@ -25,6 +25,8 @@ class ContentPart(RequestModel):
     type: str
     text: str | None = None
 
+    tolerated: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
     @model_validator(mode="before")
     @classmethod
     def refuse_other_types(cls, part: object) -> object:
@@ -58,7 +60,7 @@ class Call(ToolType):
     id: CallId
     function: CalledFunction
 
-    tolerated: ClassVar[frozenset[str]] = frozenset({"index"})
+    tolerated: ClassVar[frozenset[str]] = ToolType.tolerated | {"index"}
 
     def as_past_call(self) -> PastCall:
         arguments = parsed_arguments(self.function.arguments)
@@ -78,8 +80,13 @@ class Message(RequestModel):
     """Of the assistant."""
     tool_call_id: CallId | None = None
     """Of a `tool`: the call whose result this is."""
+    reasoning_content: str | None = None
+    """Of the assistant: what it thought before it answered. The chat template decides whether the
+    model is shown it."""
+    reasoning: str | None = None
+    """The same, by its later name."""
 
-    tolerated: ClassVar[frozenset[str]] = frozenset({"name"})
+    tolerated: ClassVar[frozenset[str]] = frozenset({"name", "cache_control"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],)}
 
     @model_validator(mode="after")
@@ -88,6 +95,9 @@ class Message(RequestModel):
             raise unsupported("role")
         if self.tool_calls and self.role != "assistant":
             raise invalid("tool_calls", "are the assistant's alone")
+        for field in ("reasoning_content", "reasoning"):
+            if getattr(self, field) and self.role != "assistant":
+                raise invalid(field, "is the assistant's alone")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise invalid("tool_call_id", "belongs to messages of `tool`, and to no others")
         return self
@@ -107,6 +117,7 @@ def as_conversation(messages: Sequence[Message]) -> list[ChatMessage]:
             calls=tuple(call.as_past_call() for call in message.tool_calls or ()),
             call_id=message.tool_call_id,
             tool_name=names.get(message.tool_call_id or ""),
+            reasoning=message.reasoning or message.reasoning_content,
         )
         for message in messages
     ]

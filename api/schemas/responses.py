@@ -28,7 +28,7 @@ class TextPart(RequestModel):
     text: str | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "logprobs", "prompt_cache_breakpoint"}
+        {"annotations", "cache_control", "logprobs", "prompt_cache_breakpoint"}
     )
 
     @model_validator(mode="after")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from ..tools.tool import Tool, ToolUse
+from ..tools.tool import NO_ARGUMENTS, Tool, ToolUse
 from .request_model import RequestModel, invalid, unsupported
 
 MAX_TOOLS = 128
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -20,6 +19,8 @@ class ToolType(RequestModel):
     """What every tool has; only functions are served."""
 
     type: str
+
+    tolerated: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     @model_validator(mode="before")
     @classmethod
@@ -35,6 +36,8 @@ class Function(RequestModel):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; None: it takes none."""
     strict: bool | None = None
+
+    tolerated: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     def as_tool(self) -> Tool:
         return Tool(

@@ -16,6 +16,7 @@ import structlog
 
 from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
+from ...adapters.tenant_lines import TenantLines
 from ...engine.client import EngineClient
 from ...engine.errors import EngineError
 from ...engine.messages import GenerationRequest, RequestFinished, TokensGenerated
@@ -28,6 +29,7 @@ from ...platform.base import JsonObject, new_id
 from ...platform.errors import InvalidTransition, PlatformError
 from ...platform.sessions import TenantSession
 from ..control_plane import ControlPlane
+from ..database_watch import until_answered
 from ..errors import ApiError, as_api_error, from_error_info
 from .leases import LeaseLost, Leases
 from .probes import Effect, Logits, compare, summarize
@@ -35,7 +37,8 @@ from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, Qu
 
 log = structlog.get_logger(__name__)
 
-NUM_WORKERS = 2
+NUM_WORKERS = 4
+"""Attestations at a time, half of them of one tenant."""
 WATCH_SECONDS = 30.0
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
@@ -80,7 +83,7 @@ class _Probed(NamedTuple):
 
 
 class Attestations:
-    """The queue of versions to attest, and the workers that do it; one for the server."""
+    """The versions to attest, the tenants in turn; one for the server."""
 
     def __init__(
         self,
@@ -97,14 +100,13 @@ class Attestations:
         self._prompts = prompts
         self._contract = contract
         self._leases = leases
-        self._queue: asyncio.Queue[AdapterVersion] = asyncio.Queue()
+        self._lines: TenantLines[AdapterVersion] = TenantLines(NUM_WORKERS)
         self._known: set[str] = set()
-        """Of the versions in the queue and at work."""
-        self._tasks: list[asyncio.Task[None]] = []
+        """Of the versions that wait and at work."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(NUM_WORKERS)]
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.add(asyncio.create_task(self._watch()))
 
     async def recover(self) -> None:
         """Queue what was accepted and is not attested, whichever server accepted it."""
@@ -119,12 +121,15 @@ class Attestations:
         """Attest this version when its turn comes; of another base's, when that base is served."""
         if version.base_id == self._engine.info.base_id and version.id not in self._known:
             self._known.add(version.id)
-            self._queue.put_nowait(version)
+            self._lines.add(version.tenant_id, version)
+            self._begin_next()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        self._lines.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Take over what a server that is gone has left."""
@@ -135,42 +140,54 @@ class Attestations:
             except PlatformError as exc:
                 log.warning("attestations_not_seen", error=str(exc))
 
-    async def _work(self) -> None:
-        while True:
-            version = await self._queue.get()
-            try:
-                await self._attest_once(version)
-            except (LeaseLost, InvalidTransition):
-                log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
-            except Exception:
-                log.exception("attestation_failed", version_id=version.id)
-            finally:
-                self._known.discard(version.id)
+    def _begin_next(self) -> None:
+        while taken := self._lines.take():
+            task = asyncio.create_task(self._work(taken[1]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, version: AdapterVersion) -> None:
+        try:
+            await self._attest_once(version)
+        except (LeaseLost, InvalidTransition):
+            log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
+        except Exception:
+            log.exception("attestation_failed", version_id=version.id)
+        finally:
+            self._known.discard(version.id)
+            self._lines.end(version.tenant_id)
+            self._begin_next()
 
     async def _attest_once(self, version: AdapterVersion) -> None:
         """Unless another server does it. Raises LeaseLost or InvalidTransition if one has."""
         lease = f"attestation:{version.id}"
-        if await self._leases.claim(lease):
+        if await until_answered(lambda: self._leases.claim(lease)):
             await self._leases.keep(lease, self._attest(version))
-            await self._leases.forget(lease)
+            await until_answered(lambda: self._leases.forget(lease))
 
     async def _attest(self, version: AdapterVersion) -> None:
         if version.state is VersionState.VALIDATED:
-            await self._control_plane.write(
-                version.tenant_id, lambda session: service.begin_attestation(session, version.id)
-            )
+            await until_answered(lambda: self._begin(version))
         failpoint("attestation.begun")
         verdict = await self._measure(AdapterKey(version.tenant_id, version.digest))
         failpoint("attestation.measured")
-        await self._control_plane.change(
-            version.tenant_id, BY_SYSTEM, lambda session: _settle(session, version.id, verdict)
-        )
+        await until_answered(lambda: self._settle(version, verdict))
         failpoint("attestation.settled")
         log.info(
             "adapter_attested",
             tenant_id=version.tenant_id,
             adapter_digest=version.digest,
             reason=verdict.reason,
+        )
+
+    async def _begin(self, version: AdapterVersion) -> None:
+        await self._control_plane.write(
+            version.tenant_id, lambda session: service.begin_attestation(session, version.id)
+        )
+
+    async def _settle(self, version: AdapterVersion, verdict: Verdict) -> None:
+        await self._control_plane.change(
+            version.tenant_id, BY_SYSTEM, lambda session: _settle(session, version.id, verdict)
         )
 
     async def _measure(self, key: AdapterKey) -> Verdict:
@@ -184,7 +201,7 @@ class Attestations:
             except (ApiError, EngineError) as exc:
                 error = as_api_error(exc)
             num_load_failures += error.code == LOAD_FAILED
-            if not error.published.retryable or num_load_failures == MAX_LOAD_FAILURES:
+            if not error.retryable or num_load_failures == MAX_LOAD_FAILURES:
                 return Verdict(None, error.code, _MESSAGES.get(error.code, error.message))
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)

@@ -34,7 +34,7 @@ from ...platform.jobs.service import shared_now
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane import ControlPlane
-from ..threads import WorkerThreads
+from ..tenant_turns import TenantTurns
 from .leases import LeaseLost, Leases
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Deletions:
         self._fetcher = fetcher
         self._store = store
         self._control_plane = control_plane
-        self._threads = WorkerThreads("deletions", NUM_THREADS)
+        self._turns = TenantTurns("deletions", NUM_THREADS)
         self._leases = leases
         self._running: dict[str, asyncio.Task[Deletion]] = {}
         """By version."""
@@ -124,7 +124,7 @@ class Deletions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.close()
+        self._turns.close()
 
     async def look(self) -> None:
         """Let go of what other servers delete, and take over what nobody goes on with.
@@ -223,10 +223,10 @@ class Deletions:
         begun_at = await self._control_plane.read_all_tenants(shared_now)
         evicted = await self._engine.evict_adapter(key, drain_seconds=drain_seconds)
         failpoint("deletions.evicted")
-        await self._threads.run(self._fetcher.forget, key)
+        await self._turns.run(key.tenant_id, self._fetcher.forget, key)
         failpoint("deletions.forgotten")
         await self._wait_for_others(begun_at)
-        await self._threads.run(self._store.delete, object_key(key))
+        await self._turns.run(key.tenant_id, self._store.delete, object_key(key))
         failpoint("deletions.removed")
         return {"engine": asdict(evicted), "disk": "removed", "object": object_key(key)}
 
@@ -247,7 +247,8 @@ class Deletions:
         self._control_plane.note_change(deletion.key.tenant_id)  # no name leads there any more
         if not deletion.is_content_shared:
             await self._engine.evict_adapter(deletion.key, drain_seconds=drain_seconds)
-            await self._threads.run(self._fetcher.forget, deletion.key)
+            tenant_id = deletion.key.tenant_id
+            await self._turns.run(tenant_id, self._fetcher.forget, deletion.key)
         self._let_go_of.add(deletion.version_id)
 
 

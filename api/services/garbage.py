@@ -89,7 +89,7 @@ class Garbage:
         """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
         collected = Collected(dry_run)
         await self._collect_shared(collected)
-        await self._remove_files(collected)
+        await self._remove_files(collected, self._grace)
         return collected
 
     async def collect_shared(self) -> None:
@@ -105,8 +105,18 @@ class Garbage:
 
     async def sweep(self) -> None:
         """The files of this server's own uploads. Raises a PlatformError."""
+        await self._sweep(self._grace)
+
+    async def sweep_at_start(self) -> None:
+        """The same before anything is received: what nothing waits for was left by a killed server.
+
+        Call it while the data folder is locked. Raises a PlatformError.
+        """
+        await self._sweep(timedelta(0))
+
+    async def _sweep(self, grace: timedelta) -> None:
         collected = Collected(dry_run=False)
-        await self._remove_files(collected)
+        await self._remove_files(collected, grace)
         log.info("uploads_swept", files=len(collected.removed_files))
 
     async def _collect_shared(self, collected: Collected) -> None:
@@ -141,9 +151,9 @@ class Garbage:
 
         return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
-    async def _remove_files(self, collected: Collected) -> None:
+    async def _remove_files(self, collected: Collected, grace: timedelta) -> None:
         """Files of uploads that neither receive nor are examined."""
-        found = await self._threads.run(self._staging.list_uploads, utc_now() - self._grace)
+        found = await self._threads.run(self._staging.list_uploads, utc_now() - grace)
         unfinished = await self._control_plane.read_all_tenants(
             repository.list_unfinished_uploads_of_all_tenants
         )

@@ -97,6 +97,8 @@ class GrammarChecks:
 
     async def _exchange(self, message: bytes) -> bytes:
         """The line that answers; empty if the process died of it."""
+        if self._process is not None and _was_killed(self._process):
+            await self._end()
         process = self._process = self._process or await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -137,6 +139,12 @@ class GrammarChecks:
         with suppress(ProcessLookupError):
             process.kill()
         return -await process.wait()
+
+
+def _was_killed(process: Process) -> bool:
+    """Whether it died while nobody asked it anything; writing to it would raise."""
+    assert process.stdin is not None
+    return process.returncode is not None or process.stdin.is_closing()
 
 
 def _has_failed(answer: asyncio.Task[str | None]) -> bool:

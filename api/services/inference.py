@@ -29,7 +29,6 @@ from ..errors import ApiError
 from ..metrics import Metrics
 from ..request_measures import RequestMeasures
 from ..tenant_turns import TenantTurns
-from ..threads import WorkerThreads
 from ..tools.answer_plan import AnswerPlan, plan_answer
 from ..tools.chat_prompt import ChatPrompts
 from ..tools.conversation import ChatMessage
@@ -44,7 +43,10 @@ from .seen_adapters import SeenAdapters
 
 log = structlog.get_logger(__name__)
 
-NUM_TOKENIZERS = 2
+NUM_TOKENIZERS = 4
+"""Threads. Two tenants whose prompts take long leave one to the others."""
+MAX_TOKENIZER_CALLS = 1024
+"""Of one tenant."""
 SHORT_PROMPT = 512
 """Characters."""
 
@@ -140,13 +142,12 @@ class Inference:
         self._admission = admission
         self._metrics = metrics
         self._tenant_figures = tenant_figures
-        self._threads = WorkerThreads("tokenizer", NUM_TOKENIZERS)
-        self._turns = TenantTurns(self._threads)
+        self._turns = TenantTurns("tokenizer", NUM_TOKENIZERS, max_calls=MAX_TOKENIZER_CALLS)
         self._adapter_wait_seconds = adapter_wait_seconds
         self._open: dict[str, OpenRequest] = {}
 
     async def aclose(self) -> None:
-        self._threads.close()
+        self._turns.close()
         await self._grammars.aclose()
 
     def find_open(self, request_id: str) -> OpenRequest | None:
@@ -202,14 +203,19 @@ class Inference:
         tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
+        is_bounded: bool = True,
     ) -> list[int]:
-        """The prompt of a conversation. Raises an EngineError that says what does not fit."""
+        """The prompt of a conversation. Raises an EngineError that says what does not fit.
+
+        `is_bounded`: what is certainly longer than the model's context is not tokenized.
+        """
         return await self._turns.run(
             principal.tenant_id,
             self.chat_prompts.encode,
             messages,
             tools,
             add_generation_prompt=add_generation_prompt,
+            max_tokens=self._engine.info.max_model_len if is_bounded else None,
         )
 
     def plan_answer(
@@ -236,15 +242,21 @@ class Inference:
         add_special_tokens: bool = True,
         truncate: int | None = None,
         max_tokens: int = 0,
+        is_bounded: bool = True,
     ) -> list[list[int]]:
         """Each prompt's token ids; those of the caller's are checked later and taken as they are.
 
         `truncate`: keep so many of the last ones, -1 as many as have room with `max_tokens`.
+        `is_bounded`: as of `encode_chat`, for prompts that are not cut.
         """
+        capacity = self._engine.info.max_model_len
+        bound = capacity if is_bounded and truncate is None else None
 
         def encode(prompt: str | list[int]) -> list[int]:
             if isinstance(prompt, str):
-                return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                return self.tokenizer.encode(
+                    prompt, add_special_tokens=add_special_tokens, max_tokens=bound
+                )
             return prompt
 
         def encode_all() -> list[list[int]]:
@@ -257,7 +269,7 @@ class Inference:
         )
         if truncate is None:
             return encoded
-        room = max(self._engine.info.max_model_len - max_tokens, 1)
+        room = max(capacity - max_tokens, 1)
         kept = room if truncate < 0 else truncate
         return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
 

@@ -9,6 +9,8 @@ from ..disconnects import CLIENT_DISCONNECTED
 from ..error_codes import ERROR_CODES
 from ..schemas.requests import PhaseView
 
+_SAY_THEMSELVES = frozenset({"adapter_load_failed"})
+"""Codes of which some errors are retryable and some are not."""
 _TIERS = {
     "device": "was on the device",
     "host": "was in host memory and had to be copied to the device",
@@ -39,7 +41,8 @@ def _refusal(code: str) -> str:
     published = ERROR_CODES.get(code)
     if published is None:
         return f"It ended with `{code}`."
-    again = "The same request may succeed later." if published.retryable else ""
+    is_known = published.retryable and code not in _SAY_THEMSELVES
+    again = "The same request may succeed later." if is_known else ""
     return f"It ended with `{code}`: {published.meaning} {again}".strip()
 
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from ..threads import WorkerThreads
+from ...adapters.disk_room import DiskRoom, full_disk_told
+from ...adapters.wiping import file_digest
+from ..tenant_turns import TenantTurns
 
 NUM_WRITERS = 4
-WRITE_BYTES = 1 << 20
 
 
 class Staging:
     """Files by upload id, which is the server's own and so safe in a path."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, room: DiskRoom | None = None) -> None:
+        """`room`: of the folder's disk, beside the default reserve if it is not given."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
-        self._threads = WorkerThreads("uploads", NUM_WRITERS)
+        self.room = DiskRoom(directory) if room is None else room
+        self._turns = TenantTurns("uploads", NUM_WRITERS)
 
     def weights_path(self, upload_id: str) -> Path:
         return self._directory / f"{upload_id}.safetensors"
@@ -33,27 +35,35 @@ class Staging:
     def block_path(self, upload_id: str) -> Path:
         return self._directory / f"{upload_id}.block"
 
-    async def append(self, upload_id: str, offset: int, chunks: AsyncIterator[bytes]) -> None:
+    async def append(
+        self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
+    ) -> None:
         """Write the chunks from `offset` on and make them durable.
 
         If `chunks` raises, what came before is durable all the same. Returns nothing: what is
-        durable is the file's size, see `num_bytes`.
+        durable is the file's size, see `num_bytes`. Raises StorageFull.
         """
-        file = await self._threads.run(_open_at, self.weights_path(upload_id), offset)
-        buffer = bytearray()
-        writing: asyncio.Future[None] | None = None
+        with full_disk_told():
+            await self._append(tenant_id, upload_id, offset, chunks)
+
+    async def _append(
+        self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
+    ) -> None:
+        path = self.weights_path(upload_id)
+        file = await self._turns.run(tenant_id, _open_at, path, offset)
         try:
             async for chunk in chunks:
-                buffer += chunk
-                if len(buffer) >= WRITE_BYTES:
-                    piece = bytes(buffer)
-                    buffer.clear()  # now: a piece that fails or goes on alone is not written twice
-                    writing = self._threads.run(_write_all, file, piece)
-                    await asyncio.shield(writing)
+                await self._write(tenant_id, file, chunk)
         finally:
-            if writing is not None:
-                await asyncio.wait([writing])  # cancelling the request does not stop its thread
-            await self._threads.run(_finish, file, bytes(buffer))
+            await self._turns.run(tenant_id, _finish, file)
+
+    async def _write(self, tenant_id: str, file: int, chunk: bytes) -> None:
+        self.room.check(len(chunk))
+        writing = self._turns.run(tenant_id, _write_all, file, chunk)
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait([writing])  # cancelling the request does not stop its thread
 
     def num_bytes(self, upload_id: str) -> int:
         """How many bytes of the weights are here."""
@@ -61,12 +71,17 @@ class Staging:
         return path.stat().st_size if path.exists() else 0
 
     def sha256(self, upload_id: str) -> str:
-        with self.weights_path(upload_id).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest: str = file_digest(self.weights_path(upload_id)).hexdigest()
+        return digest
 
     def discard(self, upload_id: str) -> None:
         """Delete what is left of an upload."""
-        for path in (self.weights_path, self.config_path, self.block_path):
+        self.weights_path(upload_id).unlink(missing_ok=True)
+        self.discard_block(upload_id)
+
+    def discard_block(self, upload_id: str) -> None:
+        """Delete what its examination has written."""
+        for path in (self.config_path, self.block_path):
             path(upload_id).unlink(missing_ok=True)
 
     def list_uploads(self, before: datetime) -> set[str]:
@@ -79,7 +94,7 @@ class Staging:
         return {upload_id for upload_id, at in touched.items() if at <= before.timestamp()}
 
     def close(self) -> None:
-        self._threads.close()
+        self._turns.close()
 
 
 def _open_at(path: Path, offset: int) -> int:
@@ -96,11 +111,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _finish(descriptor: int, data: bytes) -> None:
+def _finish(descriptor: int) -> None:
     try:
-        _write_all(descriptor, data)
+        os.fsync(descriptor)
     finally:
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)

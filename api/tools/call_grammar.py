@@ -13,7 +13,7 @@ from typing import Any
 
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from ...engine.tokenizer import Tokenizer
-from .tool import Tool, ToolUse
+from .tool import NO_ARGUMENTS, Tool, ToolUse
 from .tool_format import ToolFormat
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -91,8 +91,10 @@ def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
 
 
 def _arguments_schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
-    """A tool that is not strict may be called with any object, unless it must be called."""
-    return tool.parameters if tool.is_strict or use.is_required else ANY_OBJECT
+    """A tool that is not strict may be called with any object, unless it must be called or takes no
+    arguments."""
+    is_followed = tool.is_strict or use.is_required or tool.parameters == NO_ARGUMENTS
+    return tool.parameters if is_followed else ANY_OBJECT
 
 
 def _free_text_rules(spelled: _Spelling) -> dict[str, str]:

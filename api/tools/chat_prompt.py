@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...engine.errors import EngineError
 from ...engine.tokenizer import Tokenizer
@@ -56,14 +57,18 @@ class ChatPrompts:
         tools: Sequence[Tool],
         *,
         add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit."""
+        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit,
+        and PromptTooLong, before it is tokenized, where that is certain by `max_tokens`.
+        """
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return self._tokenizer.encode_chat(
             [message.for_template() for message in messages],
             tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
             add_generation_prompt=add_generation_prompt,
+            max_tokens=max_tokens,
         )
 
     def _described(
@@ -83,7 +88,8 @@ class ChatPrompts:
         if not message.calls:
             return message
         calls = self.tool_format.write([(call.name, call.arguments) for call in message.calls])
-        return ChatMessage(message.role, f"{message.text}\n{calls}" if message.text else calls)
+        text = f"{message.text}\n{calls}" if message.text else calls
+        return replace(message, text=text, calls=())
 
 
 def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:

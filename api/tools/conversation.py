@@ -32,6 +32,8 @@ class ChatMessage:
     call_id: str | None = None
     """Of a `tool`: the call that it answers."""
     tool_name: str | None = None
+    reasoning: str | None = None
+    """Of the assistant."""
 
     def for_template(self) -> dict[str, Any]:
         """In the form that chat templates know."""
@@ -42,4 +44,6 @@ class ChatMessage:
             message["tool_call_id"] = self.call_id
         if self.tool_name is not None:
             message["name"] = self.tool_name
+        if self.reasoning:
+            message |= dict.fromkeys(("reasoning_content", "reasoning"), self.reasoning)
         return message

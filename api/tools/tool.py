@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NO_ARGUMENTS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+"""The schema of a function that takes none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

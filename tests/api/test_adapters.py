@@ -89,6 +89,46 @@ def test_more_bytes_than_declared_are_refused(caller: Caller, adapters: list[Pat
     weights = (adapters[0] / WEIGHTS).read_bytes()
     upload = open_upload(caller, adapters[0])
     check_envelope(put(caller, upload, weights + b"x", 0), "body_too_large")
+    assert caller.http.get(f"/v1/uploads/{upload['id']}").json()["received_bytes"] == 0, (
+        "its length said so: nothing was read"
+    )
+    check_envelope(put(caller, upload, iter([weights, b"x"]), 0), "body_too_large")
+
+
+def test_an_upload_beyond_every_limit_is_refused_when_it_is_declared(
+    caller: Caller, adapters: list[Path]
+) -> None:
+    body = declaration(adapters[0], size_bytes=1 << 40)
+    answer = caller.http.post("/v1/adapters/bot/uploads", json=body)
+    assert "the most is" in check_envelope(answer, "file_too_large")["message"]
+    assert caller.http.get("/v1/uploads").json()["data"] == []
+
+
+def test_an_abandoned_upload_is_gone_at_once(
+    caller: Caller, server: ServerUnderTest, adapters: list[Path]
+) -> None:
+    weights = (adapters[0] / WEIGHTS).read_bytes()
+    upload = open_upload(caller, adapters[0])
+    put(caller, upload, weights[:1000], 0)
+    (listed,) = caller.http.get("/v1/uploads").json()["data"]
+    assert (listed["id"], listed["received_bytes"]) == (upload["id"], 1000)
+    staged = server.settings.data_dir / "uploads" / f"{upload['id']}.safetensors"
+    assert staged.stat().st_size == 1000
+
+    for _ in range(2):
+        abandoned = caller.http.delete(f"/v1/uploads/{upload['id']}")
+        assert abandoned.json()["state"] == "abandoned", abandoned.text
+    assert not staged.exists()
+    assert caller.http.get("/v1/uploads").json()["data"] == []
+    check_envelope(put(caller, upload, weights[1000:], 1000), "upload_conflict")
+    assert open_upload(caller, adapters[0])["id"] != upload["id"]
+
+
+def test_what_became_a_version_cannot_be_abandoned(caller: Caller, adapters: list[Path]) -> None:
+    upload = open_upload(caller, adapters[0])
+    put(caller, upload, (adapters[0] / WEIGHTS).read_bytes(), 0)
+    commit(caller, upload)
+    check_envelope(caller.http.delete(f"/v1/uploads/{upload['id']}"), "state_conflict")
 
 
 def test_other_bytes_than_declared_are_refused(caller: Caller, adapters: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -25,7 +26,7 @@ def command(
     return Command(monkeypatch, capsys, caller)
 
 
-def test_push_prints_the_version_and_how_to_call_it(
+def test_push_prints_the_version_and_how_to_call_it_by_its_new_alias(
     command: Command, adapters: list[Path], caller: Caller
 ) -> None:
     code, out, err = command("push", str(adapters[0]), "bot", "--alias", "prod")
@@ -33,8 +34,8 @@ def test_push_prints_the_version_and_how_to_call_it(
     assert "ready" in err
     assert "moves logits by up to" in err
     assert f"curl {caller.url}/v1/chat/completions" in err
-    assert f'"model": "{caller.slug}/bot@1"' in err
-    assert f'model="{caller.slug}/bot@1"' in err
+    assert f'"model": "{caller.slug}/bot@prod"' in err
+    assert f'model="{caller.slug}/bot@prod"' in err
     assert "Make it live" not in err
     assert caller.key not in err
 
@@ -152,8 +153,9 @@ def test_the_life_of_an_adapter_as_json(
     assert [adapter["aliases"] for adapter in ask("ls")] == [{"prod": 1}]
     assert [entry["aliases"] for entry in ask("show", "bot")["versions"]] == [["prod"], []]
     assert ask("alias", "rm", "bot", "prod")["deleted"] is True
-    assert [entry["version"] for entry in ask("rm", "bot", "--version", "1")["versions"]] == [1]
-    assert [entry["version"] for entry in ask("rm", "bot")["versions"]] == [2]
+    deleted = ask("rm", "bot", "--version", "1", "--yes")["versions"]
+    assert [entry["version"] for entry in deleted] == [1]
+    assert [entry["version"] for entry in ask("rm", "bot", "--yes")["versions"]] == [2]
     assert ask("ls") == []
 
 
@@ -164,7 +166,43 @@ def test_tables_for_people(command: Command, adapters: list[Path]) -> None:
     assert header.split()[:4] == ["version", "state", "aliases", "tier"]
     assert row.split()[:3] == ["1", "ready", "prod"]
     assert "bot@prod is now bot@1" in command("alias", "set", "bot", "prod", "1")[1]
-    assert "deleted bot@1" in command("rm", "bot", "--drain", "1")[1]
+    command("alias", "rm", "bot", "prod")
+    assert "deleted bot@1" in command("rm", "bot", "--drain", "1", "--yes")[1]
+
+
+class Terminal(io.StringIO):
+    """Standard input of somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_deleted_unless_it_is_confirmed(
+    command: Command, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("push", str(adapters[0]), "bot")
+    command("push", str(adapters[1]), "bot")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    code, _, err = command("rm", "bot")
+    assert (code, "--yes" in err) == (ExitCode.USAGE, True)
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    code, _, err = command("rm", "bot")
+    assert (code, "bot with all its 2 versions permanently?" in err) == (ExitCode.FAILED, True)
+    assert len(command.ask("show", "bot")["versions"]) == 2
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    code, out, err = command("rm", "bot", "--version", "2")
+    assert (code, "Delete bot@2 permanently?" in err) == (ExitCode.OK, True)
+    assert "deleted bot@2" in out
+
+
+def test_an_adapter_that_an_alias_names_is_not_deleted(
+    command: Command, adapters: list[Path]
+) -> None:
+    command("push", str(adapters[0]), "bot", "--alias", "prod")
+    code, _, err = command("rm", "bot", "--yes")
+    assert code == ExitCode.CONFLICT
+    assert "loraplex adapters alias rm bot prod" in err
+    assert command.ask("show", "bot")["aliases"] == {"prod": 1}
 
 
 def test_no_wait_returns_before_the_attestation(command: Command, adapters: list[Path]) -> None:
@@ -180,7 +218,7 @@ def test_exit_codes(
     assert command("push")[0] == ExitCode.USAGE
     assert command("push", str(adapters[0]), "bot", "--alias", "1")[0] == ExitCode.USAGE
     command("push", str(adapters[0]), "bot", "--alias", "prod")
-    assert command("rm", "bot", "--version", "1")[0] == ExitCode.CONFLICT
+    assert command("rm", "bot", "--version", "1", "--yes")[0] == ExitCode.CONFLICT
     assert command("push", str(adapters[0]), "other", "--base-id", "x")[0] == (
         ExitCode.INVALID_ADAPTER
     )
@@ -557,7 +595,7 @@ def test_an_interrupted_command_says_what_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ApiClient, "delete", interrupted)
-    code, _, err = command("rm", "bot")
+    code, _, err = command("rm", "bot", "--yes")
     assert (code, "/v1/adapters/bot/deletions" in err) == (ExitCode.INTERRUPTED, True)
     monkeypatch.setattr("loraplex.api.cli.residency._wait", interrupted)
     code, _, err = command("pin", "bot", "--wait")
@@ -568,8 +606,8 @@ def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:
     command("push", str(adapters[0]), "bot")
     command("push", str(adapters[0]), "copy")
     command("prefetch", "bot", "--wait")
-    assert "shared with another version" in command("rm", "copy")[1]
-    out = command("rm", "bot", "--drain", "0")[1]
+    assert "shared with another version" in command("rm", "copy", "--yes")[1]
+    out = command("rm", "bot", "--drain", "0", "--yes")[1]
     assert "bytes zeroed" in out
     assert "device 0 bytes" not in out
 

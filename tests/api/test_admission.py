@@ -42,14 +42,14 @@ class HeldControlPlane(ControlPlane):
         self.failures: list[Exception] = []
         self.num_written = 0
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
+    async def _run(self, tenant_id: str | None, work: Callable[[], Result]) -> Result:
         may_begin = self.may_begin
 
         def run() -> Result:
             assert may_begin.wait(10)
             return work()
 
-        return await super()._run(run)
+        return await super()._run(tenant_id, run)
 
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]

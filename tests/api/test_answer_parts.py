@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import h11
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from loraplex.api.http_protocol import BoundedHttpProtocol
 from loraplex.api.sse import PARTS_EXTENSION, EventStream, sse_data
+from support.served_app import ServedApp
 
 READ_BYTES = 1 << 16
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class Served:
-    """An application on a port of its own, and a caller of it."""
-
-    def __init__(self, app: App) -> None:
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, http=BoundedHttpProtocol, ws="none"
-        )
-        self._server = uvicorn.Server(config)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-
-    async def __aenter__(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        host, port = self._listener.getsockname()
-        reader, self._writer = await asyncio.open_connection(host, port, limit=1 << 12)
-        return reader, self._writer
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-        self._server.should_exit = True
-        await self._serving
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, int]:
@@ -93,7 +67,7 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
         assert not stream.parts.is_ready
 
     async def scenario() -> None:
-        async with Served(app) as (reader, writer):
+        async with ServedApp(app) as (reader, writer):
             for _ in range(2):  # the connection is as good as new afterwards
                 is_held_up.clear()
                 numbers_at_once.clear()
@@ -120,7 +94,7 @@ def test_nothing_is_taken_for_a_caller_that_has_gone() -> None:
         has_gone.set()
 
     async def scenario() -> None:
-        async with Served(app) as (_, writer):
+        async with ServedApp(app) as (_, writer):
             await ask(writer)
             writer.close()
             await has_gone.wait()
@@ -139,7 +113,7 @@ def test_answers_without_chunks_have_no_parts() -> None:
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def scenario() -> None:
-        async with Served(app) as (reader, writer):
+        async with ServedApp(app) as (reader, writer):
             for method in ("GET", "HEAD"):
                 await ask(writer, method)
                 await reader.readuntil(b"ok" if method == "GET" else b"\r\n\r\n")

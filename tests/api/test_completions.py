@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.api.routes.logprobs import distinct_spellings
 from loraplex.engine.tokenizer import Tokenizer
 from support.server import Caller
 
@@ -73,9 +74,53 @@ def test_offsets_point_at_the_tokens_in_the_text(resident: Caller) -> None:
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens is not None
-    assert logprobs.text_offset == [
-        sum(map(len, logprobs.tokens[:index])) for index in range(len(logprobs.tokens))
-    ]
+    lengths = [1 if token.startswith("bytes:") else len(token) for token in logprobs.tokens]
+    assert logprobs.text_offset == [sum(lengths[:index]) for index in range(len(lengths))]
+
+
+def test_likely_tokens_that_print_alike_are_told_apart(resident: Caller, tiny_base: Path) -> None:
+    tokenizer = Tokenizer(tiny_base)
+    spellings = {
+        "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(number))
+        for number in range(tokenizer.vocab_size)
+        if "\ufffd" in tokenizer.token_text(number)
+    }
+    answer = resident.openai.completions.create(
+        model="bot", prompt="x", max_tokens=3, temperature=0, logprobs=20, extra_body=GO_ON
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs or [], logprobs.top_logprobs, strict=True
+    ):
+        assert len(top) == 20
+        assert top[token] == logprob == max(top.values())
+        parts = {name for name in top if name.startswith("bytes:")}
+        assert len(parts) > 1
+        assert parts <= spellings
+
+
+def test_no_probability_at_all_leaves_the_likeliest_token(resident: Caller) -> None:
+    plain, narrow = (
+        resident.openai.completions.create(
+            model="bot", prompt="x", max_tokens=8, extra_body=GO_ON, **options
+        )
+        for options in ({"temperature": 0}, {"temperature": 1.5, "top_p": 0, "seed": 3, "stop": ""})
+    )
+    assert narrow.choices[0].text == plain.choices[0].text
+
+
+def test_tokens_of_the_same_bytes_are_told_apart_by_their_ids() -> None:
+    tokens = {7: b"A", 3: b"\xe2\x80", 9: b"A", 4: b"\xe2\x80", 5: b""}
+    assert distinct_spellings(tokens) == {
+        7: "A",
+        3: r"bytes:\xe2\x80",
+        9: "token_id:9",
+        4: "token_id:4",
+        5: "",
+    }
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another(resident: Caller) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -26,6 +27,8 @@ from loraplex.platform.database import Database
 from support.catalog import make_digest, make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
 
+Result = TypeVar("Result")
+
 OLD_SECONDS = 30 * 24 * 3600
 
 
@@ -40,15 +43,22 @@ class Installation:
     tenant_id: str
 
     def collect(self, *, dry_run: bool = False) -> Collected:
+        return self.run(lambda garbage: garbage.collect(dry_run=dry_run))
+
+    def start(self) -> None:
+        """What a server does at its start."""
+        self.run(lambda garbage: garbage.sweep_at_start())
+
+    def run(self, work: Callable[[Garbage], Awaitable[Result]]) -> Result:
         garbage = Garbage(
             store=self.store,
             staging=self.staging,
             control_plane=ControlPlane(self.database, b"secret" * 8),
         )
 
-        async def run() -> Collected:
+        async def run() -> Result:
             try:
-                return await garbage.collect(dry_run=dry_run)
+                return await work(garbage)
             finally:
                 await garbage.close()
 
@@ -93,6 +103,16 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
     yield Installation(tmp_path, database, store, staging, tenant.id)
     staging.close()
     database.close()
+
+
+def test_a_start_removes_at_once_the_files_that_a_killed_server_left(
+    installation: Installation,
+) -> None:
+    waiting = installation.stage(installation.open_upload("waiting"), is_old=False)
+    left = installation.stage("no-upload-of-this-id", is_old=False)
+    installation.start()
+    assert waiting.exists(), "its owner may send the rest"
+    assert not left.exists()
 
 
 def test_objects_that_no_version_names_are_removed_and_the_named_ones_stay(

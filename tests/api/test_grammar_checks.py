@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from loraplex.api.services.grammar_checks import CHECK_COMMAND, GrammarChecks
 from loraplex.api.services.inference import Inference, Order, ServedModel
@@ -54,7 +55,8 @@ def with_checks(
         finally:
             await checks.aclose()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server has it
+        runner.run(main())
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +130,24 @@ def test_a_grammar_that_others_left_no_room_for_is_asked_again(
         assert count_of(tmp_path / "lives") == 2
 
     with_checks(tokenizer, run, command)
+
+
+def test_a_process_that_was_killed_while_idle_is_started_again(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    answer_each = "for _ in sys.stdin: print('null', flush=True)"
+
+    async def run(checks: GrammarChecks) -> None:
+        await checks.check("acme", GOOD)
+        process = checks._process
+        assert process is not None
+        process.kill()
+        await process.wait()
+        for number in range(3):
+            await checks.check("acme", GrammarSpec(GrammarKind.REGEX, f"a{{{number + 1}}}"))
+
+    with_checks(tokenizer, run, scripted(tmp_path, answer_each))
+    assert count_of(tmp_path / "lives") == 2
 
 
 def test_a_process_that_takes_its_time_to_die_refuses_the_grammar(

@@ -35,6 +35,7 @@ from loraplex.platform.servers.models import Server
 from loraplex.platform.servers.service import ServerInfo
 from support.catalog import make_digest, make_tenant
 from support.databases import copy_of_migrated_sqlite
+from support.upload_room import make_upload_room
 
 CONTENT = b"0123456789"
 LATE = PATIENCE + timedelta(minutes=1)
@@ -88,11 +89,13 @@ class Installation:
             info=cast(Any, SimpleNamespace(base_id="base")),
             layout_path=self.folder / "layout.json",
             staging=staging,
+            room=make_upload_room(staging, self.control_plane, server_id="gone"),
             store=LocalStore(self.folder / "store"),
             control_plane=self.control_plane,
             attestations=cast(Any, None),
             served_model_name="base",
             server_id="gone",
+            note_stored=lambda key: None,
         )
         cast(Any, pushes)._examine = examine
         return pushes

@@ -23,6 +23,7 @@ from loraplex.platform.errors import UploadConflict
 from loraplex.platform.sessions import TenantSession
 from support.catalog import make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
+from support.upload_room import make_upload_room
 
 Result = TypeVar("Result")
 CONTENT = b"0123456789"
@@ -65,10 +66,12 @@ class Server:
             info=cast(Any, SimpleNamespace(base_id="base")),
             layout_path=self.folder / "layout.json",
             staging=self.staging,
+            room=make_upload_room(self.staging, self.control_plane),
             store=cast(Any, None),
             control_plane=self.control_plane,
             attestations=cast(Any, None),
             served_model_name="base",
+            note_stored=lambda key: None,
         )
 
     def open_upload(self) -> str:

@@ -141,7 +141,7 @@ def test_what_outlives_the_drain_ends_with_an_error(tiny_base: Path, tmp_path: P
             "cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port",
         ),
         (["--data-dir", "{used}"], ExitCode.UNAVAILABLE, "Another server uses {used}"),
-        (["--model", "./nowhere"], ExitCode.USAGE, "./nowhere is no folder here"),
+        (["--model", "./nowhere"], ExitCode.USAGE, "./nowhere is neither a local directory"),
         (["--memory-gib", "0.1", "--kv-cache-gib", "9"], ExitCode.USAGE, "memory"),
         (["--max-num-batched-tokens", "64"], ExitCode.USAGE, "must exceed max_num_seqs"),
         (["--device", "abacus"], ExitCode.USAGE, "abacus is none of auto, cpu and cuda"),

@@ -12,7 +12,9 @@ import pytest
 
 from loraplex.api.cli import push
 from loraplex.api.cli.exit_codes import CommandFailed
+from support.erasure import check_erasure, needs_proc
 from support.fault_proxy import FaultProxy
+from support.processes import descendants
 from support.s3 import CREDENTIALS, emulated_s3, make_bucket
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
@@ -44,19 +46,16 @@ def caller(bucket_server: ServerUnderTest, adapters: list[Path]) -> Caller:
     return caller
 
 
+@needs_proc
+def test_no_process_holds_an_erased_adapter_that_came_from_a_bucket(
+    bucket_server: ServerUnderTest, tiny_base: Path, tmp_path: Path
+) -> None:
+    check_erasure(bucket_server, bucket_server.make_caller("erased"), tmp_path, tiny_base)
+
+
 def complete(caller: Caller, model: str = "bot") -> httpx.Response:
     body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
     return caller.http.post("/v1/completions", json=body)
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """Command lines by process id, of all that began in a process."""
-    found: dict[int, str] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().decode()
-            found |= descendants(int(child))
-    return found
 
 
 def fetchers(server: ServerUnderTest) -> list[int]:

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.api import tenant_turns
 from loraplex.api.errors import ApiError
 from loraplex.api.tenant_turns import TenantTurns
-from loraplex.api.threads import WorkerThreads
 
 
 @pytest.fixture
-def threads() -> Iterator[WorkerThreads]:
-    pool = WorkerThreads("turns", 2)
+def turns() -> Iterator[TenantTurns]:
+    pool = TenantTurns("turns", 2, max_calls=20)
     yield pool
     pool.close()
 
@@ -42,13 +40,12 @@ async def begun(log: list[str], count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(threads: WorkerThreads) -> None:
+def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(turns: TenantTurns) -> None:
     async def scenario() -> list[str]:
-        turns = TenantTurns(threads)
         log: list[str] = []
         flood, other = Gate(log), Gate(log)
         other.open()
-        calls = [asyncio.create_task(turns.run("a", flood.call, f"a{i}")) for i in range(20)]
+        calls = [asyncio.ensure_future(turns.run("a", flood.call, f"a{i}")) for i in range(20)]
         await begun(log, 1)
         assert await turns.run("b", other.call, "b") == "b"
         flood.open()
@@ -60,20 +57,19 @@ def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(threads: WorkerThre
 
 
 def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
-    threads: WorkerThreads,
+    turns: TenantTurns,
 ) -> None:
     async def scenario() -> None:
-        turns = TenantTurns(threads)
         log: list[str] = []
         first, second = Gate(log), Gate(log)
         second.open()
-        call = asyncio.create_task(turns.run("a", first.call, "first"))
+        call = asyncio.ensure_future(turns.run("a", first.call, "first"))
         await begun(log, 1)
         call.cancel()
-        waiting = asyncio.create_task(turns.run("a", second.call, "second"))
-        left = asyncio.create_task(turns.run("a", second.call, "left"))
-        await asyncio.sleep(0.02)
+        waiting = asyncio.ensure_future(turns.run("a", second.call, "second"))
+        left = asyncio.ensure_future(turns.run("a", second.call, "left"))
         left.cancel()
+        await asyncio.sleep(0.02)
         assert log == ["first"], "no more than one call of a tenant runs"
         first.open()
         assert await waiting == "second"
@@ -83,16 +79,13 @@ def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
     asyncio.run(scenario())
 
 
-def test_a_line_is_bounded_and_an_error_ends_its_turn(
-    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tenant_turns, "MAX_WAITING", 2)
+def test_a_line_is_bounded_and_an_error_ends_its_turn() -> None:
+    turns = TenantTurns("turns", 2, max_calls=2)
 
     async def scenario() -> None:
-        turns = TenantTurns(threads)
         log: list[str] = []
         gate = Gate(log)
-        calls = [asyncio.create_task(turns.run("a", gate.call, name)) for name in "xy"]
+        calls = [asyncio.ensure_future(turns.run("a", gate.call, name)) for name in "xy"]
         await begun(log, 1)
         with pytest.raises(ApiError) as refusal:
             await turns.run("a", gate.call, "z")
@@ -104,3 +97,4 @@ def test_a_line_is_bounded_and_an_error_ends_its_turn(
         assert await turns.run("a", gate.call, "after") == "after"
 
     asyncio.run(scenario())
+    turns.close()

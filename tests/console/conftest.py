@@ -10,6 +10,7 @@ from playwright.sync_api import Browser
 from support.chromium import find_chromium, running_chromium
 from support.console import Visitor, enrol, invite_operator, invite_user, visiting
 from support.seeded import Seeded, seeded_server
+from support.tools import need
 
 OWNER = "owner@acme.example"
 
@@ -17,8 +18,7 @@ OWNER = "owner@acme.example"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Of the module, not of the session: while it runs, this thread has a running event loop."""
-    if find_chromium() is None:
-        pytest.skip("no Chromium: CONTRIBUTING.md says how to get one; LORAPLEX_CHROMIUM names it")
+    need(find_chromium() is not None, "no Chromium (Debian: chromium; or set LORAPLEX_CHROMIUM)")
     with running_chromium() as running:
         yield running
 

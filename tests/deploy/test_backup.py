@@ -18,6 +18,7 @@ from support.catalog import make_tenant, make_version
 from support.databases import RestartablePostgres, new_postgres_url
 from support.models import make_adapter
 from support.server import Caller, serving
+from support.tools import need
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "operations"
 
@@ -77,8 +78,7 @@ def test_a_restore_never_overwrites_a_database(tmp_path: Path) -> None:
 
 
 def test_postgresql_is_dumped_and_restored_on_another_server(tmp_path: Path) -> None:
-    if shutil.which("pg_dump") is None and not postgres_programs():
-        pytest.skip("pg_dump is not installed")
+    need(bool(postgres_programs()) or shutil.which("pg_dump") is not None, "no pg_dump")
     data_dir = tmp_path / "data"
     Settings(data_dir=data_dir).load_secrets()
     (data_dir / "store").mkdir()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,14 +19,17 @@ from typer.main import get_command
 from loraplex.api.cli import serve
 from loraplex.api.routes import operations
 from loraplex.api.settings import Settings
+from support.tools import need_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 YAML_FILES = sorted(DEPLOY.rglob("*.yaml"))
 METRIC = re.compile(r"loraplex_[a-z0-9_]+")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
-FOR_COMPOSE_ALONE = {"LORAPLEX_MODEL", "LORAPLEX_IMAGE_TAG"}
-"""Variables that compose puts into options, and no setting reads."""
+FOR_COMPOSE_ALONE = {
+    *("LORAPLEX_MODEL", "LORAPLEX_IMAGE_TAG", "LORAPLEX_HOSTNAME", "LORAPLEX_TLS"),
+}
+"""Variables that compose itself reads, for options and for its proxy; no setting of the server."""
 
 
 def documents(path: Path) -> list[Any]:
@@ -82,7 +85,7 @@ def test_every_option_of_the_served_command_exists() -> None:
     command: Any = get_command(serve.app)
     known = {name for parameter in command.params for name in parameter.opts}
     compose = documents(DEPLOY / "compose" / "compose.yaml")[0]
-    server = documents(DEPLOY / "kubernetes" / "server.yaml")[0]
+    server = documents(DEPLOY / "kubernetes" / "base" / "server.yaml")[0]
     commands = [compose["services"]["server"]["command"], *find_all(server, "args")]
     for arguments in commands:
         assert arguments[0] == "serve"
@@ -91,20 +94,42 @@ def test_every_option_of_the_served_command_exists() -> None:
 
 def test_probes_ask_for_routes_that_are_open() -> None:
     routes = {getattr(route, "path", "") for route in operations.router.routes}
-    probes = list(find_all(documents(DEPLOY / "kubernetes" / "server.yaml"), "httpGet"))
+    probes = list(find_all(documents(DEPLOY / "kubernetes" / "base" / "server.yaml"), "httpGet"))
     assert {probe["path"] for probe in probes} == {"/health", "/ready"}
     assert {probe["path"] for probe in probes} <= routes
 
 
-def test_a_container_is_killed_only_after_the_drain() -> None:
-    settings = documents(DEPLOY / "kubernetes" / "settings.yaml")[0]
-    drain = float(settings["data"]["LORAPLEX_DRAIN_SECONDS"])
-    server = documents(DEPLOY / "kubernetes" / "server.yaml")
-    (grace,) = find_all(server, "terminationGracePeriodSeconds")
-    assert grace >= drain + 10
+def test_every_grace_period_is_the_same_and_outlasts_the_drain() -> None:
+    settings = documents(DEPLOY / "kubernetes" / "base" / "settings.yaml")[0]
+    server = documents(DEPLOY / "kubernetes" / "base" / "server.yaml")
+    (kubernetes_grace,) = find_all(server, "terminationGracePeriodSeconds")
     compose = documents(DEPLOY / "compose" / "compose.yaml")[0]
-    grace_text = compose["services"]["server"]["stop_grace_period"]
-    assert int(grace_text.removesuffix("s")) >= Settings().drain_seconds + 10
+    compose_grace = int(compose["services"]["server"]["stop_grace_period"].removesuffix("s"))
+    drains = (float(settings["data"]["LORAPLEX_DRAIN_SECONDS"]), Settings().drain_seconds)
+    assert kubernetes_grace == compose_grace >= max(drains) + 10
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert f"grace period of {compose_grace} s" in operations
+
+
+def test_the_server_trusts_the_address_of_the_proxy_alone() -> None:
+    compose = documents(DEPLOY / "compose" / "compose.yaml")[0]
+    (pool,) = compose["networks"]["default"]["ipam"]["config"]
+    proxy = compose["services"]["proxy"]["networks"]["default"]["ipv4_address"]
+    assert compose["services"]["server"]["environment"]["LORAPLEX_TRUSTED_PROXIES"] == proxy
+    assert ip_address(proxy) in ip_network(pool["subnet"])
+    assert ip_address(proxy) not in ip_network(pool["ip_range"]), "another container may take it"
+
+
+def test_the_proxy_serves_https_and_asks_the_server() -> None:
+    caddy = need_program("caddy", package="caddy")
+    file = DEPLOY / "compose" / "Caddyfile"
+    command = [caddy, "adapt", "--config", str(file)]
+    adapted = subprocess.run(command, capture_output=True, text=True, check=True)
+    config = json.loads(adapted.stdout)["apps"]["http"]
+    (server,) = config["servers"].values()
+    assert server["listen"] == [":443"]
+    assert list(find_all(config, "dial")) == ["server:8000"]
+    assert list(find_all(config, "host")) == [["localhost"]]
 
 
 def test_every_metric_of_dashboard_and_alerts_is_documented() -> None:
@@ -131,9 +156,7 @@ def test_every_alert_has_a_runbook() -> None:
 
 
 def test_alerts_fire_when_they_should() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool (Debian: prometheus) is not installed")
+    promtool = need_program("promtool", package="prometheus")
     subprocess.run(
         [promtool, "test", "rules", "alerts.test.yaml"], cwd=DEPLOY / "prometheus", check=True
     )

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -19,6 +19,7 @@ from sqlalchemy import func, select
 
 from loraplex.platform.models import Reservation, UsageDay, UsageRecord
 from support.mortal_server import Counted, MortalServer
+from support.processes import descendants
 from support.server import Caller
 from support.waiting import wait_for
 
@@ -27,6 +28,13 @@ FIRST_PAUSE_SECONDS = 0.02
 """After a refusal, before the next request; then ever longer."""
 MAX_PAUSE_SECONDS = 0.5
 PROMPT = "abcdefghijklmnopqrstuvwxyz"
+SERVER, ENGINE, FETCHER, INTAKE, CHECKER = "server", "engine", "fetcher", "intake", "checker"
+MODULES = {
+    FETCHER: "loraplex.adapters.fetcher_process",
+    INTAKE: "loraplex.adapters.intake",
+    CHECKER: "loraplex.engine.grammars.check_process",
+}
+SERVER_AND_ENGINE: Mapping[str, float] = {SERVER: 0.4, ENGINE: 0.6}
 
 
 @dataclass
@@ -43,6 +51,10 @@ class Callers:
     """Of whole answers."""
     num_seen: dict[str, int] = field(default_factory=dict)
     """Tokens that were received of each answer, whole or not."""
+    num_expected: dict[str, int] = field(default_factory=dict)
+    """Tokens of each answer, were it whole: all are generated to the end."""
+    truncated: list[str] = field(default_factory=list)
+    """Answers that ended like whole ones and were not."""
     codes: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
 
@@ -79,7 +91,7 @@ class Callers:
 
     async def _ask(self, client: httpx.AsyncClient, draw: random.Random) -> bool:
         """Ask once; whether the request was taken."""
-        body = {
+        body: dict[str, Any] = {
             "model": draw.choice(self.models),
             "prompt": PROMPT[: draw.randrange(1, len(PROMPT))],
             "max_tokens": draw.choice([5, 100, 300]),
@@ -96,6 +108,7 @@ class Callers:
                 return False
             request_id = answer.headers["x-request-id"]
             self.num_seen[request_id] = 0
+            self.num_expected[request_id] = body["max_tokens"] * body["n"]
             events = 0
             async for line in answer.aiter_lines():
                 self._take(request_id, line)
@@ -105,6 +118,8 @@ class Callers:
         return True
 
     def _take(self, request_id: str, line: str) -> None:
+        if line == "data: [DONE]" and not self._is_whole(request_id):
+            self.truncated.append(request_id)
         if not line.startswith("data: {"):
             return
         event = json.loads(line.removeprefix("data: "))
@@ -115,6 +130,10 @@ class Callers:
             self.usages[request_id] = event["usage"]
         texts = [choice["text"] for choice in event["choices"]]
         self.num_seen[request_id] += sum(map(self.least_tokens_of, texts))
+
+    def _is_whole(self, request_id: str) -> bool:
+        told = self.usages.get(request_id, {}).get("completion_tokens")
+        return told == self.num_expected[request_id]
 
 
 def ledger_of(server: MortalServer) -> dict[str, UsageRecord]:
@@ -133,6 +152,7 @@ def check_exact(server: MortalServer, callers: Callers) -> dict[str, UsageRecord
         for name, row in rows.items()
     }
     assert charged == server.counted
+    assert callers.truncated == []
     for name, usage in callers.usages.items():
         told = (usage["prompt_tokens"], usage["completion_tokens"])
         assert told == (charged[name].prompt, charged[name].generated), name
@@ -164,29 +184,45 @@ def check_days(server: MortalServer, rows: dict[str, UsageRecord]) -> None:
     assert found == sums
 
 
-async def kill_at_random(server: MortalServer, callers: Callers, draw: random.Random) -> str:
-    """Kill the server or its engine; a server is started again, an engine by its server."""
+async def kill_at_random(
+    server: MortalServer, callers: Callers, draw: random.Random, victims: Mapping[str, float]
+) -> str:
+    """Kill one of the victims, which have weights; what is killed is started again by its owner."""
     await callers.until_told(3)
     await asyncio.sleep(draw.uniform(0, 0.1))
-    if draw.random() < 0.4:
+    (victim,) = draw.choices(list(victims), list(victims.values()))
+    if victim == SERVER:
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
-        return "server"
-    engine = await asyncio.to_thread(wait_for, server.engine_pid)
-    assert engine is not None
+        return victim
+    pid = await asyncio.to_thread(wait_for, lambda: find_process(server, victim), seconds=60)
+    assert pid is not None
     with suppress(ProcessLookupError):
-        os.kill(engine, signal.SIGKILL)
-    return "engine"
+        os.kill(pid, signal.SIGKILL)
+    return victim
 
 
-def kill_under_load(callers: Callers, num_kills: int) -> Counter[str]:
+def find_process(server: MortalServer, victim: str) -> int | None:
+    """A process of the server by its role; None while there is none."""
+    if victim == ENGINE:
+        return server.engine_pid()
+    module = MODULES[victim]
+    found = (pid for pid, line in descendants(server.pid).items() if module in line.split("\0"))
+    return next(found, None)
+
+
+def kill_under_load(
+    callers: Callers, num_kills: int, victims: Mapping[str, float] = SERVER_AND_ENGINE
+) -> Counter[str]:
     """Kill so many times, while callers ask; how often which. The server serves in the end."""
     draw = random.Random(callers.seed)
 
     async def scenario() -> Counter[str]:
+        killed: Counter[str] = Counter()
         async with callers.asking():
-            killed = [await kill_at_random(callers.server, callers, draw) for _ in range(num_kills)]
+            for _ in range(num_kills):
+                killed[await kill_at_random(callers.server, callers, draw, victims)] += 1
             await callers.until_told(3)
-        return Counter(killed)
+        return killed
 
     return asyncio.run(scenario())

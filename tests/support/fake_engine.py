@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -108,6 +109,7 @@ class FakeCore:
         self.info = fake_info(_read(home / BASE_ID_FILE) or "base")
         self._requests: dict[str, GenerationRequest] = {}
         self._outputs: dict[str, list[int]] = {}
+        self._lone_steps: Counter[str] = Counter()
         self._fetched: dict[AdapterKey, Tier] = {}
         self._wanted: set[AdapterKey] = set()
         self._pinned: set[AdapterKey] = set()
@@ -159,16 +161,21 @@ class FakeCore:
             for request in self._requests.values()
             if request.adapter is None or request.adapter in self._fetched
         ]
-        self._heartbeat.begin_step(
-            request.request_id for request in ready if not self._is_held(request)
-        )
         if ready:
             time.sleep(self._pace)
-        for request in ready:
-            self._advance(request)
+        for part in self._parts([request for request in ready if not self._is_held(request)]):
+            self._heartbeat.begin_step(request.request_id for request in part)
+            for request in part:
+                self._advance(request)
         messages, self._outbox = [self._events, *self._outbox], []
         self._events = StepEvents()
         return messages if messages != [StepEvents()] else []
+
+    def _parts(self, requests: list[GenerationRequest]) -> list[list[GenerationRequest]]:
+        """As `lone_steps.parts_of`."""
+        lone = [request for request in requests if self._lone_steps[request.request_id] > 0]
+        self._lone_steps.subtract(request.request_id for request in lone)
+        return [[each for each in requests if each not in lone], *([each] for each in lone)]
 
     def _submit(self, request: GenerationRequest) -> None:
         if request.prompt_token_ids == RAISE:
@@ -177,6 +184,7 @@ class FakeCore:
             self._outbox.append(cast(FromEngine, Abort("not from here")))
             return
         self._requests[request.request_id] = request
+        self._lone_steps[request.request_id] = request.num_lone_steps
         if request.adapter is not None:
             self._want(request.adapter)
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from loraplex.api.errors import ApiError
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
-from loraplex.api.tools.tool import Tool, ToolUse
+from loraplex.api.tools.tool import NO_ARGUMENTS, Tool, ToolUse
 from loraplex.api.tools.tool_format import HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
 from loraplex.engine.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
@@ -34,6 +34,20 @@ def use_of(
 ) -> ToolUse:
     tools = [Tool(name, None, CITY, is_strict=is_strict) for name in ("f", "g", "h")]
     return ToolUse(tools, frozenset({"f", "g"}), is_required=is_required, is_parallel=is_parallel)
+
+
+def test_a_function_without_parameters_takes_none_wherever_there_is_a_grammar(
+    tokenizer: Tokenizer,
+) -> None:
+    use = ToolUse(
+        [Tool("f", None, NO_ARGUMENTS, is_strict=False)],
+        frozenset({"f"}),
+        is_required=False,
+        is_parallel=False,
+    )
+    accepts = accepting(tokenizer, use, HERMES)
+    assert accepts(HERMES.write([("f", {})]))
+    assert not accepts(HERMES.write([("f", {"a": 1})]))
 
 
 @pytest.fixture(scope="module")

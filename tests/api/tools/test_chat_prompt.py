@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.api.errors import ApiError
+from loraplex.api.schemas.chat import ChatBody
 from loraplex.api.tools.chat_prompt import ChatPrompts
 from loraplex.api.tools.conversation import ChatMessage, PastCall
 from loraplex.api.tools.tool import Tool
@@ -122,3 +123,22 @@ def test_a_base_without_template_is_no_worse_than_before(tmp_path: Path) -> None
     prompts = ChatPrompts(tokenizer_with(tmp_path, None))
     with pytest.raises(Exception, match="chat template"):
         prompts.encode([USER], [WEATHER])
+
+
+def test_the_template_is_given_what_the_assistant_thought(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}({{ m.reasoning_content }}|"
+        "{{ m.reasoning }}){% endfor %}"
+    )
+    tokenizer = tokenizer_with(tmp_path, template)
+    body = ChatBody.model_validate(
+        {
+            "model": "bot",
+            "messages": [
+                {"role": "user", "content": "2+2", "cache_control": {"type": "ephemeral"}},
+                {"role": "assistant", "content": "4", "reasoning_content": "easy"},
+            ],
+        }
+    )
+    messages = [message.for_template() for message in body.conversation()]
+    assert tokenizer.render_chat(messages, tools=[]) == "user:2+2(|)assistant:4(easy|easy)"

@@ -57,6 +57,18 @@ def test_a_call_that_is_asked_for_is_made_and_follows_its_schema(
     check_arguments(call.function.arguments)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_function_without_parameters_is_called_without_arguments(
+    tool_caller: Caller, seed: int
+) -> None:
+    answer = tool_caller.openai.chat.completions.create(
+        **ASK, tools=[CLOCK], tool_choice="required", parallel_tool_calls=False, seed=seed
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments) == {}
+
+
 def test_a_stream_names_the_call_first_and_then_tells_its_arguments(tool_caller: Caller) -> None:
     body: dict[str, Any] = {"tools": [WEATHER, CLOCK], "tool_choice": NAMED, "seed": 4}
     client = tool_caller.openai
@@ -209,7 +221,7 @@ def test_the_async_client_calls(tool_caller: Caller) -> None:
 REFUSED = [
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ({"tools": [{**CLOCK, "cache_control": {}}]}, "tools.0.cache_control"),
+    ({"tools": [{**CLOCK, "defer_loading": True}]}, "tools.0.defer_loading"),
     ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages.0.role"),
 ]
 BAD: list[tuple[dict[str, Any], str]] = [

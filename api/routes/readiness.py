@@ -1,0 +1,52 @@
+"""`/admin/readiness`: whether this server takes requests, with what only operators may know."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from ...adapters.confinement_probe import ConfinementReport
+from ...platform.keys.principal import OperatorPrincipal, OperatorRole
+from ..auth import require_operator
+from ..contract import answers
+from ..errors import ApiError
+from ..json_response import json_response
+from ..readiness import Readiness
+from ..runtime import CurrentRuntime
+from ..schemas.readiness import ConfinementView, MechanismView, PossibleActView, ServerReadinessView
+
+router = APIRouter(prefix="/admin")
+
+Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
+
+
+@router.get("/readiness")
+@answers(ServerReadinessView)
+async def get_server_readiness(runtime: CurrentRuntime, operator: Operator) -> Response:
+    """Whether generations are taken now, why not, and what confines examinations.
+
+    Unlike `/ready` it answers 200 also while generations are not taken.
+    """
+    reason = _reason(runtime.readiness)
+    return json_response(ServerReadinessView(reason is None, reason, _view(runtime.confinement)))
+
+
+def _reason(readiness: Readiness) -> str | None:
+    try:
+        readiness.check()
+    except ApiError as exc:
+        return exc.message
+    return None
+
+
+def _view(report: ConfinementReport) -> ConfinementView:
+    return ConfinementView(
+        is_complete=not report.missing,
+        mechanisms=[
+            MechanismView(state.name, state.is_in_force, state.detail)
+            for state in report.mechanisms
+        ],
+        possible=[PossibleActView(act.act, act.reason) for act in report.possible],
+    )

@@ -1,0 +1,170 @@
+"""Who holds how much of this server's disk for uploads that are not finished.
+
+An upload holds what its owner declared, from the moment it is opened, so what was let in fits to
+its end. There is one server for each data folder: its budget is kept here, and begins with what the
+database says after a start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ...adapters.errors import StorageFull
+from ...platform.errors import DiskShareExceeded
+
+STAGING_PART = 4
+"""Uploads may take one part in so many of the disk."""
+STORE_SHARE = 8
+"""A tenant may store so many times what it leaves free to others."""
+EXAMINATION_COPIES = 2
+"""While it is examined an upload lies there three times: as sent, as a block, and in the store."""
+
+
+class Hold(NamedTuple):
+    """One upload's part of the disk."""
+
+    upload_id: str
+    tenant_id: str
+    num_bytes: int
+    """As declared."""
+
+
+class StagingBudget:
+    """What unfinished uploads may take: all together, and each tenant's. Safe between threads.
+
+    A tenant may hold `tenant_bytes`, and at most as much as it leaves to the others: half of the
+    budget if it is alone, a third beside one that does the same. So there is always a part left for
+    a tenant that holds nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_bytes: int,
+        tenant_bytes: int | None,
+        free_bytes: Callable[[], int],
+        written_bytes: Callable[[str], int],
+    ) -> None:
+        """`free_bytes`: what uploads may still write to the disk; negative if it is too full.
+
+        `written_bytes`: how much of an upload lies there.
+        """
+        self.total_bytes = total_bytes
+        self.tenant_bytes = total_bytes // 2 if tenant_bytes is None else tenant_bytes
+        self._free_bytes = free_bytes
+        self._written_bytes = written_bytes
+        self._lock = threading.Lock()
+        self._holds: dict[str, Hold] = {}
+        self._written_now = 0
+        """Promised to what `writing` is about."""
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """What a tenant that holds nothing may declare while nobody else holds anything."""
+        return min(self.tenant_bytes, self.total_bytes // 2)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is promised to all uploads."""
+        with self._lock:
+            return sum(hold.num_bytes for hold in self._holds.values())
+
+    @property
+    def held_ids(self) -> frozenset[str]:
+        """The uploads that hold something."""
+        with self._lock:
+            return frozenset(self._holds)
+
+    def is_held(self, upload_id: str) -> bool:
+        return upload_id in self._holds
+
+    def hold(self, wanted: Hold, *, stored_bytes: int | None = None) -> None:
+        """Keep room for an upload; one that is held already changes nothing.
+
+        `stored_bytes`: what its tenant has in a store on the same disk. Raises DiskShareExceeded
+        for what is its tenant's own limit, StorageFull for what there is no room for.
+        """
+        with self._lock:
+            if wanted.upload_id not in self._holds:
+                self._check_shares(wanted, stored_bytes)
+                if self._lacking(wanted) > 0:
+                    raise StorageFull
+                self._holds[wanted.upload_id] = wanted
+
+    def lacking_bytes(self, wanted: Hold) -> int:
+        """How much has to be given up for this upload to fit; 0 if it fits."""
+        with self._lock:
+            return 0 if wanted.upload_id in self._holds else max(0, self._lacking(wanted))
+
+    def release(self, upload_id: str) -> None:
+        """Nothing of the upload is left."""
+        with self._lock:
+            self._holds.pop(upload_id, None)
+
+    def restore(self, holds: Iterable[Hold]) -> None:
+        """Hold these whether there is room or not: they were let in."""
+        with self._lock:
+            self._holds.update((hold.upload_id, hold) for hold in holds)
+
+    def lacking_to_write(self, num_bytes: int) -> int:
+        """How much has to be given up before `writing` so much; 0 if it fits."""
+        with self._lock:
+            return max(0, num_bytes - self._unpromised())
+
+    def lacking_to_receive(self, num_bytes: int) -> int:
+        """How much has to be given up for so much of an upload that holds it; 0 if it fits."""
+        return max(0, num_bytes - self._free_bytes())
+
+    @contextmanager
+    def writing(self, num_bytes: int) -> Iterator[int]:
+        """Keep room for something else; yields how much there is. Raises StorageFull."""
+        with self._lock:
+            room = self._unpromised()
+            if num_bytes > room:
+                raise StorageFull
+            self._written_now += num_bytes
+        try:
+            yield room
+        finally:
+            with self._lock:
+                self._written_now -= num_bytes
+
+    # --- inside, under the lock -------------------------------------------------------------------
+
+    def _check_shares(self, wanted: Hold, stored_bytes: int | None) -> None:
+        """Raise DiskShareExceeded."""
+        own = sum(h.num_bytes for h in self._holds.values() if h.tenant_id == wanted.tenant_id)
+        if own + wanted.num_bytes > self.tenant_bytes:
+            raise DiskShareExceeded(
+                "unfinished uploads", limit=self.tenant_bytes, used=own, wanted=wanted.num_bytes
+            )
+        if stored_bytes is None:
+            return
+        used = stored_bytes + own
+        limit = (used + max(0, self._unpromised())) * STORE_SHARE // (STORE_SHARE + 1)
+        if used + wanted.num_bytes > limit:
+            raise DiskShareExceeded(
+                "adapters and uploads", limit=limit, used=used, wanted=wanted.num_bytes
+            )
+
+    def _lacking(self, wanted: Hold) -> int:
+        own = all_held = 0
+        for hold in self._holds.values():
+            all_held += hold.num_bytes
+            own += hold.num_bytes if hold.tenant_id == wanted.tenant_id else 0
+        left = self.total_bytes - all_held - wanted.num_bytes
+        beyond_budget = own + wanted.num_bytes - left
+        written = self._written_bytes(wanted.upload_id)
+        copies = (1 + EXAMINATION_COPIES) * wanted.num_bytes - written
+        return max(beyond_budget, copies - self._unpromised())
+
+    def _unpromised(self) -> int:
+        """What is free and was promised to nobody."""
+        missing = sum(
+            max(0, hold.num_bytes - self._written_bytes(hold.upload_id))
+            for hold in self._holds.values()
+        )
+        return self._free_bytes() - missing - self._written_now
