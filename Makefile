@@ -11,9 +11,10 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars api mixed-step prompts
+	adapter-load speculation grammars api mixed-step prompts shared-queues
 .PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check \
-	console-packages screenshots simulate soak bench adapter-evidence kernels-report gpu-check clean \
+	console-packages screenshots simulate soak bench base-evidence adapter-evidence first-hour full-disk kernels-report \
+	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -86,14 +87,17 @@ bench-speculation: ## speculative against plain decoding: friendly work, hostile
 bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes
 bench-prompts: ## what adapters add to a step that computes prompts
 bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
+bench-shared-queues: ## a quiet tenant beside one that fills every queue that tenants share
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
-docs: $(INSTALLED) ## print the pages that are made from the code: API, errors, CLI, settings, metrics
+docs: $(INSTALLED) ## print the pages made from code and evidence: API, errors, CLI, settings, metrics, models
 	$(BIN)/python -m loraplex.api.openapi > docs/openapi.json
 	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
 	$(BIN)/python -m loraplex.api.metrics_reference > docs/metrics.md
+	$(BIN)/python -m benchmarks.model_list > docs/models.md
+	$(BIN)/python -m benchmarks.model_list --readme README.md
 
 screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
 	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images
@@ -128,8 +132,17 @@ soak: $(INSTALLED) ## kill engines and servers under load, count what is lost; t
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py
 
+base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)
+
+full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others are served, and so is a restart
+	LORAPLEX_FULL_DISK=1 $(BIN)/python -m pytest tests/api/test_full_disk.py
+
 adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; SOAK=1: in larger numbers
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.adapter_evidence $(if $(SOAK),--soak) $(ARGS)
+
+first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour
 
 kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80 and sm_90 and print what they use
 	@$(BIN)/python -m loraplex.kernels.report

@@ -1,11 +1,16 @@
-"""Kill servers and engines again and again under load, and compare the ledger with the engine.
+"""Kill every kind of process again and again under load, and compare the ledger with the engine.
 
-    make soak          or: PYTHONPATH=.src:tests python -m benchmarks.exact_usage [--kills 20]
+    make soak          or: PYTHONPATH=.src:tests python -m benchmarks.exact_usage [--kills 300]
 
-The real engine serves a tiny model and an adapter. Every process dies by SIGKILL at a random
-moment; what its engine had counted is read from its journal past the product's own code. Prints one
-JSON object; exits 1 unless every row of the ledger is what was counted, to the token, and no caller
-has seen a token that nobody pays for.
+The real engine serves a tiny model and an adapter, while others push adapters and send schemas.
+The API server, its engine, its fetcher, examinations of uploads and the checker of grammars die by
+SIGKILL at random moments. What the engine had counted is read from its journal past the product's
+own code. Prints one JSON object; exits 1 unless
+
+- every row of the ledger is what was counted and what the caller was told, to the token,
+- no caller has seen a token that nobody pays for,
+- no answer ended like a whole one and was not,
+- every push that was answered `ready` is there in the end.
 """
 
 from __future__ import annotations
@@ -16,9 +21,23 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.exact_usage import Callers, check_exact, kill_under_load
+from loraplex.api.cli.client import ApiClient
+from support.beside_load import checking, pushing
+from support.exact_usage import (
+    CHECKER,
+    ENGINE,
+    FETCHER,
+    INTAKE,
+    SERVER,
+    Callers,
+    check_exact,
+    kill_under_load,
+)
 from support.models import make_adapter, make_tiny_llama
 from support.mortal_server import REAL_ENGINE, mortal_server
+from support.server import Caller
+
+VICTIMS = {SERVER: 0.2, ENGINE: 0.2, FETCHER: 0.2, INTAKE: 0.2, CHECKER: 0.2}
 
 
 def least_tokens_of(text: str) -> int:
@@ -35,24 +54,36 @@ def soak(num_kills: int, home: Path, seed: int) -> dict[str, object]:
         caller = mortal.as_server().make_caller("acme")
         caller.push(adapter, "bot")
         callers = Callers(mortal, caller, ["bot", base.name], seed, least_tokens_of)
-        killed = kill_under_load(callers, num_kills)
+        with pushing(caller, adapter) as pushes, checking(caller, base.name) as checks:
+            killed = kill_under_load(callers, num_kills, VICTIMS)
+        lost = sorted(set(pushes.ready) - ready_adapters(caller))
         caller.close()
         mortal.stop()
         rows = check_exact(mortal, callers).values()
+    assert lost == [], f"acknowledged pushes are gone: {lost}"
     return {
         "killed": killed,
         "requests": len(rows),
         "aborted": sum(row.finish_reason == "aborted" for row in rows),
         "whole_answers": len(callers.usages),
+        "truncated_successes": len(callers.truncated),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
         "completion_tokens": sum(row.completion_tokens for row in rows),
         "codes": callers.codes,
+        "pushes": {"ready": len(pushes.ready), "failed": pushes.failed},
+        "schemas": {"answered": checks.num_answered, "failed": checks.failed},
     }
+
+
+def ready_adapters(caller: Caller) -> set[str]:
+    """The names under which a version is ready."""
+    client = ApiClient(caller.http, caller.url)
+    return {row["name"] for row in client.pages("/adapters") if row["state"] == "ready"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:

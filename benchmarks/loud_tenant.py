@@ -1,0 +1,90 @@
+"""The tenant that fills every queue, in a process of its own: its client is another machine's.
+
+python -m benchmarks.loud_tenant DIRECTORY   where plan.json says what it asks for. A line on its
+standard input begins, the next one ends; it answers a line when it has begun and when all that it
+asked for has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared_tenant import AdapterFiles, Tenant
+
+NICENESS = 15
+FILL_SECONDS = 4.0
+"""From its first request until it says that it has begun."""
+PAUSE_SECONDS = 0.5
+"""Between a refused prompt and the next."""
+
+
+class Loud:
+    def __init__(self, tenant: Tenant, files: AdapterFiles, cold: Sequence[str]) -> None:
+        self._tenant = tenant
+        self._files = files
+        self._cold = cold
+        self._number = 0
+        self._is_over = False
+
+    @contextlib.asynccontextmanager
+    async def at_work(
+        self, *, commits: int, prompts: int, prompt_bytes: int
+    ) -> AsyncIterator[None]:
+        """Within the block it asks; after it all that it asked for has ended."""
+        self._is_over = False
+        prompt = "a b " * (prompt_bytes // 4)
+        tasks = [
+            asyncio.create_task(self._ask_cold()),
+            *(asyncio.create_task(self._push()) for _ in range(commits)),
+            *(asyncio.create_task(self._ask_long(prompt)) for _ in range(prompts)),
+        ]
+        await asyncio.sleep(FILL_SECONDS)
+        try:
+            yield
+        finally:
+            self._is_over = True
+            await asyncio.gather(*tasks)
+
+    async def _push(self) -> None:
+        while not self._is_over:
+            self._number += 1
+            name = f"large-{os.getpid()}-{self._number}"
+            await self._tenant.push(name, self._files.config, self._files.make())
+
+    async def _ask_cold(self) -> None:
+        while not self._is_over:
+            await asyncio.gather(*(self._tenant.ask(name, "x") for name in self._cold))
+
+    async def _ask_long(self, prompt: str) -> None:
+        while not self._is_over:
+            await self._tenant.ask_base(prompt, 1)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def run(plan: dict[str, Any], files: AdapterFiles) -> None:
+    tenant = Tenant(plan["url"], plan["key"], plan["base"])
+    loud = Loud(tenant, files, plan["cold"])
+    while await asyncio.to_thread(sys.stdin.readline):
+        async with loud.at_work(**plan["load"]):
+            print("begun", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+        print(json.dumps(tenant.answers), flush=True)
+    await tenant.aclose()
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    directory = Path(sys.argv[1])
+    plan = json.loads((directory / "plan.json").read_text())
+    asyncio.run(run(plan, AdapterFiles(directory / "large")))
+
+
+if __name__ == "__main__":
+    main()
