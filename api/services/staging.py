@@ -66,9 +66,11 @@ class Staging:
             await asyncio.wait([writing])  # cancelling the request does not stop its thread
 
     def num_bytes(self, upload_id: str) -> int:
-        """How many bytes of the weights are here."""
-        path = self.weights_path(upload_id)
-        return path.stat().st_size if path.exists() else 0
+        """How many bytes of the weights are here; 0 if they are discarded meanwhile."""
+        try:
+            return self.weights_path(upload_id).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def sha256(self, upload_id: str) -> str:
         digest: str = file_digest(self.weights_path(upload_id)).hexdigest()

@@ -23,7 +23,7 @@ from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
 from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
-from support.databases import copy_of_migrated_sqlite, new_postgres_url
+from support.databases import copy_of_migrated_sqlite, migrate, new_postgres_url
 from support.limits import SERVER_ID, limit, make_demand
 
 Result = TypeVar("Result")
@@ -154,9 +154,7 @@ def run_on_both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]
         yield lambda test: run_at(copy_of_migrated_sqlite(tmp_path), test)
         return
     with new_postgres_url() as url:
-        database = Database(url)
-        database.upgrade()
-        database.close()
+        migrate(url)
         yield lambda test: run_at(url, test)
 
 

@@ -22,7 +22,7 @@ from loraplex.platform.database import Database
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.models import PeriodUse, Reservation
 from loraplex.platform.usage.models import UsageRecord
-from support.databases import copy_of_migrated_sqlite, new_postgres_url
+from support.databases import copy_of_migrated_sqlite, migrate, new_postgres_url
 from support.limits import limit
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
@@ -108,7 +108,7 @@ def pair(
             url = copy_of_migrated_sqlite(folder)
         else:
             url = stack.enter_context(new_postgres_url())
-            Database(url).upgrade()
+            migrate(url)
         yield start_pair(tiny_base, folder, url, stack)
 
 

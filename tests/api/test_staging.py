@@ -57,6 +57,24 @@ def test_bytes_behind_the_acknowledged_ones_are_dropped(staging: Staging) -> Non
     assert staging.weights_path("one").read_bytes() == b"aaaaa12345"
 
 
+def test_an_upload_is_measured_while_it_is_discarded(staging: Staging) -> None:
+    """As the budget measures one tenant's upload while the examination of another's ends."""
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            staging.weights_path("one").write_bytes(b"12345")
+            staging.discard("one")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert {staging.num_bytes("one") for _ in range(20_000)} <= {0, 5}
+    finally:
+        is_over.set()
+        thread.join()
+
+
 async def one_chunk() -> AsyncIterator[bytes]:
     yield b"12345"
 

@@ -65,9 +65,7 @@ def _postgres_url_of(folder: Path) -> str:
     context = new_postgres_url()
     url = context.__enter__()
     atexit.register(context.__exit__, None, None, None)
-    database = Database(url)
-    database.upgrade()
-    database.close()
+    migrate(url)
     return url
 
 
@@ -77,9 +75,7 @@ def migrated_sqlite_file() -> Path:
     folder = tempfile.mkdtemp(prefix="loraplex-template-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "loraplex.db"
-    database = Database(f"sqlite:///{path}")
-    database.upgrade()
-    database.close()
+    migrate(f"sqlite:///{path}")
     return path
 
 
@@ -88,6 +84,15 @@ def copy_of_migrated_sqlite(folder: Path) -> str:
     path = folder / "loraplex.db"
     shutil.copyfile(migrated_sqlite_file(), path)
     return f"sqlite:///{path}"
+
+
+def migrate(url: str) -> None:
+    """Bring a database to the newest revision, and leave no connection open."""
+    database = Database(url)
+    try:
+        database.upgrade()
+    finally:
+        database.close()
 
 
 def empty_all_tables(database: Database) -> None:
