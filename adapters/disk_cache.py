@@ -58,6 +58,8 @@ class _Entry:
     """When it was last handed out, on the cache's clock; infinity while it is downloaded."""
     is_verified: bool
     """Whether this process has seen its whole content."""
+    is_awaited: bool
+    """It is downloaded, or was handed out and has not been read since."""
 
 
 class DiskCache:
@@ -68,8 +70,8 @@ class DiskCache:
     many threads; for one key the caller allows one `get` or `add` at a time (the fetcher's single
     flight).
 
-    A path that was handed out stays for at least a minute, so that the engine can open it. Until
-    then the cache may exceed its capacity by what was handed out in that time.
+    A path that was handed out stays until it was read, at most a minute. Until then the cache may
+    exceed its capacity by what was handed out.
     """
 
     def __init__(
@@ -126,7 +128,9 @@ class DiskCache:
         partial = path.with_suffix(_PARTIAL_SUFFIX)
         with self._lock:
             self._make_room(_tenant(path.name), size_bytes)
-            self._entries[path.name] = _Entry(size_bytes, float("inf"), is_verified=True)
+            self._entries[path.name] = _Entry(
+                size_bytes, float("inf"), is_verified=True, is_awaited=True
+            )
         try:
             download(partial)
             self._publish(partial, path)
@@ -134,6 +138,13 @@ class DiskCache:
             self.remove(key)
             raise
         return path
+
+    def note_read(self, key: AdapterKey) -> None:
+        """Whoever the path was handed out to does not need the file any more."""
+        with self._lock:
+            entry = self._entries.get(self._path(key).name)
+            if entry is not None and entry.used_at != float("inf"):
+                entry.is_awaited = False
 
     def remove(self, key: AdapterKey) -> None:
         """Forget a block, whether it is here or not."""
@@ -146,7 +157,7 @@ class DiskCache:
     def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
         """Evict so many bytes, least recently used first, but keep `keep_bytes`; how many went.
 
-        What was just handed out stays.
+        What somebody is about to read stays.
         """
         freed_bytes = 0
         with self._lock:
@@ -194,6 +205,7 @@ class DiskCache:
     def _touch(self, name: str) -> None:
         if entry := self._entries.get(name):
             entry.used_at = self._clock()
+            entry.is_awaited = True
             self._entries.move_to_end(name)
 
     def _used_bytes(self) -> int:
@@ -219,12 +231,15 @@ class DiskCache:
         self._counts["evictions"] += 1
 
     def _unused(self) -> list[str]:
-        """What was not just handed out, least recently used first."""
-        latest = self._clock() - self._min_stay_seconds
-        return [name for name, entry in self._entries.items() if entry.used_at <= latest]
+        """What nobody is about to read, least recently used first."""
+        now = self._clock()
+        return [name for name, entry in self._entries.items() if self._may_go(entry, now)]
+
+    def _may_go(self, entry: _Entry, now: float) -> bool:
+        return not entry.is_awaited or entry.used_at <= now - self._min_stay_seconds
 
     def _victims(self, tenant: str, size_bytes: int, limit_bytes: int) -> Iterator[str]:
-        """What may go for a newcomer, in this order; nothing that was just handed out."""
+        """What may go for a newcomer, in this order; nothing that somebody is about to read."""
         now = self._clock()
         idle, in_use = [], []
         held: Counter[str] = Counter({tenant: size_bytes})
@@ -233,7 +248,7 @@ class DiskCache:
                 idle.append(name)
                 continue
             held[_tenant(name)] += entry.size_bytes
-            if entry.used_at <= now - self._min_stay_seconds:
+            if self._may_go(entry, now):
                 in_use.append(name)
         yield from idle
         fair_bytes = limit_bytes // len(held)
@@ -252,7 +267,7 @@ class DiskCache:
                 path.unlink()
         files.sort(key=lambda file: file[1].st_mtime)
         return OrderedDict(
-            (path.name, _Entry(status.st_size, used_at=float("-inf"), is_verified=False))
+            (path.name, _Entry(status.st_size, float("-inf"), is_verified=False, is_awaited=False))
             for path, status in files
         )
 

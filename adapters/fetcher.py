@@ -44,6 +44,8 @@ class BlockSource(Protocol):
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]: ...
 
+    def note_read(self, key: AdapterKey) -> None: ...
+
     def forget(self, key: AdapterKey) -> None: ...
 
 
@@ -91,6 +93,10 @@ class Fetcher:
             if key in self._flights:
                 self._forgotten.add(key)
             self._disk_cache.remove(key)
+
+    def note_read(self, key: AdapterKey) -> None:
+        """The local copy may make room for others from now on."""
+        self._disk_cache.note_read(key)
 
     def close(self) -> None:
         """Finish the transfers under way and end the threads; waiting ones are cancelled."""

@@ -41,6 +41,7 @@ from .fetcher_messages import (
     ListPage,
     MessageRefused,
     Note,
+    NoteRead,
     Open,
     PutFile,
     Ready,
@@ -192,6 +193,12 @@ class FetcherClient:
         call = self.send(lambda call_id: Fetch(call_id, key, sha256, size_bytes))
         call.add_done_callback(lambda done: _pass_block_on(done, waiter))
         return waiter
+
+    def note_read(self, key: AdapterKey) -> None:
+        """As `Fetcher.note_read`; a process that is starting knows of nobody who reads."""
+        with self._lock:
+            if self._outbox is not None:
+                self._outbox.put(encode(NoteRead(NO_CALL, key)))
 
     def forget(self, key: AdapterKey) -> None:
         """As `Fetcher.forget`; done when this returns. Raises StoreUnavailable."""

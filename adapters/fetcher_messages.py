@@ -76,6 +76,12 @@ class Fetch(Message, frozen=True):
     size_bytes: int
 
 
+class NoteRead(Message, frozen=True):
+    """What was fetched has been read, and need not stay. Not answered."""
+
+    key: AdapterKey
+
+
 class Forget(Message, frozen=True):
     """Delete the local copy. Answered by Done."""
 
@@ -184,6 +190,7 @@ class Failed(Message, frozen=True):
 ToFetcher: TypeAlias = (
     Open
     | Fetch
+    | NoteRead
     | Forget
     | Trim
     | PutFile

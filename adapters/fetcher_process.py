@@ -50,6 +50,7 @@ from .fetcher_messages import (
     ListPage,
     MessageRefused,
     Note,
+    NoteRead,
     Open,
     PutFile,
     Ready,
@@ -132,6 +133,8 @@ class FetcherService:
             case Fetch(call_id, key, sha256, size_bytes):
                 flight = self._fetcher.fetch(key, sha256=sha256, size_bytes=size_bytes)
                 flight.add_done_callback(lambda done: self._answer_fetch(call_id, done))
+            case NoteRead(_, key):
+                self._fetcher.note_read(key)
             case Open():
                 raise MessageRefused("the store is open already")
             case _:

@@ -136,10 +136,12 @@ class Residency(Generic[BlockT]):
         host: Host[BlockT],
         loaders: Loaders,
         want: Callable[[AdapterKey], None],
+        has_read: Callable[[AdapterKey], None],
         clock: Callable[[], float],
         num_soon: int,
     ) -> None:
         """`want(key)` asks the fetcher; `fetched` or `fetch_failed` is its answer, in any order.
+        `has_read(key)` tells it that what it fetched was read, or could not be.
 
         `num_soon`: of so many adapters the turn is soon, see `expect`.
         """
@@ -147,6 +149,7 @@ class Residency(Generic[BlockT]):
         self._host = host
         self._loaders = loaders
         self._want = want
+        self._has_read = has_read
         self._clock = clock
         self._pins = Pins(arena.capacity)
         self._next_pin_time = 0.0
@@ -189,9 +192,10 @@ class Residency(Generic[BlockT]):
     def request(self, key: AdapterKey) -> None:
         """Begin to bring an adapter to the device, if it is not on its way and not backing off.
 
-        Also tells that a request waits for it still, so call it as long as one does.
+        Also tells that a request waits for it still, so call it as long as one does. While enough
+        others are needed before it nothing begins, see `turns`.
         """
-        record = self._ask(key)
+        record = self._ask(key, may_begin=self._turns.may_begin(key))
         if record is not None:
             record.is_requested = True
             record.last_used = self._clock()
@@ -201,7 +205,7 @@ class Residency(Generic[BlockT]):
 
         A stay begins now, or when the adapter arrives.
         """
-        record = self._ask(key)
+        record = self._ask(key, may_begin=True)
         if record is None:
             return
         if record.state is State.RESIDENT:
@@ -484,16 +488,21 @@ class Residency(Generic[BlockT]):
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def _ask(self, key: AdapterKey) -> Record[BlockT] | None:
-        """The record of an adapter that is on its way, or backs off; None if it is deleted."""
+    def _ask(self, key: AdapterKey, *, may_begin: bool) -> Record[BlockT] | None:
+        """The record of an adapter that is on its way, or backs off.
+
+        None if it is deleted, or if it is not on its way and may not begin.
+        """
         if key in self._retirements:
             return None
         record = self._records.get(key)
         now = self._clock()
+        if record is not None and (record.state is not State.FAILED or now < record.retry_at):
+            return record
+        if not may_begin:
+            return None
         if record is None:
             record = self._records[key] = Record(key)
-        elif record.state is not State.FAILED or now < record.retry_at:
-            return record
         self._begin(record, now)
         return record
 
@@ -504,7 +513,7 @@ class Residency(Generic[BlockT]):
             return
         self._next_pin_time = now + PIN_INTERVAL_SECONDS
         for key in self._pins:
-            self._ask(key)
+            self._ask(key, may_begin=True)
 
     def _begin(self, record: Record[BlockT], now: float) -> None:
         self._num_requests += 1
@@ -550,6 +559,7 @@ class Residency(Generic[BlockT]):
     def _take_up_reads(self) -> bool:
         finished = self._reads.take_finished()
         for key, result in finished:
+            self._has_read(key)
             record = self._records[key]
             if isinstance(result, FileNotFoundError) and not record.was_fetched_again:
                 # The disk cache may have dropped the file before its turn came.
@@ -594,6 +604,7 @@ class Residency(Generic[BlockT]):
         }
         logger.warning("adapter_load_failed", extra=facts, exc_info=cause)
         self._vacate(record)
+        self._turns.remove(record.key)
         self._enter(record, State.FAILED, is_step=False, why=failure.code)
         record.failure, record.stay_seconds = failure, 0.0
         backoff = min(max(FIRST_BACKOFF_SECONDS, 2 * record.backoff_seconds), MAX_BACKOFF_SECONDS)

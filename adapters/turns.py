@@ -3,10 +3,14 @@
 An adapter that a request waits for gives its place only to one that is needed sooner, and only if
 that one is needed soon: the order changes with every step, and further ahead it is no reason to
 load anything. What no request waits for gives its place to anyone.
+
+Only as many loads begin as turns are soon: a tenant that names a thousand adapters has no more
+transfers and no more files on this machine's disk than its requests can use next.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from .identity import AdapterKey
@@ -24,6 +28,9 @@ class Turns:
         self.num_soon = num_soon
         self._clock = clock
         self._turns: dict[AdapterKey, int] = {}
+        self._near: set[AdapterKey] = set()
+        self._far: deque[AdapterKey] = deque()
+        """In their order; some may have no turn any more."""
         self._soon_since: dict[AdapterKey, float] = {}
 
     def __bool__(self) -> bool:
@@ -34,20 +41,31 @@ class Turns:
         """Replace all turns; the next one first."""
         now = self._clock()
         self._turns = {key: turn for turn, key in enumerate(keys)}
+        self._near, self._far = set(), deque(self._turns)
+        self._fill_near()
         self._soon_since = {key: self._soon_since.get(key, now) for key in self.next()}
 
     def add(self, key: AdapterKey) -> None:
         """A request names this one too: behind all others, unless it had a turn before."""
-        last = next(reversed(self._turns.values()), -1)
-        self._turns.setdefault(key, last + 1)
+        if key in self._turns:
+            return
+        self._turns[key] = next(reversed(self._turns.values()), -1) + 1
+        self._far.append(key)
+        self._fill_near()
 
     def remove(self, key: AdapterKey) -> None:
-        """A request that waited for it has it now, and keeps it by its lease."""
+        """No request waits for it: one has it now and keeps it by its lease, or all have failed."""
         self._turns.pop(key, None)
+        self._near.discard(key)
+        self._fill_near()
 
     def next(self) -> list[AdapterKey]:
         """Those whose turn is soon."""
         return [key for key, turn in self._turns.items() if turn < self.num_soon]
+
+    def may_begin(self, key: AdapterKey) -> bool:
+        """Whether its load may begin: less than `num_soon` others wait that are needed before."""
+        return key in self._near or (key not in self._turns and len(self._near) < self.num_soon)
 
     def of(self, key: AdapterKey) -> int | None:
         """How many are needed before it; None: no request waits for it."""
@@ -65,3 +83,9 @@ class Turns:
     def soon_since(self, key: AdapterKey) -> float | None:
         """Since when its turn is soon; None if it is not."""
         return self._soon_since.get(key)
+
+    def _fill_near(self) -> None:
+        while self._far and len(self._near) < self.num_soon:
+            key = self._far.popleft()
+            if key in self._turns:
+                self._near.add(key)

@@ -175,6 +175,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         engine = EngineClient(
             replace(engine_config, model=str(bases.served)),
             on_adapter_wanted=source.fetch,
+            on_adapter_read=fetcher.note_read,
             journal=journal,
         )
         stack.push_async_callback(engine.stop)

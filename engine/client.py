@@ -41,6 +41,7 @@ from .messages import (
     AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterRead,
     AdapterStored,
     AdapterWanted,
     EngineFailed,
@@ -121,17 +122,20 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_adapter_wanted: Callable[[AdapterKey], Awaitable[FetchedBlock]],
+        on_adapter_read: Callable[[AdapterKey], None] = lambda key: None,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
         journal: TokenJournal | None = None,
     ) -> None:
         """`on_adapter_wanted` brings a block to this machine, or raises; many run side by side.
+        `on_adapter_read` is told when the engine needs that block's file no longer.
 
         The engine counts in `journal` the tokens of those requests that have a slot there.
         """
         self._config = config
         self._journal = journal
         self._on_adapter_wanted = on_adapter_wanted
+        self._on_adapter_read = on_adapter_read
         self._command = command
         self._restarts = restarts or RestartPolicy()
         self._streams: dict[str, RequestStream] = {}
@@ -571,6 +575,8 @@ class EngineClient:
                     self._note_gone(end.request_id)
             case AdapterWanted(key):
                 self._start_fetch(key)
+            case AdapterRead(key):
+                self._on_adapter_read(key)
             case AdapterEvicted(key, receipt):
                 self._on_evicted(key, receipt)
             case AdapterExplanation():

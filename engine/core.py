@@ -42,6 +42,7 @@ from .messages import (
     AdapterEvicted,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterRead,
     AdapterResidency,
     AdapterStored,
     AdapterWanted,
@@ -157,6 +158,7 @@ class EngineCore:
             host=host,
             loaders=self._loaders,
             want=self._want,
+            has_read=self._has_read,
             clock=clock,
             num_soon=config.max_num_seqs,
         )
@@ -392,6 +394,9 @@ class EngineCore:
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
     # --- adapters ---------------------------------------------------------------------------------
+
+    def _has_read(self, key: AdapterKey) -> None:
+        self._outbox.append(AdapterRead(key))
 
     def _want(self, key: AdapterKey) -> None:
         self._outbox.append(AdapterWanted(key))

@@ -2,8 +2,8 @@
 
 Towards the engine: Submit, Abort, AdapterFetched, AdapterFetchFailed, EvictAdapter, SetPinned,
 Prefetch, AdapterStored, ExplainAdapter, ListRequests, MapMemory.
-From the engine: EngineReady, StepEvents, AdapterWanted, AdapterEvicted, AdapterExplanation,
-RequestList, MemoryMap, EngineStats, EngineFailed.
+From the engine: EngineReady, StepEvents, AdapterWanted, AdapterRead, AdapterEvicted,
+AdapterExplanation, RequestList, MemoryMap, EngineStats, EngineFailed.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
 as msgpack. Every submitted request ends in exactly one RequestFinished.
@@ -361,6 +361,13 @@ class AdapterWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """The file that AdapterFetched named was read, or could not be: it need not stay."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
 class EvictionReceipt:
     """What a deletion removed from the engine."""
 
@@ -680,6 +687,7 @@ FromEngine = (
     EngineReady
     | StepEvents
     | AdapterWanted
+    | AdapterRead
     | AdapterEvicted
     | AdapterExplanation
     | RequestList

@@ -109,6 +109,27 @@ def test_what_was_just_handed_out_stays_even_beyond_the_capacity(
     assert cache.used_bytes == 3 * SIZE
 
 
+def test_what_was_read_stays_no_longer_than_there_is_room(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=2 * SIZE)
+    for index in range(3):
+        add(cache, index)
+        cache.note_read(make_key(index))
+    assert present(cache, range(3)) == [1, 2]
+
+
+def test_what_is_handed_out_anew_stays_again(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache(capacity_bytes=2 * SIZE)
+    add(cache, 0)
+    cache.note_read(make_key(0))
+    assert get(cache, 0)
+    for index in (1, 2):
+        add(cache, index)
+        cache.note_read(make_key(index))
+    assert present(cache, range(3)) == [0, 2]
+
+
 def test_a_download_longer_than_the_minimum_stay_is_kept(
     make_cache: Callable[..., DiskCache], clock: Clock
 ) -> None:

@@ -47,6 +47,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
             host=host,
             loaders=loaders,
             want=wanted.append,
+            has_read=lambda key: None,
             clock=lambda: next(ticks) * 0.01,
             num_soon=2,
         )

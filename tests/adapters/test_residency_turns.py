@@ -32,6 +32,48 @@ def resident(world: ResidencyWorld) -> set[AdapterKey]:
     return {key for key in (A, B, C) if world.residency.tier(key) is Tier.DEVICE}
 
 
+def test_of_many_that_requests_name_only_those_whose_turn_is_soon_are_fetched() -> None:
+    world = ResidencyWorld(num_soon=2)
+    keys = [make_key(str(number)) for number in range(5)]
+    for key in keys:
+        world.residency.expect_last(key)
+        assert world.residency.acquire(key, key.digest) is None
+    assert world.wanted == keys[:2]
+
+
+def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
+    world = ResidencyWorld(num_soon=2)
+    keys = [make_key(str(number)) for number in range(5)]
+    for key in keys:
+        world.residency.expect_last(key)
+    world.fetch(keys[0], 2)
+    world.settle()
+    assert world.residency.acquire(keys[0], "user") is not None
+    world.residency.fetch_failed(keys[1], "object_corrupt", "It is damaged.")
+    for key in keys[2:]:
+        world.residency.request(key)
+    assert world.wanted == keys[1:4]
+
+
+def test_a_wish_and_a_pin_need_no_turn() -> None:
+    world = ResidencyWorld(num_soon=1)
+    world.residency.expect([A])
+    world.residency.prefetch(B)
+    world.residency.set_pinned([C])
+    assert set(world.wanted) == {A, B, C}
+
+
+def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
+    world = ResidencyWorld()
+    for key in (A, B):
+        world.residency.request(key)
+    world.fetch(A, 2)
+    world.fetch(B, OSError())
+    assert world.read == []
+    world.settle()
+    assert sorted(world.read) == [A, B]
+
+
 def test_what_no_request_waits_for_goes_first_however_lately_it_was_used() -> None:
     world = make_world(A, B)
     world.residency.expect([A])
@@ -56,7 +98,7 @@ def test_what_is_needed_later_or_not_soon_waits_until_the_others_are_needed_no_m
     world.load(C, SIZE)
     assert resident(world) == {A}
     world.residency.expect([C])
-    world.settle()
+    world.load(C, SIZE)
     assert resident(world) == {C}
 
 
@@ -106,8 +148,8 @@ def test_patience_begins_when_the_turn_is_near() -> None:
     world.load(B, SIZE)
     for key in (A, B):
         world.residency.acquire(key, key.digest)
-    world.residency.expect([*OTHERS, C])
     world.load(C, SIZE)
+    world.residency.expect([*OTHERS, C])
     for _ in range(2):  # far at first, then near
         world.now += PATIENCE_SECONDS - 0.1
         world.settle()
@@ -142,7 +184,7 @@ def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
     world = ResidencyWorld(arena=SIZE, host=SIZE, num_soon=SOON)
     world.load(A, SIZE)
     world.residency.acquire(A, "user")
-    world.residency.expect([*OTHERS, B, C])
+    world.residency.expect([B, C])
     world.load(B, SIZE)
     world.load(C, SIZE)
     assert [world.residency.tier(key) for key in (B, C)] == [Tier.HOST, Tier.DISK]
@@ -162,7 +204,6 @@ def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once(host: int) -
     world = ResidencyWorld(arena=SIZE * room, host=SIZE * host)
     for key in burst:
         world.residency.expect_last(key)
-        world.fetch(key, SIZE)
     waiting = list(burst)
     running: list[AdapterKey] = []
     for _ in range(100 * len(burst)):

@@ -18,6 +18,7 @@ from loraplex.engine.messages import (
     AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterRead,
     AdapterResidency,
     AdapterStored,
     AdapterTierStats,
@@ -135,6 +136,7 @@ FROM_ENGINE: list[FromEngine] = [
     EVENTS,
     StepEvents(),
     AdapterWanted(KEY),
+    AdapterRead(KEY),
     AdapterEvicted(KEY),
     AdapterEvicted(KEY, EvictionReceipt(4096, 4096, 2, 1, 0.5)),
     AdapterExplanation(

@@ -53,6 +53,7 @@ class SimulatedEngine:
             host=self.host,
             loaders=self.loaders,
             want=want,
+            has_read=lambda key: None,
             clock=clock,
             num_soon=scenario.limits.max_num_seqs,
         )

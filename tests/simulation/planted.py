@@ -571,7 +571,7 @@ def forgets_pins_that_failed_once(ask: Any, self: Residency[Any]) -> None:
     """Whoever pinned it will see that it is broken."""
     for key in self._pins:
         if key not in self._records:
-            self._ask(key)
+            self._ask(key, may_begin=True)
 
 
 @_plant(Leases, "strays")

@@ -233,11 +233,13 @@ class ResidencyWorld:
         self.arena = FakeArena(arena)
         self.host = FakeHost(host)
         self.wanted: list[AdapterKey] = []
+        self.read: list[AdapterKey] = []
         self.residency: Residency[FakeBlock] = Residency(
             arena=self.arena,
             host=self.host,
             loaders=self.loaders,
             want=self.wanted.append,
+            has_read=self.read.append,
             clock=lambda: self.now,
             num_soon=num_soon,
         )
