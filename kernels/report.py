@@ -3,7 +3,8 @@
 `python -m loraplex.kernels.report` compiles every kernel ahead of time, for each architecture and
 each set of compile-time values that serving uses, and prints JSON:
 `[{"kernel", "arch", "registers", "spills", "shared"}]`. Spills are bytes of stack and local memory
-per thread, shared is bytes per block. TRITON_INTERPRET must not be set.
+per thread, shared is bytes per block. Exits 1 if a kernel takes more than it may.
+TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ CODED_ROWS = (1, 32, 512)
 WARP_THREADS = 32
 KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
 CONTEXT = 8192
+MAX_REGISTERS = 255
+MAX_ATTEND_SPILLS = 16
+"""Four registers; of all other kernels nothing spills."""
+MAX_SHARED_BYTES = 64 << 10
+"""Three blocks fit on a multiprocessor."""
+MAX_ATTEND_BYTES = 76 << 10
+MAX_PROMPT_BYTES = 144 << 10
+"""Of a prompt's chunk, of which one block fits."""
+MAX_CODED_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
+"""Of products with codes: a block fits even the small multiprocessors that run sm_80's code,
+two fit an H100's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,32 @@ class KernelUsage:
     registers: int
     spills: int
     shared: int
+
+
+def excess(usage: KernelUsage) -> str | None:
+    """What a kernel takes too much of; None if it may take what it takes."""
+    limits = {
+        "registers": MAX_REGISTERS,
+        "spills": MAX_ATTEND_SPILLS if usage.kernel.startswith("attend[") else 0,
+        "shared": _max_shared_bytes(usage),
+    }
+    for name, limit in limits.items():
+        if (value := getattr(usage, name)) > limit:
+            return f"{usage.kernel} on {usage.arch}: {name} {value} of {limit}"
+    return None
+
+
+def _max_shared_bytes(usage: KernelUsage) -> int:
+    is_coded = usage.kernel.startswith("coded[")
+    if not (is_coded or usage.kernel.startswith("attend[")):
+        return MAX_SHARED_BYTES
+    most = MAX_PROMPT_BYTES if "rows512" in usage.kernel else MAX_ATTEND_BYTES
+    return min(most, MAX_CODED_BYTES[usage.arch]) if is_coded else most
+
+
+def all_cases(arch: str) -> Iterator[KernelCase]:
+    """Every kernel that serving launches on this architecture."""
+    return chain(lora_cases(), attention_cases(arch), coded_cases())
 
 
 def lora_cases() -> Iterator[KernelCase]:
@@ -274,15 +312,14 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return fields["REG"], fields["STACK"] + fields["LOCAL"]
 
 
-def main() -> None:
-    usages = [
-        compile_case(case, arch)
-        for arch in ARCHITECTURES
-        for case in chain(lora_cases(), attention_cases(arch), coded_cases())
-    ]
+def main() -> int:
+    usages = [compile_case(case, arch) for arch in ARCHITECTURES for case in all_cases(arch)]
     json.dump([asdict(usage) for usage in usages], sys.stdout, indent=1)
     sys.stdout.write("\n")
+    found = [text for text in map(excess, usages) if text]
+    sys.stderr.writelines(f"{text}\n" for text in found)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -138,7 +138,7 @@ def test_canary_adapters_never_answer_for_each_other(tmp_path: Path) -> None:
     }
     rng = random.Random(3)
     expected: dict[str, int | None] = {}
-    for number in range(2000):
+    for number in range(1000):
         if number % 100 == 0:
             engine.run()  # waves: how much is paged must not depend on how fast loads are
         adapter = rng.choice([None, *keys, *list(keys)[:4]])

@@ -1,66 +1,75 @@
+"""`make kernels-report` compiles every kernel; here are one of each, and its limits."""
+
 from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import loraplex.kernels.report as report_module
+from loraplex.kernels.report import ARCHITECTURES, KernelUsage, all_cases, excess
 
-CODED_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
-"""Of products with codes: a block fits even the small multiprocessors that run sm_80's code,
-two fit an H100's."""
 PACKAGE_PARENT = Path(report_module.__file__).parents[2]
+KERNELS = {
+    *("lora_shrink", "lora_expand", "attend", "attend_combine", "kv_write"),
+    *("coded", "dequantize", "sum_splits"),
+}
+COMPILE_SOME = """
+import json
+from dataclasses import asdict
+from loraplex.kernels.report import all_cases, compile_case
+first = {}
+for case in all_cases("sm_90"):
+    first.setdefault(case.name.partition("[")[0], case)
+print(json.dumps([asdict(compile_case(case, "sm_90")) for case in first.values()]))
+"""
 
 
-@pytest.fixture(scope="module")
-def usages() -> Sequence[dict[str, str | int]]:
-    """The report as its command prints it, in a process without the interpreter."""
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_kernel_is_reported_once_for_each_set_of_values(arch: str) -> None:
+    names = [case.name for case in all_cases(arch)]
+    assert {name.partition("[")[0] for name in names} == KERNELS
+    assert len(names) == len(set(names))
+
+
+def test_a_kernel_of_each_kind_compiles_and_stays_within_its_limits() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     printed = subprocess.run(
-        [sys.executable, "-m", "loraplex.kernels.report"],
+        [sys.executable, "-c", COMPILE_SOME],
         env=environment | {"PYTHONPATH": str(PACKAGE_PARENT)},
         check=True,
         capture_output=True,
         text=True,
         timeout=280,
     ).stdout
-    usages: list[dict[str, str | int]] = json.loads(printed)
-    return usages
-
-
-def test_reports_every_kernel_for_every_architecture(
-    usages: Sequence[dict[str, str | int]],
-) -> None:
-    assert {usage["arch"] for usage in usages} == {"sm_80", "sm_90"}
-    names = {str(usage["kernel"]).partition("[")[0] for usage in usages}
-    expected = {"lora_shrink", "lora_expand", "attend", "attend_combine", "kv_write"}
-    assert names == expected | {"coded", "dequantize", "sum_splits"}
-    assert len(usages) == len({(usage["kernel"], usage["arch"]) for usage in usages})
-
-
-def test_no_kernel_spills_registers_but_attention_at_most_four(
-    usages: Sequence[dict[str, str | int]],
-) -> None:
+    usages = [KernelUsage(**usage) for usage in json.loads(printed)]
+    assert {usage.kernel.partition("[")[0] for usage in usages} == KERNELS
+    assert [excess(usage) for usage in usages] == [None] * len(KERNELS)
     for usage in usages:
-        assert int(usage["spills"]) <= (16 if str(usage["kernel"]).startswith("attend[") else 0)
+        assert usage.registers > 0
+        if usage.kernel.startswith("lora"):
+            assert usage.shared > 0, "its products go through shared memory"
 
 
-def test_every_kernel_fits_the_architectures(usages: Sequence[dict[str, str | int]]) -> None:
-    for usage in usages:
-        assert 0 < int(usage["registers"]) <= 255
-        assert 0 <= int(usage["shared"]) <= most_shared(str(usage["kernel"]), str(usage["arch"]))
-        if str(usage["kernel"]).startswith("lora"):
-            assert int(usage["shared"]) > 0, "its products go through shared memory"
-
-
-def most_shared(kernel: str, arch: str) -> int:
-    """At least three blocks on a multiprocessor, but one of a prompt's chunk."""
-    if not kernel.startswith(("attend[", "coded")):
-        return 64 << 10
-    most = 144 << 10 if "rows512" in kernel else 76 << 10
-    return min(most, CODED_BYTES[arch]) if kernel.startswith("coded") else most
+@pytest.mark.parametrize(
+    ("kernel", "arch", "spills", "shared"),
+    [
+        ("kv_write[bf16]", "sm_90", 0, 64 << 10),
+        ("attend[bf16,bf16,rows1,dim128,none]", "sm_90", 16, 76 << 10),
+        ("attend[bf16,bf16,rows512,dim128,none]", "sm_90", 16, 144 << 10),
+        ("coded[bf16,int8,rows1]", "sm_90", 0, 76 << 10),
+        ("coded[bf16,int8,rows512]", "sm_80", 0, 96 << 10),
+        ("coded[bf16,int8,rows512]", "sm_90", 0, 112 << 10),
+    ],
+)
+def test_what_exceeds_a_limit_is_named(kernel: str, arch: str, spills: int, shared: int) -> None:
+    usage = KernelUsage(kernel, arch, 255, spills, shared)
+    assert excess(usage) is None
+    for name in ("registers", "spills", "shared"):
+        beyond = replace(usage, **{name: getattr(usage, name) + 1})
+        assert name in str(excess(beyond))

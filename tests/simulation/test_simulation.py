@@ -16,7 +16,21 @@ from simulation.planted import MISTAKES, is_caught
 from simulation.runner import REQUIRED_COVERAGE, STEPS_PER_SEED, Report, run_seed, run_seeds
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS = 45_000
+NUM_STEPS = 20_000
+"""`make simulate` takes a million, and plants every mistake."""
+QUICKLY_FOUND = (
+    "skips_a_decref",
+    "publishes_early",
+    "drops_the_tenant_from_the_key",
+    "waits_for_absent_adapters",
+    "spends_no_budget",
+    "counts_rejected_tokens_as_computed",
+    "gives_outputs_away",
+    "evicts_leased_adapters",
+    "keeps_leases",
+    "leaves_deleted_adapters_in_host_memory",
+)
+"""One of each part of the scheduler and of paging."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +44,8 @@ def test_many_random_worlds_keep_every_invariant() -> None:
     report = run_seeds(range(NUM_STEPS // STEPS_PER_SEED))
     assert report.violations == {}
     assert report.num_leaked == 0
-    assert report.rare == {}
     assert report.num_steps >= NUM_STEPS
+    assert all(report.coverage[name] for name in REQUIRED_COVERAGE)
     assert report.coverage["successes"] > report.num_steps // 10, "most of it is ordinary work"
 
 
@@ -80,7 +94,7 @@ def test_a_failing_seed_fails_alike_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert not report.is_good
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", QUICKLY_FOUND)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     assert is_caught(mistake)
 
