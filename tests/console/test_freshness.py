@@ -191,6 +191,33 @@ def test_who_works_in_one_tab_is_not_signed_out_by_another(tabs: tuple[Visitor, 
     expect(other.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+def test_tabs_that_are_idle_are_signed_out_while_the_server_does_not_know_yet(
+    tabs: tuple[Visitor, Page],
+) -> None:
+    one, other = tabs
+    held: list[Route] = []
+    found: list[str] = []
+
+    def hold(route: Route) -> None:
+        if route.request.method == "DELETE":
+            held.append(route)
+            return
+        found.append(route.request.url)
+        route.continue_()
+
+    one.page.context.route("**/v1/session", hold)
+    one.page.context.clock.fast_forward("31:00")
+    for page in (one.page, other):
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert found == [], "a tab looked whether the session lives, and found that it does"
+    assert len(held) == 2
+    for route in held:
+        route.continue_()
+    for page in (one.page, other):
+        page.wait_for_load_state("networkidle")
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
 def test_signing_out_in_one_tab_clears_the_others(tabs: tuple[Visitor, Page]) -> None:
     one, other = tabs
     other.get_by_role("button", name="Sign out").click()

@@ -50,7 +50,7 @@ export function SessionProvider({ children }: { children: ReactNode }): ReactNod
   useEffect(() => {
     otherTabs.onmessage = () => void follow(client);
   }, [client]);
-  useSignOutWhenIdle(session, value.setSession);
+  useSignOutWhenIdle(session, client);
 
   if (query.isPending) return null;
   if (query.error) return <ErrorState error={query.error} onRetry={() => void query.refetch()} />;
@@ -70,11 +70,11 @@ async function follow(client: QueryClient): Promise<void> {
   begin(client, await loadSession().catch(() => null));
 }
 
-/** The server ends the session too; the page need not wait to be told. Who works in another tab has not left. */
-function useSignOutWhenIdle(
-  session: Session | null,
-  setSession: (session: Session | null) => void,
-): void {
+/**
+ * The server ends the session too; the page need not wait to be told. Who works in another tab has not left.
+ * The other tabs are told only when the server knows: until then it would say that the session lives.
+ */
+function useSignOutWhenIdle(session: Session | null, client: QueryClient): void {
   useEffect(() => {
     if (session === null) return;
     let timer = 0;
@@ -84,8 +84,10 @@ function useSignOutWhenIdle(
         timer = window.setTimeout(check, rest);
         return;
       }
-      void signOut().catch(() => undefined);
-      setSession(null);
+      void signOut()
+        .catch(() => undefined)
+        .finally(() => otherTabs.postMessage(null));
+      begin(client, null);
     };
     const note = (): void => noteActivity();
     note();
@@ -95,7 +97,7 @@ function useSignOutWhenIdle(
       window.clearTimeout(timer);
       for (const event of ACTIVITY) document.removeEventListener(event, note);
     };
-  }, [session, setSession]);
+  }, [session, client]);
 }
 
 export function useSessionContext(): SessionContextValue {
