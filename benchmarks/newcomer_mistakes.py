@@ -103,13 +103,29 @@ MISTAKES: Mapping[str, Mistake] = {
     "misspelt option": Mistake(
         _serve("--quantise", "int8"), "No such option: --quantise", ExitCode.USAGE
     ),
-    "no such folder": Mistake(_serve(base="./nope"), "./nope", ExitCode.USAGE),
-    "an empty folder as the base": Mistake(_serve(base="empty"), "config.json", ExitCode.USAGE),
-    "an adapter as the base": Mistake(_serve(base="sql adapter"), "adapter", ExitCode.USAGE),
-    "a pickled base": Mistake(_serve(base="pickled base"), "safetensors", ExitCode.USAGE),
-    "unknown quantization": Mistake(_serve("--quantize", "int3"), "--quantize", ExitCode.USAGE),
-    "unknown proposer": Mistake(_serve("--speculation", "foo"), "--speculation", ExitCode.USAGE),
-    "port out of range": Mistake(_serve("--port", "99999"), "--port", ExitCode.USAGE),
+    "no such folder": Mistake(
+        _serve(base="./nope"), "Error: ./nope is neither a local directory", ExitCode.USAGE
+    ),
+    "an empty folder as the base": Mistake(
+        _serve(base="empty"), "Error: empty has no config.json", ExitCode.USAGE
+    ),
+    "an adapter as the base": Mistake(
+        _serve(base="sql adapter"),
+        "serve its base, then push the adapter",
+        ExitCode.USAGE,
+    ),
+    "a pickled base": Mistake(
+        _serve(base="pickled base"), "convert it to safetensors", ExitCode.USAGE
+    ),
+    "unknown quantization": Mistake(
+        _serve("--quantize", "int3"), "not one of 'none', 'int8', 'int4'", ExitCode.USAGE
+    ),
+    "unknown proposer": Mistake(
+        _serve("--speculation", "foo"), "foo is none of ngram, draft", ExitCode.USAGE
+    ),
+    "port out of range": Mistake(
+        _serve("--port", "99999"), "less than or equal to 65535", ExitCode.USAGE
+    ),
     "port in use": Mistake(
         _serve("--port", "{port}"), "choose another --port", ExitCode.UNAVAILABLE
     ),
@@ -124,7 +140,9 @@ MISTAKES: Mapping[str, Mistake] = {
         "Connection refused",
         ExitCode.UNAVAILABLE,
     ),
-    "store of another kind": Mistake(_serve("--store", "ftp://x"), "s3://", ExitCode.USAGE),
+    "store of another kind": Mistake(
+        _serve("--store", "ftp://x"), "not an adapter store: 'ftp://x'", ExitCode.USAGE
+    ),
     "store without a bucket": Mistake(
         _serve("--store", "s3://"), "s3://bucket/prefix", ExitCode.USAGE
     ),
@@ -143,24 +161,38 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "wrong key": Mistake(
         ("adapters", "list"),
-        "key",
+        "The API key is malformed or unknown.",
         ExitCode.AUTHENTICATION,
         variables={"LORAPLEX_API_KEY": "lpx_live_wrong"},
     ),
     "no server": Mistake(
         ("adapters", "list"),
-        "127.0.0.1:9",
+        "Does the server run, and is LORAPLEX_URL right?",
         ExitCode.UNAVAILABLE,
         variables={"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_API_KEY": "{key}"},
     ),
-    "login with nonsense": Mistake(("login",), "key", ExitCode.AUTHENTICATION, stdin="nonsense"),
-    "a tenant's key for an operator's command": Mistake(
-        ("tenants", "create", "another"), "operator", ExitCode.AUTHENTICATION, variables=_AS_TENANT
+    "login with nonsense": Mistake(
+        ("login",),
+        "The API key is malformed or unknown.",
+        ExitCode.AUTHENTICATION,
+        stdin="nonsense",
     ),
-    "tenant with a bad name": Mistake(("tenants", "create", "Acme Inc"), "a-z", ExitCode.USAGE),
-    "tenant that exists": Mistake(("tenants", "create", "acme"), "acme", ExitCode.CONFLICT),
-    "key without a tenant": Mistake(("keys", "create"), "tenant", ExitCode.USAGE),
-    "operator that exists": Mistake(("operators", "create", "root"), "root", ExitCode.CONFLICT),
+    "a tenant's key for an operator's command": Mistake(
+        ("tenants", "create", "another"),
+        "This is for operators",
+        ExitCode.AUTHENTICATION,
+        variables=_AS_TENANT,
+    ),
+    "tenant with a bad name": Mistake(
+        ("tenants", "create", "Acme Inc"), "A slug is 1 to 63 of a-z", ExitCode.USAGE
+    ),
+    "tenant that exists": Mistake(
+        ("tenants", "create", "acme"), "'acme' exists already", ExitCode.CONFLICT
+    ),
+    "key without a tenant": Mistake(("keys", "create"), "Add --tenant SLUG", ExitCode.USAGE),
+    "operator that exists": Mistake(
+        ("operators", "create", "root"), "'root' exists already", ExitCode.CONFLICT
+    ),
     "push of no folder": Mistake(
         ("adapters", "push", "./nope", "bot"),
         "is not a folder",
@@ -169,7 +201,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "push without weights": Mistake(
         ("adapters", "push", "no weights", "bot"),
-        TENSORS,
+        f"no weights has no {TENSORS}",
         ExitCode.INVALID_ADAPTER,
         variables=_AS_TENANT,
     ),
@@ -193,40 +225,43 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "push of half a file": Mistake(
         ("adapters", "push", "half", "bot"),
-        "truncated",
+        "it was truncated or something was appended",
         ExitCode.INVALID_ADAPTER,
         variables=_AS_TENANT,
     ),
     "push for another base": Mistake(
         ("adapters", "push", "other base", "bot"),
-        "layers.77",
+        "Push it to a server of the base it was trained on",
         ExitCode.INVALID_ADAPTER,
         variables=_AS_TENANT,
     ),
     "push of an adapter without effect": Mistake(
         ("adapters", "push", "no effect", "bot"),
-        "effect",
+        "Train it first",
         ExitCode.INVALID_ADAPTER,
         variables=_AS_TENANT,
     ),
     "push under a bad name": Mistake(
-        ("adapters", "push", "sql adapter", "My Bot"), "a-z", ExitCode.USAGE, variables=_AS_TENANT
+        ("adapters", "push", "sql adapter", "My Bot"),
+        "'My Bot' is no adapter's name",
+        ExitCode.USAGE,
+        variables=_AS_TENANT,
     ),
     "an alias that is a number": Mistake(
         ("adapters", "push", "sql adapter", "bot", "--alias", "1"),
-        "alias",
+        "An alias is formed like an adapter's name, and is neither a number",
         ExitCode.USAGE,
         variables=_AS_TENANT,
     ),
     "alias of a missing version": Mistake(
         ("adapters", "alias", "set", "support-bot", "prod", "99"),
-        "99",
+        "has no version 99",
         ExitCode.NOT_FOUND,
         variables=_AS_TENANT,
     ),
     "rollback of an alias that is not there": Mistake(
         ("adapters", "rollback", "support-bot", "nope"),
-        "nope",
+        "has no alias 'nope'",
         ExitCode.NOT_FOUND,
         variables=_AS_TENANT,
     ),
@@ -238,14 +273,20 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "deletion without confirmation": Mistake(
         ("adapters", "rm", "support-bot", "--version", "1"),
-        "--yes",
+        "Not confirmed: add --yes",
         ExitCode.USAGE,
         variables=_AS_TENANT,
     ),
     "an adapter that is not there": Mistake(
-        ("adapters", "show", "suport-bot"), "suport-bot", ExitCode.NOT_FOUND, variables=_AS_TENANT
+        ("adapters", "show", "suport-bot"),
+        "There is no adapter 'suport-bot'",
+        ExitCode.NOT_FOUND,
+        variables=_AS_TENANT,
     ),
     "chat with what is not there": Mistake(
-        ("chat", "suport-bot", "Hello"), "suport-bot", ExitCode.NOT_FOUND, variables=_AS_TENANT
+        ("chat", "suport-bot", "Hello"),
+        "The model 'suport-bot' does not exist",
+        ExitCode.NOT_FOUND,
+        variables=_AS_TENANT,
     ),
 }

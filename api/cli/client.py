@@ -215,7 +215,9 @@ def _not_ours(url: str, answer: str = "") -> CommandFailed:
 
 
 def _way_out(error: dict[str, Any]) -> str:
-    """What to change in an adapter that was refused, unless the message says it."""
+    """What to change in a refused adapter or in the command, unless the message says it."""
+    if error["code"] == "tenant_required":
+        return ". Add --tenant SLUG, or set LORAPLEX_TENANT."
     known = REJECTIONS.get(error["code"])
     return f". {known.way_out}" if known and known.way_out not in error["message"] else ""
 
