@@ -69,6 +69,16 @@ class _Sessions(NamedTuple):
         self.accounts.note_use(session, text, self.idle)
 
 
+_OF_ADAPTERS = ("adapter.", "alias.", "upload.", "version.")
+"""How the actions begin that leave alone whom keys belong to and what they may."""
+
+
+def may_concern_keys(event: Event | None) -> bool:
+    """Whether what is remembered of keys may be wrong since; so it is with every action that is not
+    known to leave them alone."""
+    return event is not None and not event.action.startswith(_OF_ADAPTERS)
+
+
 class ControlPlane:
     """Runs functions inside units of work; what they return is committed."""
 
@@ -146,7 +156,8 @@ class ControlPlane:
                     is_carried_out = True
             finally:
                 if is_carried_out:  # and committed, even if the answer to that was lost
-                    self._auth_cache.clear_tenant(tenant_id)
+                    if may_concern_keys(changed.event):
+                        self._auth_cache.clear_tenant(tenant_id)
                     self.note_change(tenant_id)
             return changed.result
 

@@ -15,6 +15,7 @@ from loraplex.api import database_watch
 from loraplex.api.control_plane import ControlPlane
 from loraplex.api.database_watch import DatabaseWatch
 from loraplex.api.last_seen import LastSeen
+from loraplex.platform.audit.event import BY_SYSTEM, Changed, Event
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, InvalidApiKey
 from loraplex.platform.keyring import Keyring
@@ -138,6 +139,41 @@ def test_a_key_seen_lately_is_good_while_the_database_is_away(tmp_path: Path) ->
         control_plane._auth_cache._clock = lambda: 400.0 + time.monotonic()
         with pytest.raises(DatabaseUnavailable):
             await control_plane.authenticate(seen.text)
+        control_plane.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("event", "is_good"),
+    [
+        (Event("version.create", "bot@1"), True),
+        (Event("adapter.delete", "bot"), True),
+        (None, True),
+        (Event("key.revoke", "another"), False),
+        (Event("quota.set", "acme"), False),
+        (Event("something.new", "x"), False),
+    ],
+)
+def test_a_change_that_leaves_keys_alone_leaves_them_good_while_the_database_is_away(
+    tmp_path: Path, event: Event | None, is_good: bool
+) -> None:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    tenant = make_tenant(database, "acme")
+    service = ApiKeyService(Keyring([SECRET], API_KEY_PEPPER))
+    with database.transaction(tenant.id) as session:
+        issued = service.issue(session, name="a", scopes=[Scope.INFER])
+
+    async def main() -> None:
+        control_plane = ControlPlane(database, SECRET)
+        await control_plane.authenticate(issued.text)
+        await control_plane.change(tenant.id, BY_SYSTEM, lambda session: Changed(None, event))
+        control_plane.watch.is_away = True
+        if is_good:
+            assert await control_plane.authenticate(issued.text)
+        else:
+            with pytest.raises(DatabaseUnavailable):
+                await control_plane.authenticate(issued.text)
         control_plane.close()
 
     asyncio.run(main())
