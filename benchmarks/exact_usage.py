@@ -19,10 +19,12 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from loraplex.api.cli.client import ApiClient
-from support.beside_load import checking, pushing
+from loraplex.platform.models import UsageRecord
+from support.beside_load import Pushes, checking, pushing
 from support.exact_usage import (
     CHECKER,
     ENGINE,
@@ -59,10 +61,20 @@ def soak(num_kills: int, home: Path, seed: int) -> dict[str, object]:
         lost = sorted(set(pushes.ready) - ready_adapters(caller))
         caller.close()
         mortal.stop()
-        rows = check_exact(mortal, callers).values()
+        rows = check_exact(mortal, callers)
     assert lost == [], f"acknowledged pushes are gone: {lost}"
     return {
         "killed": killed,
+        **figures_of(callers, rows.values(), pushes),
+        "schemas": {"answered": checks.num_answered, "failed": checks.failed},
+    }
+
+
+def figures_of(
+    callers: Callers, rows: Collection[UsageRecord], pushes: Pushes
+) -> dict[str, object]:
+    """What was asked, charged and refused."""
+    return {
         "requests": len(rows),
         "aborted": sum(row.finish_reason == "aborted" for row in rows),
         "whole_answers": len(callers.usages),
@@ -71,7 +83,6 @@ def soak(num_kills: int, home: Path, seed: int) -> dict[str, object]:
         "completion_tokens": sum(row.completion_tokens for row in rows),
         "codes": callers.codes,
         "pushes": {"ready": len(pushes.ready), "failed": pushes.failed},
-        "schemas": {"answered": checks.num_answered, "failed": checks.failed},
     }
 
 

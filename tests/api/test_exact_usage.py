@@ -7,14 +7,13 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import httpx
 import pytest
 
 from loraplex.platform.database import Database
 from support.databases import RestartablePostgres
-from support.exact_usage import Callers, check_exact, kill_under_load
+from support.exact_usage import Callers, check_exact, kill_under_load, num_unsettled
 from support.fake_engine import PACE_FILE
-from support.mortal_server import MortalServer, mortal_server
+from support.mortal_server import mortal_server
 from support.server import Caller
 from support.waiting import wait_for
 
@@ -86,8 +85,3 @@ def check_management_is_refused(caller: Caller) -> None:
     answer = caller.http.get("/v1/usage")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "database_unavailable"
-
-
-def num_unsettled(server: MortalServer) -> float:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return next(float(x.split()[1]) for x in lines if x.startswith("loraplex_usage_unsettled "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,13 +18,16 @@ from loraplex.api.cli.exit_codes import CommandFailed
 from support.server import Caller
 
 PAUSE_SECONDS = 0.05
+LAST_ACT_SECONDS = 180.0
+_REJECTION = re.compile(r" was rejected: .* \((\w+)\)$")
 
 
 @dataclass
 class Pushes:
     """What became of them."""
 
-    ready: list[str] = field(default_factory=list)
+    ready: dict[str, Path] = field(default_factory=dict)
+    """By name, which folder it is."""
     failed: Counter[str] = field(default_factory=Counter)
 
 
@@ -36,22 +40,31 @@ class Checks:
 
 
 @contextmanager
-def pushing(caller: Caller, folder: Path) -> Iterator[Pushes]:
-    """Push one adapter under ever new names, one push at a time, until the block is left."""
+def pushing(caller: Caller, *folders: Path) -> Iterator[Pushes]:
+    """Push these adapters by turns under ever new names, one at a time, until the block is left."""
     pushes, numbers = Pushes(), count()
 
     def push() -> None:
-        name = f"pushed-{next(numbers)}"
+        number = next(numbers)
+        name, folder = f"pushed-{number}", folders[number % len(folders)]
         try:
             caller.push(folder, name)
-            pushes.ready.append(name)
-        except ApiRefused as exc:
-            pushes.failed[exc.code or "unknown"] += 1
+            pushes.ready[name] = folder
         except CommandFailed as exc:
-            pushes.failed[type(exc).__name__] += 1
+            pushes.failed[code_of(exc)] += 1
 
-    with _repeating(push):
+    with repeating(push):
         yield pushes
+
+
+def code_of(error: CommandFailed) -> str:
+    """The published code of the server's refusal, of the last of several, or of the rejection of
+    what was pushed; else what it is."""
+    refused = error if isinstance(error, ApiRefused) else error.__cause__
+    if isinstance(refused, ApiRefused):
+        return refused.code
+    rejection = _REJECTION.search(str(error))
+    return rejection[1] if rejection else type(error).__name__
 
 
 @contextmanager
@@ -78,23 +91,24 @@ def checking(caller: Caller, model: str) -> Iterator[Checks]:
             else:
                 checks.failed[answer.json()["error"]["code"]] += 1
 
-    with _repeating(ask):
+    with repeating(ask):
         yield checks
 
 
 @contextmanager
-def _repeating(act: Callable[[], None]) -> Iterator[None]:
-    """Act again and again in a thread until the block is left."""
+def repeating(act: Callable[[], None]) -> Iterator[None]:
+    """Act again and again in a thread until the block is left; fails if the last act never ends."""
     is_over = threading.Event()
 
     def act_on() -> None:
         while not is_over.wait(PAUSE_SECONDS):
             act()
 
-    thread = threading.Thread(target=act_on)
+    thread = threading.Thread(target=act_on, daemon=True)
     thread.start()
     try:
         yield
     finally:
         is_over.set()
-        thread.join()
+        thread.join(LAST_ACT_SECONDS)
+    assert not thread.is_alive(), f"what was asked last has no end after {LAST_ACT_SECONDS} s"

@@ -56,6 +56,9 @@ class Callers:
     truncated: list[str] = field(default_factory=list)
     """Answers that ended like whole ones and were not."""
     codes: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
+    """What became of requests that got no answer, or not to its end; no server that is alive
+    leaves any."""
     is_over: bool = False
 
     @asynccontextmanager
@@ -82,10 +85,12 @@ class Callers:
         ) as client:
             pause = FIRST_PAUSE_SECONDS
             while not self.is_over:
-                with suppress(httpx.TransportError):
+                try:
                     if await self._ask(client, draw):
                         pause = FIRST_PAUSE_SECONDS
                         continue
+                except httpx.TransportError as exc:
+                    self.broken[type(exc).__name__] += 1
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
@@ -161,6 +166,12 @@ def check_exact(server: MortalServer, callers: Callers) -> dict[str, UsageRecord
         assert num_seen <= charged.get(name, Counted(0, 0, 0)).generated, f"{name}: seen unpaid"
     check_days(server, rows)
     return rows
+
+
+def num_unsettled(server: MortalServer) -> float:
+    """How many outcomes wait for the database."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return next(float(x.split()[1]) for x in lines if x.startswith("loraplex_usage_unsettled "))
 
 
 def check_days(server: MortalServer, rows: dict[str, UsageRecord]) -> None:

@@ -103,11 +103,13 @@ class MortalServer:
         os.kill(self.pid, signal.SIGKILL)
         self.collect_evidence()
 
-    def stop(self) -> None:
-        """End this life in order."""
+    def stop(self) -> int:
+        """End this life in order; the exit status, 0 if it went well."""
         os.kill(self.pid, signal.SIGTERM)
         wait_for(lambda: not is_alive(self.pid), seconds=60)
         self.collect_evidence()
+        # The nursery waits for it only when the next life begins: until then the kernel keeps it.
+        return int(Path(f"/proc/{self.pid}/stat").read_text().split()[-1])
 
     def collect_evidence(self) -> None:
         """Read every slot that was ever used, past the product's own code; no engine may run."""
@@ -150,9 +152,17 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def mortal_server(
-    base: Path, data_dir: Path, *, database: str | None = None, engine: str = FAKE_ENGINE
+    base: Path,
+    data_dir: Path,
+    *,
+    database: str | None = None,
+    engine: str = FAKE_ENGINE,
+    **environment: str,
 ) -> Iterator[MortalServer]:
-    """A place for servers; none runs yet."""
+    """A place for servers; none runs yet.
+
+    What `LD_PRELOAD` names is for the servers alone, not for the processes that they start.
+    """
     data_dir.mkdir(exist_ok=True)
     database = database or database_of_server(data_dir)
     port, log = free_port(), data_dir / "server.log"
@@ -166,7 +176,7 @@ def mortal_server(
             stderr=output,
             text=True,
             start_new_session=True,
-            env=child_environment(),
+            env=child_environment(**environment),
         )
     settings = Settings(data_dir=data_dir, database=database)
     server = MortalServer(nursery, f"http://127.0.0.1:{port}", settings, log, engine)
@@ -180,6 +190,7 @@ def mortal_server(
 
 def main(engine: str, base: str, data_dir: str, port: str, database: str | None = None) -> None:
     """Fork a server for each line that is read."""
+    os.environ.pop("LD_PRELOAD", None)
     child = 0
     for _ in sys.stdin:
         if child:
