@@ -141,7 +141,7 @@ class S3Store:
             with reported():
                 upload.run(path, upload_id=upload_id)
             self._check_stored(key, sha256=sha256, size_bytes=path.stat().st_size)
-        except (StoreUnavailable, ObjectCorrupt, ObjectNotFound) as exc:
+        except (StoreUnavailable, ObjectNotFound) as exc:
             # Finished by another process meanwhile, of other content, or refused by the server.
             _log.info("upload_not_resumed", extra={"reason": str(exc)})
             return False
@@ -162,10 +162,13 @@ class S3Store:
             yield from page.get("Uploads", ())
 
     def _check_stored(self, key: str, *, sha256: str, size_bytes: int) -> None:
-        """Raise ObjectCorrupt unless the object is the one that was sent, by size and name."""
-        head = self._head(key)
+        """Raise StoreUnavailable unless the object is the one that was sent, by size and name."""
+        try:
+            head = self._head(key)
+        except ObjectNotFound as exc:
+            raise StoreUnavailable("the adapter store did not keep what it acknowledged") from exc
         if (head["ContentLength"], head["Metadata"].get("sha256")) != (size_bytes, sha256):
-            raise ObjectCorrupt("the adapter store holds another object than the one sent")
+            raise StoreUnavailable("the adapter store holds another object than the one sent")
 
     def _head(self, key: str) -> Any:
         with reported():

@@ -489,7 +489,7 @@ class TestS3:
     ) -> None:
         bucket.Object(f"a/prefix/{KEY}").put(Body=CONTENT[:-1], Metadata={"sha256": SHA256})
         monkeypatch.setattr(S3Store, "_put_at_once", lambda *_arguments, **_named: None)
-        with pytest.raises(ObjectCorrupt):
+        with pytest.raises(StoreUnavailable, match="another object"):
             s3_store.put_file(KEY, source, sha256=SHA256)
 
     def test_every_request_names_the_owner_and_new_objects_their_key(
