@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from benchmarks.exact_usage import figures_of, least_tokens_of, ready_adapters
 
 from loraplex.api.error_codes import ERROR_CODES
@@ -99,6 +100,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         try:
             figures = soak(arguments.restarts, Path(home), arguments.seed)
+        except pytest.skip.Exception as exc:
+            print(f"left out: {exc}", file=sys.stderr)
+            return 0
         except (AssertionError, TimeoutError) as exc:
             print(f"restarts of the database are not survived: {exc!r}", file=sys.stderr)
             return 1

@@ -20,7 +20,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
 from loraplex.adapters.store.s3 import PART_BYTES
 from loraplex.adapters.tier import Tier
-from support.fault_proxy import Fault, FaultProxy
+from support.fault_proxy import READ_FAULTS, Fault, FaultProxy, fair
 from support.faulty_loads import run_faulty_loads
 from support.s3 import emulated_s3, fetcher_environment_for_tests, make_bucket
 from support.waiting import wait_for
@@ -98,7 +98,7 @@ def test_faulty_loads_hand_out_no_corrupt_block() -> None:
     assert counts.uncoded == 0
     assert counts.recovered == counts.objects
     # Every kind of fault came, and neither all loads failed nor none.
-    assert set(counts.faults) == set(Fault)
+    assert set(counts.faults) == set(READ_FAULTS)
     assert counts.succeeded
     assert counts.failed.total() == NUM_FAULTY_LOADS - counts.succeeded
 
@@ -138,11 +138,15 @@ def test_a_load_that_trickles_in_ends_at_its_deadline(
         fetch(client, 1)
 
 
-@pytest.mark.parametrize("fault", [Fault.BIT_FLIP, Fault.WRONG_OBJECT, Fault.SHORT, Fault.LONG])
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.BIT_FLIP, Fault.WRONG_OBJECT, Fault.OTHER_OBJECT, Fault.SHORT, Fault.LONG],
+)
 def test_a_damaged_answer_is_told_from_one_that_is_missing(
     fault: Fault, make_client: Callable[..., FetcherClient], proxy: FaultProxy
 ) -> None:
     client = make_client()
+    assert outcome(client, 2) == "served"
     proxy.plan(url_path(1), [fault] * 2)
     assert outcome(client, 1) == "object_corrupt"
     proxy.plan(url_path(1), [fault])
@@ -166,6 +170,21 @@ def test_a_refused_or_broken_answer_has_the_code_of_its_reason(
     client = make_client("max_attempts=1")
     proxy.plan(url_path(1), [fault] * 2)
     assert outcome(client, 1) == code
+
+
+def test_a_write_that_is_acknowledged_and_not_kept_is_found_out(
+    make_client: Callable[..., FetcherClient], proxy: FaultProxy, tmp_path: Path
+) -> None:
+    client = make_client("max_attempts=1")
+    block = tmp_path / "block"
+    block.write_bytes(content(1))
+    key, sha256 = object_key(make_key(98)), hashlib.sha256(content(1)).hexdigest()
+    proxy.weather = lambda request: Fault.UNKEPT if request.method == "PUT" else None
+    with pytest.raises(StoreUnavailable, match="did not keep"):
+        client.store.put_file(key, block, sha256=sha256)
+    proxy.weather = fair
+    client.store.put_file(key, block, sha256=sha256)
+    assert client.store.exists(key)
 
 
 def test_a_redirect_to_another_bucket_is_not_followed(

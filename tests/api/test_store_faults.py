@@ -13,7 +13,8 @@ import pytest
 from loraplex.api.cli import push
 from loraplex.api.cli.exit_codes import CommandFailed
 from support.erasure import check_erasure, needs_proc
-from support.fault_proxy import FaultProxy
+from support.fault_proxy import Fault, FaultProxy, fair
+from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.processes import descendants
 from support.s3 import CREDENTIALS, emulated_s3, make_bucket
 from support.server import Caller, ServerUnderTest, serving
@@ -101,6 +102,23 @@ def test_adapters_in_memory_answer_while_the_store_is_down(
     assert listed.is_success
     caller.push(adapters[1], "second")
     assert complete(caller, "second").is_success
+
+
+def test_a_push_that_the_store_acknowledges_and_does_not_keep_may_be_tried_again(
+    caller: Caller, adapters: list[Path], proxy: FaultProxy
+) -> None:
+    upload = open_upload(caller, adapters[2], "third")
+    put(caller, upload, (adapters[2] / WEIGHTS).read_bytes(), 0)
+    proxy.weather = lambda request: Fault.UNKEPT if request.method == "PUT" else None
+    try:
+        refused = commit(caller, upload)
+    finally:
+        proxy.weather = fair
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "store_unavailable"
+    assert refused.json()["error"]["retryable"] is True
+    caller.push(adapters[2], "third")
+    assert complete(caller, "third").is_success
 
 
 def test_a_killed_fetcher_is_replaced_and_nobody_notices(

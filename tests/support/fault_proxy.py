@@ -1,7 +1,8 @@
 """An HTTP proxy in front of an S3 server that damages the answers it is told to damage.
 
 It runs in a thread of its own. Every connection carries one request. Faults are planned per path
-and used up in order by the reads of that object; what is not planned passes unharmed.
+and used up in order by the reads of that object. What else comes, writes and listings too, meets
+what the weather says; by default it passes unharmed.
 """
 
 from __future__ import annotations
@@ -50,9 +51,17 @@ class Fault(StrEnum):
     BIT_FLIP = "bit_flip"
     WRONG_OBJECT = "wrong_object"
     """Other bytes, of the same length."""
+    OTHER_OBJECT = "other_object"
+    """What another path holds, of the same length if there was such an answer."""
     TRICKLE = "trickle"
     HANG = "hang"
     HANG_WITHIN = "hang_within"
+    UNKEPT = "unkept"
+    """A write is acknowledged, and nothing is kept of it."""
+
+
+READ_FAULTS = tuple(fault for fault in Fault if fault is not Fault.UNKEPT)
+"""What can happen to a read."""
 
 
 class Request(NamedTuple):
@@ -104,6 +113,7 @@ ERRORS: Mapping[Fault, Answer] = {
     Fault.DENIED: s3_error("403 Forbidden", "AccessDenied"),
     Fault.MISSING: s3_error("404 Not Found", "NoSuchKey"),
 }
+_ACKNOWLEDGED = Answer(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0", b"")
 DAMAGES: Mapping[Fault, Callable[[Answer], Answer]] = {
     Fault.SHORT: lambda answer: answer.with_body(answer.body[:-1]),
     Fault.LONG: lambda answer: answer.with_body(answer.body + b"\0"),
@@ -125,6 +135,14 @@ def other_bytes(content: bytes) -> bytes:
     return hashlib.shake_128(content).digest(len(content))
 
 
+Weather = Callable[[Request], Fault | None]
+"""What a request meets for which nothing is planned."""
+
+
+def fair(_: Request) -> None:
+    """The weather that harms nothing."""
+
+
 class FaultProxy:
     """A proxy at `url`, until the block is left."""
 
@@ -142,6 +160,9 @@ class FaultProxy:
         self._arrived = asyncio.Condition()
         self.is_down = False
         """Whether every connection is reset at once."""
+        self.weather: Weather = fair
+        self._read: dict[str, bytes] = {}
+        """What reads were answered, by path."""
         self.redirect_to = "http://127.0.0.1:9/other-bucket/key"
         self.num_requests: Counter[tuple[str, str]] = Counter()
         """By method and path."""
@@ -224,11 +245,10 @@ class FaultProxy:
         if number := parse_qs(request.query).get("partNumber"):
             self.part_numbers.append(int(number[0]))
         if not request.reads_object:
-            writer.write((await self._forward(request)).encode())
-            await writer.drain()
+            await self._answer(request, self.weather(request), reader, writer)
             return
         plan = self._plans[request.path]
-        fault = plan.popleft() if plan else None
+        fault = plan.popleft() if plan else self.weather(request)
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
@@ -268,6 +288,11 @@ class FaultProxy:
     ) -> None:
         if fault in ERRORS:
             writer.write(ERRORS[fault].encode())
+        elif fault is Fault.UNKEPT:
+            writer.write(_ACKNOWLEDGED.encode())
+        elif fault is Fault.OTHER_OBJECT:
+            answer = await self._forward(request)
+            writer.write(answer.with_body(self._body_of_another(request, answer.body)).encode())
         elif fault in DAMAGES:
             writer.write(DAMAGES[fault](await self._forward(request)).encode())
         elif fault is Fault.REDIRECT:
@@ -312,7 +337,13 @@ class FaultProxy:
         finally:
             writer.close()
         head, _, body = raw.partition(b"\r\n\r\n")
+        if request.reads_object and b" 200 " in head[:16]:
+            self._read[request.path] = body
         return Answer(head, body)
+
+    def _body_of_another(self, request: Request, own: bytes) -> bytes:
+        others = [body for path, body in self._read.items() if path != request.path]
+        return next((body for body in others if len(body) == len(own)), [*others, b""][0])
 
 
 async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:

@@ -16,7 +16,7 @@ from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.fetcher_client import FetcherClient
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
-from support.fault_proxy import Fault, FaultProxy
+from support.fault_proxy import READ_FAULTS, Fault, FaultProxy
 from support.s3 import emulated_s3, fetcher_environment_for_tests, make_bucket
 
 NUM_WORKERS = 32
@@ -148,8 +148,8 @@ def _load_often(
 
 def draw_faults(draw: random.Random) -> Sequence[Fault]:
     """What one load meets: one to four faults, then none."""
-    weights = [_WEIGHTS.get(fault, 4) for fault in Fault]
-    return draw.choices(list(Fault), weights, k=draw.choice([1, 1, 2, 4]))
+    weights = [_WEIGHTS.get(fault, 4) for fault in READ_FAULTS]
+    return draw.choices(READ_FAULTS, weights, k=draw.choice([1, 1, 2, 4]))
 
 
 def _add(total: FaultyLoads, share: FaultyLoads) -> None:

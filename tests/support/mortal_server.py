@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -190,7 +192,8 @@ def mortal_server(
 
 def main(engine: str, base: str, data_dir: str, port: str, database: str | None = None) -> None:
     """Fork a server for each line that is read."""
-    os.environ.pop("LD_PRELOAD", None)
+    if os.environ.pop("LD_PRELOAD", None):
+        time.sleep = _sleep  # type: ignore[assignment]
     child = 0
     for _ in sys.stdin:
         if child:
@@ -201,6 +204,11 @@ def main(engine: str, base: str, data_dir: str, port: str, database: str | None 
             _serve(engine, EngineConfig(base, **SMALL), settings, int(port))
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
+
+
+def _sleep(seconds: float) -> None:
+    """For `time.sleep`, whose system call libfaketime 0.9 breaks (EINVAL)."""
+    select.select([], [], [], seconds)
 
 
 def _serve(engine: str, config: EngineConfig, settings: Settings, port: int) -> None:
