@@ -133,6 +133,21 @@ class Metrics:
         )
         unsettled.set_function(lambda: float(num_unsettled()))
 
+    def show_disk(
+        self, *, free_bytes: Callable[[], int], held_bytes: Callable[[], int], total_bytes: int
+    ) -> None:
+        """Ask these whenever somebody looks. `total_bytes`: what uploads may hold."""
+        free = self._gauge(
+            "disk_free_bytes",
+            "What uploads and adapters may still take of the data folder's disk; negative: the "
+            "database's reserve is touched.",
+        )
+        free.set_function(lambda: float(free_bytes()))
+        held = self._gauge("uploads_held_bytes", "Declared by uploads that are not finished.")
+        held.set_function(lambda: float(held_bytes()))
+        budget = self._gauge("uploads_budget_bytes", "What they may hold together.")
+        budget.set(total_bytes)
+
     def observe_request(
         self, *, method: str, route: str, status: int, code: str, seconds: float
     ) -> None:

@@ -122,6 +122,7 @@ def metrics_reference() -> str:
 def _sections() -> Iterator[_Section]:
     metrics = Metrics(_idle_engine)
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
+    metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     collectors: tuple[tuple[str, str, Collector, str], ...] = (
         ("Engine", _OF_THE_ENGINE, EngineCollector(_idle_engine), _BATCHES),
         ("Speculation", _OF_SPECULATION, SpeculationCollector(_idle_engine), _GUESSES),

@@ -238,6 +238,11 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         upload_room = _open_upload_room(
             settings, staging, control_plane=control_plane, fetcher=fetcher, server_id=server_id
         )
+        metrics.show_disk(
+            free_bytes=lambda: disk_room.free_bytes,
+            held_bytes=lambda: upload_room.budget.held_bytes,
+            total_bytes=upload_room.budget.total_bytes,
+        )
         pushes = Pushes(
             info=engine.info,
             layout_path=_write_layout(settings.data_dir, engine.info.layout),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import httpx
@@ -112,6 +113,9 @@ def test_an_abandoned_upload_is_gone_at_once(
     put(caller, upload, weights[:1000], 0)
     (listed,) = caller.http.get("/v1/uploads").json()["data"]
     assert (listed["id"], listed["received_bytes"]) == (upload["id"], 1000)
+    held = server.gauge("uploads_held_bytes")
+    assert len(weights) <= held <= server.gauge("uploads_budget_bytes")
+    assert 0 < server.gauge("disk_free_bytes") < disk_usage(server.settings.data_dir).free
     staged = server.settings.data_dir / "uploads" / f"{upload['id']}.safetensors"
     assert staged.stat().st_size == 1000
 
@@ -119,6 +123,7 @@ def test_an_abandoned_upload_is_gone_at_once(
         abandoned = caller.http.delete(f"/v1/uploads/{upload['id']}")
         assert abandoned.json()["state"] == "abandoned", abandoned.text
     assert not staged.exists()
+    assert server.gauge("uploads_held_bytes") <= held - len(weights)
     assert caller.http.get("/v1/uploads").json()["data"] == []
     check_envelope(put(caller, upload, weights[1000:], 1000), "upload_conflict")
     assert open_upload(caller, adapters[0])["id"] != upload["id"]

@@ -40,14 +40,9 @@ def faulty(
         yield server, caller
 
 
-def gauge(server: ServerUnderTest, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"loraplex_{name} "))
-
-
 def is_idle(server: ServerUnderTest, free_blocks: float) -> bool:
-    running = gauge(server, "requests_running") + gauge(server, "requests_waiting")
-    return not running and gauge(server, "kv_blocks_free") == free_blocks
+    running = server.gauge("requests_running") + server.gauge("requests_waiting")
+    return not running and server.gauge("kv_blocks_free") == free_blocks
 
 
 def children(server: ServerUnderTest) -> list[str]:
@@ -71,8 +66,8 @@ def test_a_thousand_callers_that_leave_at_any_moment_leave_nothing_behind(
     faulty: tuple[ServerUnderTest, Caller], tiny_base: Path
 ) -> None:
     server, caller = faulty
-    wait_for(lambda: gauge(server, "requests_running") == 0)
-    free_blocks = gauge(server, "kv_blocks_free")
+    wait_for(lambda: server.gauge("requests_running") == 0)
+    free_blocks = server.gauge("kv_blocks_free")
     host, _, port = server.url.removeprefix("http://").partition(":")
     turns = asyncio.Semaphore(24)
 
@@ -129,8 +124,8 @@ def test_two_hundred_callers_that_never_read_cost_bounded_memory_and_harm_nobody
 ) -> None:
     server, caller = faulty
     wait_for(server.is_ready, seconds=60)
-    wait_for(lambda: gauge(server, "requests_running") == 0)
-    free_blocks = gauge(server, "kv_blocks_free")
+    wait_for(lambda: server.gauge("requests_running") == 0)
+    free_blocks = server.gauge("kv_blocks_free")
     body: dict[str, object] = {
         "model": tiny_base.name,
         "messages": [{"role": "user", "content": "x"}],

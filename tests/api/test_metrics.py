@@ -112,6 +112,7 @@ def recorded() -> Recorded:
     metrics.observe_usage("acme", prompt_tokens=30, completion_tokens=40)
     metrics.observe_expiring_keys("tenant", 1)
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
+    metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     times = recorded.sequence()
     times.tokens_came(1)
     times.tokens_came(1)

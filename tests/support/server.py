@@ -103,6 +103,13 @@ class ServerUnderTest:
             return httpx.get(f"{self.url}/ready").is_success
         return False
 
+    def gauge(self, name: str) -> float:
+        """A metric without labels as `/metrics` shows it."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(
+            float(line.split()[1]) for line in lines if line.startswith(f"loraplex_{name} ")
+        )
+
     @property
     def database(self) -> Database:
         return Database(self.settings.database_url)
