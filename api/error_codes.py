@@ -254,6 +254,9 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     "overloaded": ErrorCode(
         503, "More requests wait than are taken, or this one could not end by its deadline.", True
     ),
+    "too_many_connections": ErrorCode(
+        503, "The server has as many connections at work as it may have open files.", True
+    ),
     "deadline_exceeded": ErrorCode(504, "The request's deadline passed before it ended."),
     "shutting_down": ErrorCode(503, "The server is stopping; ask another one.", True),
     "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import weakref
 from asyncio import TimerHandle
 from typing import Any
@@ -25,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from ..adapters.wiping import wipe
+from .connections import Connections
 from .errors import ApiError, encode_error
 from .http_head import MAX_HEAD_BYTES, Head, check_head
 from .sse import PARTS_EXTENSION
@@ -65,6 +67,8 @@ class AnswerParts:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
+    connections_of_server = Connections(sys.maxsize)
+    """Among which it is; see `protocol_among`."""
     _deadline: TimerHandle | None = None
     _framing_bytes = 0
     """Received since the head began, or since the last byte of a body: heads, chunks' extensions,
@@ -80,8 +84,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_protocol(WipedReads(self))
         self._begin_head(num_bytes=0)
+        self.connections_of_server.open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_of_server.close(self)
         self._cancel_deadline()
         super().connection_lost(exc)
 
@@ -119,6 +125,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._is_raw = (b"content-type", b"application/json") not in self.headers
         self._cancel_deadline()
+        self.connections_of_server.work(self)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -135,6 +142,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self.cycle.body = bytearray()  # what nobody has read
         super().on_response_complete()
+        self._note_rest()
 
     def on_message_complete(self) -> None:
         if not self._is_in_body:
@@ -142,6 +150,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._is_in_body = False
         self._cancel_deadline()
+        self._note_rest()
+
+    def make_room(self, *, at_once: bool) -> None:
+        """Only who has asked for nothing yet is told why: others would take it for an answer to
+        what they ask for next."""
+        if at_once:
+            self.transport.abort()
+        elif self.cycle is None:
+            self._refuse(ApiError("too_many_connections"))
+        else:
+            self.transport.close()
+
+    def _note_rest(self) -> None:
+        is_open = not (self._is_deaf or self.transport.is_closing())
+        if is_open and self.cycle.response_complete and not self._is_in_body:
+            self.connections_of_server.rest(self)
 
     def _head(self) -> Head:
         parser = self.parser
@@ -203,6 +227,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline = self.loop.call_later(FAREWELL_SECONDS, self.transport.close)
+
+
+def protocol_among(connections: Connections) -> type[BoundedHttpProtocol]:
+    """The protocol of a server with these connections."""
+    return type("HttpProtocol", (BoundedHttpProtocol,), {"connections_of_server": connections})
 
 
 def _refusal_bytes(error: ApiError, request_id: str) -> bytes:

@@ -15,8 +15,10 @@ import uvloop
 
 from ..engine.config import EngineConfig
 from .app import create_app
+from .connections import Connections
 from .garbage import look_for_garbage_seldom
-from .http_protocol import BoundedHttpProtocol
+from .http_protocol import protocol_among
+from .open_files import raise_open_files
 from .runtime import Runtime, open_runtime
 from .settings import Settings
 
@@ -38,7 +40,9 @@ class DrainingServer(uvicorn.Server):
     balancer can see that it is not ready. What outlives the drain ends with an error.
     """
 
-    def __init__(self, runtime: Runtime, *, on_drain: Callable[[float], None]) -> None:
+    def __init__(
+        self, runtime: Runtime, connections: Connections, *, on_drain: Callable[[float], None]
+    ) -> None:
         """`on_drain` is told for how long requests are let finish, if any run at the end."""
         drain_seconds = runtime.settings.drain_seconds
         super().__init__(
@@ -48,7 +52,7 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=BoundedHttpProtocol,
+                http=protocol_among(connections),
                 ws="none",
                 # It would believe every caller on this machine; see `peer_address`.
                 proxy_headers=False,
@@ -135,13 +139,14 @@ def run_server(
     Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
     cannot start.
     """
+    connections = Connections.within(raise_open_files())
 
     async def serve() -> None:
         async with open_runtime(settings, engine_config) as runtime:
             _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
             listen(listener)
             announce(runtime)
-            server = DrainingServer(runtime, on_drain=on_drain)
+            server = DrainingServer(runtime, connections, on_drain=on_drain)
             look_for_garbage_seldom()
             await server.serve(sockets=[listener])
 

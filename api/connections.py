@@ -1,0 +1,60 @@
+"""The connections of one server: how many there may be, and which goes when there is one more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+OWN_PART = 4
+"""Of the files that may be open one in so many is kept for the server itself: its database,
+uploads, processes."""
+LATE_PART = 8
+"""By one in so many, and one, the bound is exceeded by those that are being told why they go."""
+
+
+class Connection(Protocol):
+    """What can be told to leave."""
+
+    def make_room(self, *, at_once: bool) -> None:
+        """Close, of which nothing that runs is lost. `at_once`: without a word."""
+
+
+class Connections:
+    """Each is idle or at work: from the end of a request's head to the end of its answer.
+
+    Where one comes that is too many, the one that has been idle for longest goes. Without
+    descriptors left the server could open neither its database nor an upload.
+    """
+
+    def __init__(self, max_open: int) -> None:
+        """`max_open`: how many may be open at once."""
+        self._max_open = max_open
+        self._num_open = 0
+        self._idle: dict[Connection, None] = {}
+
+    @classmethod
+    def within(cls, num_files: int) -> Connections:
+        """As many as a process can hold that may have so many files open."""
+        return cls(num_files - num_files // OWN_PART)
+
+    def open(self, connection: Connection) -> None:
+        """It has come, and is idle."""
+        self._num_open += 1
+        self._idle[connection] = None
+        if self._num_open > self._max_open:
+            longest = next(iter(self._idle))
+            del self._idle[longest]
+            most = self._max_open + 1 + self._max_open // LATE_PART
+            longest.make_room(at_once=self._num_open > most)
+
+    def work(self, connection: Connection) -> None:
+        """A request has begun on it."""
+        self._idle.pop(connection, None)
+
+    def rest(self, connection: Connection) -> None:
+        """All that was asked on it has been answered."""
+        self._idle[connection] = None
+
+    def close(self, connection: Connection) -> None:
+        """It is gone."""
+        self._num_open -= 1
+        self._idle.pop(connection, None)
