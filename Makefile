@@ -126,12 +126,14 @@ console-check: console ## fail if the committed console is not what its source b
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
-soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; the API's contract in larger numbers
+soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.restarted_database
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.faulty_store
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.clock_jumps
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.crowd
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quiet_minutes
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py
 

@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -154,17 +154,22 @@ class ServerUnderTest:
 
 @contextmanager
 def serving(
-    base: Path, data_dir: Path, *options: str, **environment: str
+    base: Path,
+    data_dir: Path,
+    *options: str,
+    program: Sequence[str] = LORAPLEX,
+    **environment: str,
 ) -> Iterator[ServerUnderTest]:
     """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`.
 
     Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
+    `program` is what has the commands of `loraplex`.
     """
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
     settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
     log = data_dir / "server.log"
-    command = [*LORAPLEX, "serve", "--model", str(base)]
+    command = [*program, "serve", "--model", str(base)]
     where = ["--data-dir", str(data_dir), "--port", "0"]
     with log.open("ab") as output:
         num_old_bytes = output.tell()
