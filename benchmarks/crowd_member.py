@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import socket
 import sys
@@ -241,6 +242,9 @@ class IdleConnection(asyncio.Protocol):
             self.is_lost.set_result(exc)
 
 
+KEEP_ALIVE_SECONDS = 75.0
+"""For which the server keeps a connection after an answer. At first each client leaves at a time
+within them, so that later the server does not close all of them together."""
 SILENT, HALF_HEAD, KEEP_ALIVE = "silent", "half a head", "keep-alive"
 FIRST_BYTES = {
     SILENT: b"",
@@ -282,6 +286,7 @@ class IdleConnections:
     async def _stay(self, client: int, gate: asyncio.Semaphore) -> None:
         kind, plan, loop = TURN[client % len(TURN)], self._plan, asyncio.get_running_loop()
         await asyncio.sleep(ARRIVAL_SECONDS * client / plan.num_clients)
+        life = random.uniform(0, KEEP_ALIVE_SECONDS) if kind == KEEP_ALIVE else None
         while True:
             try:
                 async with gate:
@@ -297,13 +302,18 @@ class IdleConnections:
                 continue
             self._num_open += 1
             try:
-                lost = await connection.is_lost
+                async with asyncio.timeout(life):
+                    lost = await connection.is_lost
+                ending = _ending(connection.received, lost)
+            except TimeoutError:
+                ending = "went away"
             finally:
                 transport.abort()
                 self._num_open -= 1
+            life = None
             if self._is_full:
                 self._seen.least_open = min(self._seen.least_open, self._num_open)
-            self._seen.outcomes[f"{kind}: {_ending(connection.received, lost)}"] += 1
+            self._seen.outcomes[f"{kind}: {ending}"] += 1
 
 
 def _ending(received: bytes, lost: Exception | None) -> str:
