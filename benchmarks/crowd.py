@@ -55,7 +55,7 @@ SLOW_SECONDS = 20.0
 """How long slow readers are there before the streams come: their buffers are full by then."""
 SLOW_TOKENS = 3000
 MAX_SLOW_BYTES = 1 << 20
-SPARE = 1.15
+SPARE = 1.2
 """So many more idle clients than connections that must be open at any time: those that the server
 has closed take a while to come again."""
 SETTLING_SECONDS = 120.0

@@ -112,6 +112,11 @@ class QuietLoad:
             for pusher in self._pushers.values():
                 await pusher.aclose()
 
+    @property
+    def num_done(self) -> int:
+        """Of all habits, whatever came of it."""
+        return sum(sum(counts.values()) for counts in self.outcomes.values())
+
     async def fill(self, num_schemas: int) -> None:
         """Send so many new schemas, one after another: what servers keep of them is full then."""
         draw = random.Random(self._seed)

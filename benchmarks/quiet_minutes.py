@@ -24,7 +24,8 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,19 @@ LONG_LIVED = {SERVER, ENGINE, FETCHER, CHECKER}
 NUM_TENANTS = 3
 ADAPTERS_PER_TENANT = 10
 RANK = 32
-"""About 240 kB an adapter: the arena and the host cache hold four each, the disk ten."""
+"""About 240 kB an adapter: the arena and the host cache hold four each, the disk too."""
 CACHES = ("--arena-gib", "0.001", "--host-cache-gib", "0.001", "--kv-cache-gib", "0.004")
 """The KV cache keeps prefixes, and is so small that all of it is used before the warm-up ends."""
-DISK_CACHE_BYTES = 1_000_000
+BOUNDS = {
+    "LORAPLEX_DISK_CACHE_BYTES": "1000000",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "LRU_CACHE_CAPACITY": "64",
+}
+"""oneDNN compiles a product for each number of rows, and it and PyTorch keep 1,024 each: 700 MB,
+which come together over hours."""
 NUM_REMEMBERED = 20_000
-NUM_READERS = 8
+NUM_READERS = 6
+PAGE, READ_PAUSE_SECONDS = "500", 0.5
 NUM_SCHEMAS = 300
 """The engine keeps 256 compiled ones."""
 WARM_UP_PACE = 3.0
@@ -97,11 +105,12 @@ def remember_requests(server: ServerUnderTest, num_requests: int) -> None:
         session.execute(insert(RequestLogEntry), rows)
 
 
-async def read_all_requests(url: str, operator_key: str) -> None:
-    """Page through the log, several at a time.
+@asynccontextmanager
+async def reading_log(url: str, operator_key: str) -> AsyncIterator[None]:
+    """Page through the log until the block is left, several at a time.
 
-    Every connection to SQLite keeps up to 2 MB of the pages that it has read. With this all of them
-    have as much as they will ever have.
+    Every connection to SQLite keeps up to 2 MB of the pages that it has read. Behind this all of
+    them have as much as they will ever have.
     """
     headers = {"authorization": f"Bearer {operator_key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120.0) as client:
@@ -109,30 +118,37 @@ async def read_all_requests(url: str, operator_key: str) -> None:
         async def read() -> None:
             after: dict[str, str] = {}
             while True:
-                answer = await client.get("/admin/requests", params={"limit": "100", **after})
+                answer = await client.get("/admin/requests", params={"limit": PAGE, **after})
                 page = answer.raise_for_status().json()
-                if not page["has_more"]:
-                    return
-                after = {"after": page["next_after"]}
+                after = {"after": page["next_after"]} if page["has_more"] else {}
+                await asyncio.sleep(READ_PAUSE_SECONDS)
 
-        await asyncio.gather(*(read() for _ in range(NUM_READERS)))
+        readers = [asyncio.create_task(read()) for _ in range(NUM_READERS)]
+        try:
+            yield
+        finally:
+            for reader in readers:
+                reader.cancel()
+            for outcome in await asyncio.gather(*readers, return_exceptions=True):
+                assert isinstance(outcome, asyncio.CancelledError), outcome
 
 
-async def run_load(load: QuietLoad, watch: MemoryWatch, warm_up: float, seconds: float) -> None:
-    """During the warm-up all happens more often, so that all that has a bound comes to it."""
-    await load.fill(NUM_SCHEMAS)
+async def warm_up(load: QuietLoad, url: str, operator_key: str, seconds: float) -> None:
+    """All happens more often, so that what has a bound comes to it."""
     usual_pace = load.pace
-    async with load.running():
-        load.pace = WARM_UP_PACE * usual_pace
-        await asyncio.sleep(warm_up)
-        load.pace = usual_pace
-        with watch.watching():
-            end = time.monotonic() + seconds
-            while (left := end - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, BLOCK_SECONDS))
-                num_done = sum(sum(counts.values()) for counts in load.outcomes.values())
-                shown = {each.role: each.samples[-1].rss for each in watch.long_lived}
-                print(f"{left:.0f} s left, {num_done} requests, {shown}", file=sys.stderr)
+    load.pace = WARM_UP_PACE * usual_pace
+    async with reading_log(url, operator_key):
+        await asyncio.sleep(seconds)
+    load.pace = usual_pace
+
+
+async def be_watched(load: QuietLoad, watch: MemoryWatch, seconds: float) -> None:
+    with watch.watching():
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, BLOCK_SECONDS))
+            shown = {each.role: each.samples[-1].rss for each in watch.long_lived}
+            print(f"{left:.0f} s left, {load.num_done} requests, {shown}", file=sys.stderr)
 
 
 def paged(server: ServerUnderTest) -> dict[str, int]:
@@ -151,12 +167,10 @@ def paged(server: ServerUnderTest) -> dict[str, int]:
 def soak(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     base = make_tiny_llama(home / "base")
     files = AdapterFiles(make_adapter(base, home / "adapter", seed=1, r=RANK))
-    environment = {"LORAPLEX_DISK_CACHE_BYTES": str(DISK_CACHE_BYTES)}
-    with serving(base, home / "data", *CACHES, **environment) as server:
+    with serving(base, home / "data", *CACHES, **BOUNDS) as server:
         customers = asyncio.run(prepare(server, base.name, files))
         operator_key = server.make_operator("root")
         remember_requests(server, NUM_REMEMBERED)
-        asyncio.run(read_all_requests(server.url, operator_key))
         load = QuietLoad(
             customers,
             base=base.name,
@@ -166,7 +180,14 @@ def soak(options: argparse.Namespace, home: Path) -> dict[str, Any]:
             pace=options.pace,
         )
         watch = MemoryWatch(server.process.pid, SAMPLE_SECONDS)
-        asyncio.run(run_load(load, watch, options.warm_up * 60, options.minutes * 60))
+
+        async def run() -> None:
+            await load.fill(NUM_SCHEMAS)
+            async with load.running():
+                await warm_up(load, server.url, operator_key, options.warm_up * 60)
+                await be_watched(load, watch, options.minutes * 60)
+
+        asyncio.run(run())
         moved = paged(server)
         server.process.send_signal(signal.SIGTERM)
         exit_code = server.process.wait(60)
@@ -175,7 +196,7 @@ def soak(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         "warm_up_minutes": options.warm_up,
         "violations": violations(watch, load, exit_code),
         "exit_code": exit_code,
-        "requests": sum(sum(counts.values()) for counts in load.outcomes.values()),
+        "requests": load.num_done,
         "outcomes": load.outcomes,
         "adapters": moved,
         "passing_processes": watch.passing,
@@ -202,7 +223,7 @@ def violations(watch: MemoryWatch, load: QuietLoad, exit_code: int) -> list[str]
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=40.0, help="that are measured")
-    parser.add_argument("--warm-up", type=float, default=5.0, help="minutes before these")
+    parser.add_argument("--warm-up", type=float, default=8.0, help="minutes before these")
     parser.add_argument("--pace", type=float, default=1.0, help="how often, over the usual")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

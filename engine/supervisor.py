@@ -40,6 +40,7 @@ _PASSED_VARIABLES = frozenset(
         *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+        "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
     )
 )
 _PASSED_PREFIXES = (

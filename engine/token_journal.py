@@ -31,6 +31,9 @@ MAX_OUTCOME_BYTES = 144
 WRITER_SECONDS = 10.0
 """How long an engine may outlive its parent."""
 _POLL_SECONDS = 0.01
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+"""Linux: all pages are there at once. One after another they would be faults amid steps, and look
+for hours like memory that leaks: slots are used in turn."""
 
 _FREE, _OPEN, _CLOSED = range(3)
 
@@ -74,7 +77,7 @@ class TokenCounters:
         """Map the parent's file; its lock says that somebody counts as long as we live."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        self._map = mmap.mmap(self._descriptor, 0)
+        self._map = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE)
 
     def start(self, slot: int, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """The sequence is computed from now on."""

@@ -44,13 +44,15 @@ def test_the_engines_environment_has_no_credentials() -> None:
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "1",
         "HF_HOME": "/models",
+        "LRU_CACHE_CAPACITY": "64",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "LORAPLEX_DATABASE": "postgresql://user:secret@host",
         "OPENAI_API_KEY": "secret",
         "PYTHONSTARTUP": "/secret.py",
     }
     passed = engine_environment(environment)
-    assert passed.keys() == {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PYTHONPATH"}
+    wanted = {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "LRU_CACHE_CAPACITY", "PYTHONPATH"}
+    assert passed.keys() == wanted
 
 
 class ShortLived:

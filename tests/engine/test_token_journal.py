@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -103,6 +105,24 @@ def test_a_file_with_more_slots_keeps_them(path: Path) -> None:
     TokenJournal(path, num_slots=8).close()
     assert TokenJournal(path, num_slots=4).num_slots == 8
     assert path.stat().st_size == 8 * SLOT_BYTES
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MAP_POPULATE"), reason="other systems map lazily")
+def test_an_engine_has_all_pages_of_the_journal_from_the_start(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=1024)
+    reading = (
+        "import sys; from pathlib import Path; "
+        "from loraplex.engine.token_journal import TokenCounters; "
+        "counters = TokenCounters(Path(sys.argv[1])); "
+        "print(Path('/proc/self/smaps').read_text().partition(sys.argv[1])[2])"
+    )
+    command = [sys.executable, "-c", reading, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    mapping = subprocess.check_output(command, text=True, env=environment)
+    resident = re.search(r"Rss: +(\d+) kB", mapping)
+    assert resident is not None
+    assert int(resident[1]) * 1024 == 1024 * SLOT_BYTES
+    journal.close()
 
 
 def test_nobody_reads_while_an_engine_of_an_earlier_life_counts(
