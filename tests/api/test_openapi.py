@@ -24,6 +24,7 @@ UNSEEN = {
     "headers_too_large",
     "host_not_allowed",
     "method_not_allowed",
+    "too_many_connections",
     # What becomes of a version, read in its `reason`.
     "quantization_drift",
 }
