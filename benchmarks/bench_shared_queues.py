@@ -37,7 +37,6 @@ from loraplex.api.bench.models import BaseShape, make_adapter, make_base
 from loraplex.platform.adapters.models import Adapter, AdapterVersion
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.base import new_id, utc_now
-from support import server as served
 from support.server import Caller, ServerUnderTest, serving
 
 MEASURES = ("push", "cold start", "ttft", "itl")
@@ -249,14 +248,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = SMOKE if options.is_smoke else Plan()
     base = options.models / "shared-queues"
     make_base(base, plan.shape)
-    served.LORAPLEX = (  # type: ignore[assignment]
-        *(sys.executable, "-m", "benchmarks.slow_store"),
-        str(plan.latency_seconds),
-    )
+    program = (sys.executable, "-m", "benchmarks.slow_store", str(plan.latency_seconds))
     sizes = ("--memory-gib", "1.5", "--host-cache-gib", "0.5")
     with tempfile.TemporaryDirectory() as home:
         caches = {"LORAPLEX_DISK_CACHE_BYTES": str(512 << 20)}
-        with serving(base, Path(home) / "data", *sizes, **caches) as server:
+        with serving(base, Path(home) / "data", *sizes, program=program, **caches) as server:
             figures = asyncio.run(measure(server, base.name, plan, Path(home)))
     print_report(
         "shared-queues",
