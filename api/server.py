@@ -18,6 +18,7 @@ from .app import create_app
 from .connections import Connections
 from .garbage import look_for_garbage_seldom
 from .http_protocol import protocol_among
+from .malloc_arenas import share_arenas
 from .open_files import raise_open_files
 from .runtime import Runtime, open_runtime
 from .settings import Settings
@@ -139,6 +140,7 @@ def run_server(
     Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
     cannot start.
     """
+    share_arenas()
     connections = Connections.within(raise_open_files())
 
     async def serve() -> None:
