@@ -62,6 +62,11 @@ class Host(Protocol[BlockT_co]):
     def used_bytes(self) -> int: ...
 
 
+MAX_SUBMITTED = 2
+"""Reads, and copies to the device, that the loader threads have at a time: they take jobs in their
+order, so what is not submitted yet can be overtaken by what becomes more urgent."""
+
+
 @dataclass
 class _Read:
     key: AdapterKey
@@ -118,11 +123,11 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def start(self) -> None:
-        """Begin every read that may run now."""
-        if not self._queued or self._blocked is not None:
+        """Begin the most urgent reads that may run now, no more than run at once."""
+        if not self._queued or self._blocked is not None or len(self._running) >= MAX_SUBMITTED:
             return
         for key in sorted(self._queued, key=self._urgency):
-            if self._num_refused and self._running:
+            if len(self._running) >= MAX_SUBMITTED or (self._num_refused and self._running):
                 return
             read = self._queued.pop(key)
             self._running[key] = read, self._begin(read)

@@ -25,7 +25,7 @@ from .leases import Lease, Leases
 from .load_times import Histogram, LoadTimes
 from .loaders import Loaders
 from .pins import Pins
-from .reading import BlockT, Host, ReadQueue
+from .reading import MAX_SUBMITTED, BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
 from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
@@ -160,6 +160,8 @@ class Residency(Generic[BlockT]):
         self._reads = ReadQueue(host, loaders, self._urgency)
         self._place_after = -math.inf
         """When room is looked for again."""
+        self._placed: dict[AdapterKey, Record[BlockT]] = {}
+        """Those whose copies to the device have not begun."""
         self._copies: dict[AdapterKey, Future[None]] = {}
         self._retirements = Retirements(host, loaders)
         self._histories = Histories()
@@ -181,6 +183,7 @@ class Residency(Generic[BlockT]):
         """
         return bool(
             self._reads
+            or self._placed
             or self._copies
             or self._room.has_work
             or self._retirements.has_work
@@ -326,6 +329,7 @@ class Residency(Generic[BlockT]):
             self._give_way_in_host_memory(),
         ]
         self._ask_for_pinned()
+        self._start_copies()
         self._reads.start()
         return any(changed)
 
@@ -634,6 +638,7 @@ class Residency(Generic[BlockT]):
             if self._is_used(key):
                 continue
             self._reads.discard(key)
+            self._placed.pop(key, None)
             record = self._records.pop(key, None)
             if record is not None:
                 self._departures[Departure.DELETED] += record.placement is not None
@@ -662,21 +667,30 @@ class Residency(Generic[BlockT]):
         for displaced in self._room.place_in_order(waiting):
             self._forget_displaced(displaced)
         self._give_up_wishes(waiting)
-        num_copies = len(self._copies)
+        is_fruitful = False
         for record in waiting:
             if record.placement is not None and record.block is not None:
                 self._enter(record, State.LOADING)
-                self._copies[record.key] = self._loaders.submit(
-                    record.placement.extent.size * self._arena.element_bytes,
-                    self._arena.copy_into,
-                    record.placement,
-                    record.block,
-                )
-        is_fruitful = len(self._copies) > num_copies
+                self._placed[record.key] = record
+                is_fruitful = True
         ended_at = self._clock()
         if not is_fruitful:
             self._place_after = ended_at + FRUITLESS_REST * (ended_at - begun_at)
         return is_fruitful
+
+    def _start_copies(self) -> None:
+        """Begin the most urgent ones, no more than run at once: the others may be overtaken."""
+        room = MAX_SUBMITTED - len(self._copies)
+        for key in sorted(self._placed, key=self._urgency)[: max(room, 0)]:
+            record = self._placed.pop(key)
+            assert record.placement is not None
+            assert record.block is not None
+            self._copies[key] = self._loaders.submit(
+                record.placement.extent.size * self._arena.element_bytes,
+                self._arena.copy_into,
+                record.placement,
+                record.block,
+            )
 
     def _urgency(self, key: AdapterKey) -> Urgency:
         return self._room.urgency(self._records[key])

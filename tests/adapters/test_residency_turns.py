@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.reading import MAX_SUBMITTED
 from loraplex.adapters.record import MIN_STAY_SECONDS, Departure
 from loraplex.adapters.residency import Tier
 from loraplex.adapters.room import PATIENCE_SECONDS
@@ -53,6 +54,28 @@ def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
     for key in keys[2:]:
         world.residency.request(key)
     assert world.wanted == keys[1:4]
+
+
+@pytest.mark.parametrize("num_jobs", [1, 20], ids=["reading", "copying"])
+def test_what_is_needed_sooner_overtakes_what_waits_for_the_loader_threads(num_jobs: int) -> None:
+    world = ResidencyWorld(arena=SIZE * 40, num_soon=40)
+    crowd = [make_key(f"crowd {index}") for index in range(20)]
+    world.residency.expect(crowd)
+    for key in crowd:
+        world.fetch(key, SIZE)
+    world.residency.poll()
+    for _ in range(num_jobs):
+        world.loaders.run()
+        world.residency.poll()
+    world.residency.expect([A, *crowd])
+    world.fetch(A, SIZE)
+    world.residency.poll()
+    num_more = 0
+    while world.residency.tier(A) is not Tier.DEVICE:
+        world.loaders.run()
+        world.residency.poll()
+        num_more += 1
+    assert num_more <= 2 * (2 * MAX_SUBMITTED + 1), "a few jobs before its read and its copy"
 
 
 def test_a_wish_and_a_pin_need_no_turn() -> None:
