@@ -11,9 +11,10 @@ from pathlib import Path
 
 import httpx
 
+from loraplex.api.cli.push import POLL_SECONDS
+
 WEIGHTS = "adapter_model.safetensors"
 REQUEST_SECONDS = 300.0
-POLL_SECONDS = 0.02
 
 
 class AdapterFiles:
@@ -34,12 +35,15 @@ class AdapterFiles:
 
 
 class Tenant:
-    """One tenant's requests."""
+    """One tenant's requests; it asks every `poll_seconds` what became of a push."""
 
-    def __init__(self, url: str, key: str, base: str) -> None:
+    def __init__(
+        self, url: str, key: str, base: str, *, poll_seconds: float = POLL_SECONDS
+    ) -> None:
         self.answers: Counter[str] = Counter()
         """How many of each outcome: a state, or a status and a code."""
         self._base = base
+        self._poll_seconds = poll_seconds
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {key}"},
@@ -107,7 +111,7 @@ class Tenant:
             answer = await self._http.get(f"/v1/adapters/{name}/versions/{version}")
             if (state := str(answer.json()["state"])) in ("ready", "rejected"):
                 return state
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
 
     def _note(self, answer: httpx.Response) -> str:
         outcome = f"{answer.status_code} {answer.json()['error']['code']}"

@@ -17,7 +17,8 @@ from support.mortal_server import mortal_server
 from support.server import Caller
 from support.waiting import wait_for
 
-NUM_KILLS = 20
+NUM_KILLS = 8
+"""`make soak` kills three hundred times."""
 
 
 @pytest.fixture
@@ -29,14 +30,14 @@ def base(tiny_base: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_ledger_is_exact_after_twenty_kills(base: Path, tmp_path: Path) -> None:
+def test_the_ledger_is_exact_after_kills(base: Path, tmp_path: Path) -> None:
     with mortal_server(base, tmp_path / "data") as mortal:
         mortal.start()
         callers = Callers(mortal, mortal.as_server().make_caller("acme"), [base.name])
         killed = kill_under_load(callers, NUM_KILLS)
         mortal.stop()
         rows = check_exact(mortal, callers)
-    assert min(killed["server"], killed["engine"]) >= 5
+    assert min(killed["server"], killed["engine"]) >= 2
     finish_reasons = Counter(row.finish_reason for row in rows.values())
     assert finish_reasons["aborted"] >= NUM_KILLS, "the kills met requests that ran"
     assert len(callers.usages) > NUM_KILLS, "and others came to their end"

@@ -13,7 +13,7 @@ import torch
 from loraplex.engine.base_identity import compute_base_id, compute_runtime_id
 from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from support.models import make_tiny_llama
 from support.paged import paged_logits
 from support.quantized import load_rounded
@@ -162,3 +162,8 @@ def test_a_choice_that_cannot_be_served_is_refused_with_the_reason(
     settings: dict[str, object] = {"model": str(tiny_base), "device": "cpu", **config}
     with pytest.raises(UnsupportedModel, match=reason):
         load_base_model(EngineConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_none_is_refused_by_name(tiny_base: Path) -> None:
+    with pytest.raises(InvalidParameter, match="abacus is none of auto, cpu and cuda"):
+        load_base_model(EngineConfig(str(tiny_base), device="abacus"))

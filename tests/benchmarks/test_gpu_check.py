@@ -16,7 +16,7 @@ from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run_gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
