@@ -69,6 +69,14 @@ def run_window(
     return result
 
 
+def run_twice(
+    window: LoraWindow, weights: PoisonedWeights, x: Tensor, y: Tensor, rows: Sequence[int]
+) -> Tensor:
+    """Whoever is new joins in the second step, whose result this is."""
+    run_window(window, weights, x, y, rows)
+    return run_window(window, weights, x, y, rows)
+
+
 def held_values(window: LoraWindow) -> Tensor:
     buffers = [rows._buffer for rows in (window._a, *window._b)]
     return torch.cat([buffer.flatten() for buffer in buffers])
@@ -81,11 +89,34 @@ def test_window_equals_the_reference(dtype: torch.dtype, popularity: str, num_to
     weights = make_weights(dtype)
     x, y = draw(num_tokens, dtype)
     rows = draw_rows(popularity, num_tokens, len(RANKS))
-    result = run_window(make_window(dtype), weights, x, y, rows)
-    assert_lora_close(result, reference(weights, x, y, rows))
-    assert torch.equal(result[torch.tensor(rows) == -1], y[torch.tensor(rows) == -1]), (
-        "base rows are untouched"
-    )
+    window = make_window(dtype)
+    for _ in ("alone", "in the window"):
+        result = run_window(window, weights, x, y, rows)
+        assert_lora_close(result, reference(weights, x, y, rows))
+        assert torch.equal(result[torch.tensor(rows) == -1], y[torch.tensor(rows) == -1]), (
+            "base rows are untouched"
+        )
+
+
+def test_an_adapter_joins_in_its_second_step_and_is_computed_in_its_first() -> None:
+    weights, window = make_weights(), make_window()
+    x, y = draw(3)
+    run_twice(window, weights, x, y, [4, 4, 4])
+    num_rows = window.num_rows
+    for rows in ([4, 1, 4], [4, 0, 2], [0, 2, 4]):
+        assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    joined = window.num_rows - num_rows
+    assert joined == 3 + 7, "of adapters 0 and 2; 1 came for one step"
+
+
+def test_adapters_that_come_for_one_step_take_no_members_place() -> None:
+    weights, window = make_weights(), make_window()
+    x, y = draw(2)
+    run_twice(window, weights, x, y, [4, 3])
+    num_rows = window.num_rows
+    for step in range(40):
+        run_window(window, weights, x, y, [step % 3] * 2)
+    assert window.num_rows == num_rows
 
 
 def test_window_equals_the_reference_while_adapters_join_leave_and_take_over_rows() -> None:
@@ -115,7 +146,7 @@ def test_window_equals_the_reference_while_adapters_join_leave_and_take_over_row
 def test_window_copies_an_adapter_once_while_it_comes_and_goes() -> None:
     weights, window = make_weights(), make_window()
     x, y = draw(2)
-    first = run_window(window, weights, x, y, [3, 4])
+    first = run_twice(window, weights, x, y, [3, 4])
     weights.flat.fill_(torch.nan)  # whoever reads it again shows it
     run_window(window, weights, x, y, [4, 4])
     assert_lora_close(run_window(window, weights, x, y, [3, 4]), first)
@@ -124,17 +155,18 @@ def test_window_copies_an_adapter_once_while_it_comes_and_goes() -> None:
 def test_window_never_takes_a_reused_row_for_its_former_adapter() -> None:
     weights, window = make_weights(), make_window()
     x, y = draw(3)
-    run_window(window, weights, x, y, [3, 4, -1])
+    run_twice(window, weights, x, y, [3, 4, -1])
     weights.remove(3)
     weights.put(3, {1: 2})
     rows = [3, 4, 3]
-    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    for _ in ("alone", "in the window"):
+        assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
 
 
 def test_window_drops_idle_adapters_once_carrying_them_has_cost_a_copy() -> None:
     weights, window = make_weights(), make_window()
     x, y = draw(4)
-    run_window(window, weights, x, y, [0, 1, 3, 4])
+    run_twice(window, weights, x, y, [0, 1, 3, 4])
     num_all = window.num_rows
     assert num_all == 3 + 6 + 48 + 131
     run_window(window, weights, x, y, [4, 4, 4, 4])
@@ -152,7 +184,7 @@ def test_forgetting_a_row_zeroes_its_weights_and_spares_the_others() -> None:
                 matrix.fill_(row)
     x, y = draw(2)
     with torch.inference_mode():
-        run_window(window, weights, x, y, [3, 4])
+        run_twice(window, weights, x, y, [3, 4])
     window.forget(3)
     assert not (held_values(window) == 3).any()
     assert (held_values(window) == 4).any()
@@ -165,7 +197,7 @@ def test_taking_over_a_row_and_packing_anew_leave_nothing_of_the_former_adapter(
     for matrix in weights.matrices(2, 2):
         matrix.fill_(77)
     x, y = draw(2)
-    run_window(window, weights, x, y, [2, 4])
+    run_twice(window, weights, x, y, [2, 4])
     assert (held_values(window) == 77).any()
     weights.remove(2)
     weights.put(2, {1: 1})
@@ -173,7 +205,8 @@ def test_taking_over_a_row_and_packing_anew_leave_nothing_of_the_former_adapter(
     assert not (held_values(window) == 77).any()
     for matrix in weights.matrices(0, 1):
         matrix.fill_(88)
-    run_window(window, weights, x, y, [0, 4])
+    run_twice(window, weights, x, y, [0, 4])
+    assert (held_values(window) == 88).any()
     for _ in range(50):
         run_window(window, weights, x, y, [4, 4])
     assert not (held_values(window) == 88).any()
@@ -186,17 +219,17 @@ def test_window_keeps_overflow_in_the_rows_of_its_adapter(fault: str, dtype: tor
     rows = [3, 4, 3, -1, 1, 4]
     own = torch.tensor(rows) == 3
     x, y = draw(len(rows), dtype)
-    clean = run_window(make_window(dtype), weights, x, y, rows)
+    clean = run_twice(make_window(dtype), weights, x, y, rows)
     if fault == "x":
         x[own] = torch.tensor([[torch.inf], [torch.nan]], dtype=dtype)
     a, b = weights.matrices(3, 2)
     if fault == "a":
         a[::2] = torch.finfo(dtype).max
         x[:, :3] = 9  # every token's product with it overflows
-        clean = run_window(make_window(dtype), make_weights(dtype), x, y, rows)
+        clean = run_twice(make_window(dtype), make_weights(dtype), x, y, rows)
     if fault == "b":  # which intake refuses
         b[0], b[1], b[2] = torch.inf, -torch.inf, torch.nan
-    result = run_window(make_window(dtype), weights, x, y, rows)
+    result = run_twice(make_window(dtype), weights, x, y, rows)
     assert torch.equal(result[~own], clean[~own])
     assert not torch.equal(result[own], clean[own])
     if fault != "b":
@@ -224,10 +257,10 @@ def test_an_adapter_without_room_joins_once_idle_ones_have_cost_their_place() ->
     weights = make_weights()
     x, y = draw(2)
     measure = make_window()
-    run_window(measure, weights, x, y, [4, 4])
+    run_twice(measure, weights, x, y, [4, 4])
     budget = CopyBudget(measure.num_bytes)
     window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
-    run_window(window, weights, x, y, [3, 3])
+    run_twice(window, weights, x, y, [3, 3])
     assert window.num_rows == 48
     for _ in range(10):
         assert_lora_close(
@@ -254,7 +287,7 @@ def test_overflow_outside_of_the_window_stays_in_its_own_rows() -> None:
         matrix.fill_(1e30)
     x, y = draw(4)
     rows = [6, 3, -1, 6]
-    result = run_window(make_window(), weights, x, y, rows)
+    result = run_twice(make_window(), weights, x, y, rows)
     clean = [1, 2]
     assert_lora_close(
         result[clean], reference(weights, x[clean], y[clean], [rows[i] for i in clean])
@@ -266,7 +299,7 @@ def test_forgetting_gives_no_memory_back_but_clearing_does() -> None:
     weights, budget = make_weights(), CopyBudget(1 << 30)
     window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
     x, y = draw(2)
-    run_window(window, weights, x, y, [3, 4])
+    run_twice(window, weights, x, y, [3, 4])
     before = budget.used_bytes
     window.forget(3)
     assert budget.used_bytes == before == window.num_bytes
@@ -283,7 +316,7 @@ def test_what_a_forgotten_adapter_leaves_is_handed_over_and_never_read_again() -
         for matrix in weights.matrices(3, index):
             matrix.fill_(3e30)
     x, y = draw(2)
-    run_window(window, weights, x, y, [3, 0])
+    run_twice(window, weights, x, y, [3, 0])
     window.forget(3)
     discarded = budget.take_discarded()
     assert len(discarded) == 1 + len(OUTS)
@@ -291,6 +324,6 @@ def test_what_a_forgotten_adapter_leaves_is_handed_over_and_never_read_again() -
     rows = [0, 0]
     assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
     rows = [4, 1]  # makes the window grow
-    assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    assert_lora_close(run_twice(window, weights, x, y, rows), reference(weights, x, y, rows))
     assert not (held_values(window) == 3e30).any()
     assert budget.take_discarded() == []

@@ -152,5 +152,6 @@ def _windows_after_decoding(
         )
         x = torch.zeros(len(active), projection.in_features, dtype=arena.flat.dtype)
         y = torch.zeros(len(active), sum(outs), dtype=arena.flat.dtype)
-        window.add(x, y, arena, rows, tuple(active))
+        for _ in range(2):  # a newcomer joins in its second step
+            window.add(x, y, arena, rows, tuple(active))
         yield window
