@@ -156,6 +156,8 @@ class Residency(Generic[BlockT]):
         self._turns = Turns(num_soon, clock)
         self._room = Room(arena, loaders, clock, pins=self._pins, turns=self._turns)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
+        self._waiting: dict[AdapterKey, Record[BlockT]] = {}
+        """Those in host memory, that wait for a place on the device."""
         self._leases = Leases()
         self._reads = ReadQueue(host, loaders, self._urgency)
         self._place_after = -math.inf
@@ -187,7 +189,7 @@ class Residency(Generic[BlockT]):
             or self._copies
             or self._room.has_work
             or self._retirements.has_work
-            or self._waiting()
+            or self._waiting
         )
 
     # --- requests -------------------------------------------------------------------------------
@@ -259,6 +261,13 @@ class Residency(Generic[BlockT]):
         self._turns.remove(key)
         return self._leases.grant(record, request_id)
 
+    def is_settled(self, key: AdapterKey) -> bool:
+        """Whether it is resident or has failed: while it is on its way, `acquire` gives nothing."""
+        if key in self._retirements:
+            return True
+        record = self._records.get(key)
+        return record is not None and record.state in (State.RESIDENT, State.FAILED)
+
     def release(self, request_id: str) -> None:
         """End a request's lease; without one, nothing happens.
 
@@ -313,7 +322,7 @@ class Residency(Generic[BlockT]):
         """Forget that a load has failed, and its back-off: what it failed for is mended."""
         record = self._records.get(key)
         if record is not None and record.state is State.FAILED:
-            del self._records[key]
+            self._forget(key)
             self._histories.note(key, STORED, self._clock(), MENDED)
 
     # --- the owner's loop -------------------------------------------------------------------------
@@ -540,7 +549,15 @@ class Residency(Generic[BlockT]):
         if is_step:
             self._load_times.add(record.state, now - record.entered_at)
         record.state, record.entered_at = state, now
+        if state is State.HOST:
+            self._waiting[record.key] = record
+        else:
+            self._waiting.pop(record.key, None)
         self._histories.note(record.key, state, now, why)
+
+    def _forget(self, key: AdapterKey) -> None:
+        del self._records[key]
+        self._waiting.pop(key, None)
 
     def _fetch(self, record: Record[BlockT]) -> None:
         record.source = Tier.STORE
@@ -620,7 +637,7 @@ class Residency(Generic[BlockT]):
         horizon = self._clock() - MAX_BACKOFF_SECONDS
         for key, record in list(self._records.items()):
             if record.state is State.FAILED and record.retry_at < horizon:
-                del self._records[key]
+                self._forget(key)
 
     def _vacate(self, record: Record[BlockT]) -> None:
         self._room.vacate(record)
@@ -639,8 +656,9 @@ class Residency(Generic[BlockT]):
                 continue
             self._reads.discard(key)
             self._placed.pop(key, None)
-            record = self._records.pop(key, None)
+            record = self._records.get(key)
             if record is not None:
+                self._forget(key)
                 self._departures[Departure.DELETED] += record.placement is not None
                 self._vacate(record)
             self._retirements.leave_device(key)
@@ -655,15 +673,14 @@ class Residency(Generic[BlockT]):
         record = self._records.get(key)
         return record is not None and bool(record.leases or record.is_moving)
 
-    def _waiting(self) -> list[Record[BlockT]]:
-        return [record for record in self._records.values() if record.state is State.HOST]
-
     def _place_waiting(self) -> bool:
         """Begin the copies of those that fit, and make room for the others."""
         begun_at = self._clock()
         if begun_at < self._place_after:
             return False
-        waiting = [record for record in self._waiting() if record.key not in self._retirements]
+        waiting = [
+            record for record in self._waiting.values() if record.key not in self._retirements
+        ]
         for displaced in self._room.place_in_order(waiting):
             self._forget_displaced(displaced)
         self._give_up_wishes(waiting)
@@ -701,7 +718,9 @@ class Residency(Generic[BlockT]):
         blocked = self._reads.blocked
         if blocked is None:
             return False
-        holders = [record for record in self._waiting() if not self._room.has_claim(record.key)]
+        holders = [
+            record for record in self._waiting.values() if not self._room.has_claim(record.key)
+        ]
         if not holders:
             return False
         last = max(holders, key=self._room.urgency)
@@ -726,13 +745,13 @@ class Residency(Generic[BlockT]):
             if not (has_place or record.is_requested) and record.entered_at <= horizon:
                 self._vacate(record)
                 self._histories.note(record.key, STORED, self._clock(), NO_ROOM)
-                del self._records[record.key]
+                self._forget(record.key)
 
     def _forget_displaced(self, displaced: Displaced[BlockT]) -> None:
         key, reason = displaced.record.key, displaced.reason
         if key not in self._retirements:  # else its deletion goes on without it
             self._histories.note(key, STORED, self._clock(), reason)
-        del self._records[key]
+        self._forget(key)
         self._departures[reason] += 1
 
 

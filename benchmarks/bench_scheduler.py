@@ -47,6 +47,9 @@ class AllResident:
     def acquire(self, key: AdapterKey, request_id: str) -> Lease:
         return Lease(key, request_id, 1, 1)
 
+    def is_settled(self, key: AdapterKey) -> bool:
+        return True
+
     def release(self, request_id: str) -> None:
         """Nobody else wants its place."""
 

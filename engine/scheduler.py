@@ -438,7 +438,7 @@ class Scheduler:
         Those behind it must not take the room it waits for.
         """
         unfinished = tuple(prefills)
-        walk = self._waiting.candidates()
+        walk = self._waiting.candidates(self._has_adapter)
         for request in walk:
             self._continue_before(request, prefills, step)
             if not step.budget or step.is_short:
@@ -500,6 +500,18 @@ class Scheduler:
         share = self._running.sequence_share(tenant_id) + self._running.share_of_one
         return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
 
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether its adapter is on the device or has failed; who needs it is told by `expect`."""
+        if request.line is None or self._residency.is_settled(request.line):
+            return True
+        return self._note_missing(request)
+
+    def _note_missing(self, request: Request) -> bool:
+        """False: it cannot run. The time that it waits for its adapter begins."""
+        if request.adapter_missing_since is None:
+            request.adapter_missing_since = self._clock()
+        return False
+
     def _lease(self, request: Request) -> bool:
         """Take the lease on the adapter; False if it is absent or its tenant's bytes are capped."""
         if request.line is None:
@@ -508,9 +520,7 @@ class Scheduler:
         before = self._residency.leased_share(tenant_id)
         request.lease = self._residency.acquire(request.line, request.request_id)
         if request.lease is None:
-            if request.adapter_missing_since is None:
-                request.adapter_missing_since = self._clock()
-            return False
+            return self._note_missing(request)
         cap = max(before, self.limits.tenant_cap + ROUNDING)
         if self._residency.leased_share(tenant_id) > cap and self._may_be_capped(request):
             self._unlease(request)

@@ -212,14 +212,21 @@ class WaitingQueue(Generic[Entry]):
         names = (name for names in rounds for name in names if name is not None)
         return list(islice(names, limit))
 
-    def candidates(self) -> Candidates[Entry]:
-        """The walk of one step; it ends the one before."""
+    def candidates(
+        self, may_run: Callable[[Entry], bool] = lambda entry: True
+    ) -> Candidates[Entry]:
+        """The walk of one step; it ends the one before.
+
+        `may_run`: asked once for the first of each line of a tenant that the walk comes to. A line
+        for which it says no is parked: with hundreds of adapters on their way, it is what most of
+        a walk consists of.
+        """
         if self._walk:
             self._undo(self._walk)
         if len(self._order) > 2 * len(self._tenants) + 16:
             self._order = [item for item in self._order if self._is_here(item[-1])]
             heapify(self._order)
-        self._walk = Candidates(self)
+        self._walk = Candidates(self, may_run)
         return self._walk
 
     def _undo(self, walk: Candidates[Entry]) -> None:
@@ -323,6 +330,18 @@ class _Visit(Generic[Entry]):
         self._first_of = first_of
         self._order: list[tuple[bool, float, int, _Line[Entry]]] = []
 
+    def offer_all(self, may_run: Callable[[Entry], bool]) -> None:
+        for line in self.tenant.lines.values():
+            first = self._first_of(line)
+            if first and not may_run(first.entry):
+                self.park(line)
+            else:
+                self.offer(line)
+
+    def park(self, line: _Line[Entry]) -> None:
+        self.parked.add(line.name)
+        self.tenant.service.deactivate(line.name)
+
     def offer(self, line: _Line[Entry]) -> None:
         first = self._first_of(line)
         if first:
@@ -351,8 +370,9 @@ class Candidates(Generic[Entry]):
     leaving the loop needs no answer. What is added during the walk is not part of it.
     """
 
-    def __init__(self, queue: WaitingQueue[Entry]) -> None:
+    def __init__(self, queue: WaitingQueue[Entry], may_run: Callable[[Entry], bool]) -> None:
         self._queue = queue
+        self._may_run = may_run
         self._end = next(queue._turns)
         self._visits: dict[_Tenant[Entry], _Visit[Entry]] = {}
         self.skipped: list[_Ticket[Entry]] = []
@@ -385,8 +405,7 @@ class Candidates(Generic[Entry]):
         """Its adapter is absent: nothing more of this line in this step; other lines go on."""
         assert self._visit, "one answer for each candidate"
         assert self._line, "one answer for each candidate"
-        self._visit.parked.add(self._line.name)
-        self._visit.tenant.service.deactivate(self._line.name)
+        self._visit.park(self._line)
         self._line = self._ticket = None
 
     def skip(self) -> None:
@@ -408,8 +427,9 @@ class Candidates(Generic[Entry]):
         visit = self._visits.get(tenant)
         if visit is None:
             visit = self._visits[tenant] = _Visit(tenant, self._first)
-            for line in tenant.lines.values():
-                visit.offer(line)
+            visit.offer_all(self._may_run)
+            if visit.is_held_up:
+                self._queue.counters.deactivate(tenant.tenant_id)
         return visit
 
     def _first(self, line: _Line[Entry]) -> _Ticket[Entry] | None:

@@ -66,6 +66,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         request_id = f"r{self.num_requests}"
         self.num_requests += 1
         was_resident = self.world.residency.tier(key) is Tier.DEVICE
+        has_failed = self.world.residency.failure(key) is not None
+        assert self.world.residency.is_settled(key) == (was_resident or has_failed)
         lease = self.world.residency.acquire(key, request_id)
         if lease is None:
             return

@@ -55,6 +55,9 @@ class SortedQueue:
         self.excluded: set[str] = set()
         self.parked: set[tuple[str, str | None]] = set()
         self.stopped: set[str] = set()
+        self.visited: set[str] = set()
+        self.absent: set[str | None] = set()
+        """Lines that may not run in this walk."""
 
     def turn(self) -> int:
         self.now += 1
@@ -83,18 +86,33 @@ class SortedQueue:
             del self.pasts[entry.tenant_id]
             self.counters.deactivate(entry.tenant_id)
 
-    def begin_walk(self) -> None:
+    def begin_walk(self, absent: set[str | None]) -> None:
         self.turn()
         self.excluded, self.parked, self.stopped = set(), set(), set()
+        self.visited, self.absent = set(), absent
 
     def next(self) -> Entry | None:
-        offered = [
+        while (first := self._first()) and first.tenant_id not in self.visited:
+            self.visited.add(first.tenant_id)
+            offered = [stay.entry for stay in self._offered() if same_tenant(stay.entry, first)]
+            heads = {entry.line: entry for entry in offered if entry.line in self.absent}
+            for line in self.pasts[first.tenant_id].line_turns:
+                if line in heads:
+                    self.park(heads[line])
+            self.note_held_up(first.tenant_id)
+        return first
+
+    def _offered(self) -> list[Stay]:
+        return [
             stay
             for stay in self.stays.values()
             if stay.entry.request_id not in self.excluded
             and (stay.entry.tenant_id, stay.entry.line) not in self.parked
             and stay.entry.tenant_id not in self.stopped
         ]
+
+    def _first(self) -> Entry | None:
+        offered = self._offered()
         preempted = {(s.entry.tenant_id, s.entry.line) for s in offered if s.is_preempted}
 
         def key(stay: Stay) -> tuple[float, ...]:
@@ -201,10 +219,14 @@ class QueueAgainstSort(RuleBasedStateMachine):
         for stay in late:
             self.model.remove(stay.entry)
 
-    @rule(data=st.data(), service=st.integers(0, 9))
-    def walk(self, data: st.DataObject, service: int) -> None:
-        self.model.begin_walk()
-        for entry in (walk := self.queue.candidates()):
+    @rule(
+        data=st.data(),
+        service=st.integers(0, 9),
+        absent=st.sets(st.sampled_from([None, "x", "y"])),
+    )
+    def walk(self, data: st.DataObject, service: int, absent: set[str | None]) -> None:
+        self.model.begin_walk(absent)
+        for entry in (walk := self.queue.candidates(lambda entry: entry.line not in absent)):
             assert entry is self.model.next()
             answer = data.draw(ANSWERS)
             if answer == "leave":

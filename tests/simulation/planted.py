@@ -35,7 +35,7 @@ from loraplex.engine.room import Room
 from loraplex.engine.scheduler import Schedule, Scheduler
 from loraplex.engine.step import Step
 from loraplex.engine.swap_space import SwapSpace
-from loraplex.engine.waiting import Candidates, WaitingQueue
+from loraplex.engine.waiting import WaitingQueue, _Visit
 
 from .runner import STEPS_PER_SEED, run_seed
 
@@ -304,10 +304,12 @@ def spends_no_budget(add: Any, self: Step, request: Request, num_tokens: int) ->
     self._num_prefill_tokens = before
 
 
-@_plant(Candidates, "park_line")
-def waits_for_absent_adapters(park: Any, self: Candidates[Any]) -> None:
+@_plant(_Visit, "offer_all")
+def waits_for_absent_adapters(offer_all: Any, self: _Visit[Any], may_run: Any) -> None:
     """A tenant's requests have an order."""
-    self.stop_tenant()
+    offer_all(self, may_run)
+    if self.parked:
+        self._order.clear()
 
 
 @_plant(Scheduler, "_check_fits")

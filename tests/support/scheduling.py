@@ -47,6 +47,9 @@ class FakeResidency:
             return None
         return self.leases.setdefault(request_id, Lease(key, request_id, hash(key) % 7, 1))
 
+    def is_settled(self, key: AdapterKey) -> bool:
+        return key in self.resident or key in self.failures
+
     def release(self, request_id: str) -> None:
         self.leases.pop(request_id, None)
 
