@@ -241,10 +241,9 @@ class Attestations:
         return _Probed(effect, adapter)
 
     async def _logits(self, tenant_id: str, adapter: AdapterKey | None) -> list[Logits]:
-        """The answers to all prompts, asked at once."""
-        return await asyncio.gather(
-            *(self._first_logits(tenant_id, prompt, adapter) for prompt in self._prompts)
-        )
+        """The answers to all prompts, one after another: together they would be a long step for
+        everyone whose tokens are computed beside them."""
+        return [await self._first_logits(tenant_id, prompt, adapter) for prompt in self._prompts]
 
     async def _first_logits(
         self, tenant_id: str, prompt: list[int], adapter: AdapterKey | None
