@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import IO
 
+from .niceness import yield_processor
+
 # -P: the working directory is no place to import from; -S: nothing that the environment would run
 # at every start, only what is imported.
 PYTHON = (sys.executable, "-P", "-S")
@@ -25,8 +27,9 @@ def child_environment() -> dict[str, str]:
 def start_child(
     module: str, *, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """`python -m module` with these three files and nothing else of ours. Raises OSError."""
-    return subprocess.Popen(
+    """`python -m module` with these three files and nothing else of ours; it can wait for the
+    engine's steps. Raises OSError."""
+    child = subprocess.Popen(
         [*PYTHON, "-m", module],
         stdin=stdin,
         stdout=stdout,
@@ -35,3 +38,5 @@ def start_child(
         env=child_environment(),
         start_new_session=True,
     )
+    yield_processor(child.pid)
+    return child

@@ -54,6 +54,7 @@ from .fetcher_messages import (
     read_path,
 )
 from .identity import AdapterKey
+from .niceness import yield_processor
 from .store import ObjectStore, StoredObject
 from .store.base import OnProgress, check_key, check_prefix
 
@@ -281,6 +282,7 @@ class FetcherClient:
                     # Its own group: a signal to ours reaches us alone.
                     start_new_session=True,
                 )
+            yield_processor(process.pid)  # transfers can wait for the engine's steps
             with self._lock:
                 self._process = process
             if self._closing.is_set():

@@ -17,8 +17,6 @@ ZEROED_MEMORY = {
 }
 """Has glibc overwrite all memory that is freed: the SDK and its HTTP client copy adapters through
 buffers that are not ours to zero (decision 35)."""
-NICENESS = 10
-"""Of the fetcher process: transfers yield the processor to the engine."""
 _PREFIX = "AWS_"
 _VARIABLES = frozenset({"BOTO_CONFIG"})
 

@@ -31,7 +31,6 @@ from .disk_cache import DiskCache
 from .disk_room import DiskRoom
 from .errors import AdapterError, AdapterUnavailable
 from .fetcher import FetchedBlock, Fetcher
-from .fetcher_environment import NICENESS
 from .fetcher_messages import (
     INVALID_STORE,
     NO_CALL,
@@ -228,7 +227,6 @@ def main() -> Never:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     log_to_stderr()
     _end_with_parent()
-    os.nice(NICENESS)
     connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))
     try:
         _open(connection).serve()

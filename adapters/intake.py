@@ -33,8 +33,6 @@ from .measuring import ModuleDelta
 
 MAX_ANSWER_BYTES = 1 << 20
 MAX_LOG_BYTES = 4096
-_NICENESS = 10
-"""Examinations yield the processor to the engine."""
 _MEMORY_FACTOR = 4
 """At worst one matrix is the whole file, and is held as stored, widened and transposed."""
 _OUTPUT_FACTOR = 4
@@ -223,7 +221,6 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
 
 def main() -> None:
     """Answer the request on standard input; an exit without an answer is a fault of our own."""
-    os.nice(_NICENESS)
     fields = json.load(sys.stdin)
     request = IntakeRequest(**{**fields, "limits": IntakeLimits(**fields["limits"])})
     output = Path(request.output_path)

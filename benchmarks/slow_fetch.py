@@ -5,18 +5,15 @@ python -m benchmarks.slow_fetch STORE KEY PATH SHA256 SIZE LATENCY_SECONDS
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
-from loraplex.adapters.fetcher_environment import NICENESS
 from loraplex.adapters.store.local import LocalStore
 
 
 def main() -> None:
     store, key, path, sha256, size_bytes, latency_seconds = sys.argv[1:]
-    os.nice(NICENESS)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()

@@ -41,8 +41,6 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from .core import EngineCore
 
-NICENESS = 10
-"""Serving goes before measuring."""
 FIRST_TO_KILL = "1000"
 """For the kernel when memory runs out: this process, not the server."""
 WIDEST_ELEMENT_BYTES = 4
@@ -155,7 +153,6 @@ def main() -> int:
     log_to_stderr()
     os.environ["TQDM_DISABLE"] = "1"
     with suppress(OSError):
-        os.nice(NICENESS)
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
     with _answer_stream() as answer:
         try:

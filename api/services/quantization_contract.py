@@ -21,6 +21,7 @@ import numpy as np
 from ...adapters.errors import AdapterError
 from ...adapters.fetcher import FetchedBlock
 from ...adapters.identity import AdapterKey
+from ...adapters.niceness import yield_processor
 from ...engine.base_identity import compute_base_id
 from ...engine.reference_base import ReferenceRequest
 from ...engine.supervisor import engine_environment
@@ -146,6 +147,7 @@ class QuantizationContract:
             env=engine_environment(os.environ),
             start_new_session=True,
         )
+        yield_processor(process.pid)  # serving goes before measuring
         assert process.stdout is not None
         try:
             answer = await process.stdout.read()
