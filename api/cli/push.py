@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from .client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
+from .polling import pauses
 from .progress import open_progress
 
 CONFIG_FILE = "adapter_config.json"
@@ -23,7 +24,6 @@ PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 PART_BYTES = 8 << 20
 MAX_RECONNECTS = 5
 FIRST_PAUSE_SECONDS = 0.5
-POLL_SECONDS = 0.2
 SETTLED_STATES = frozenset({"ready", "rejected"})
 
 
@@ -133,8 +133,10 @@ def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, 
     """The version once it is ready. Raises CommandFailed if it is rejected, and at ^C."""
     path = api_path("adapters", version["adapter"], "versions", version["version"])
     try:
-        while version["state"] not in SETTLED_STATES:
-            time.sleep(POLL_SECONDS)
+        for pause in pauses():
+            if version["state"] in SETTLED_STATES:
+                break
+            time.sleep(pause)
             version = client.get(path)
     except KeyboardInterrupt:
         name = f"{version['adapter']}@{version['version']}"

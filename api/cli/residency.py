@@ -12,9 +12,8 @@ from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json
+from .polling import pauses
 from .references import Reference, Version, version_path
-
-POLL_SECONDS = 0.2
 
 Ttl = Annotated[
     float | None,
@@ -107,13 +106,15 @@ def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str
 
 
 def _wait(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
-    while not standing["is_ready"]:
+    for pause in pauses():
+        if standing["is_ready"]:
+            break
         if not standing["is_servable"] or standing["reason"] == "load_failed":
             raise CommandFailed(
                 f"{standing['summary']} What you asked for stands.",
                 _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE),
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
         standing = client.get(f"{path}/readiness")
     return standing
 

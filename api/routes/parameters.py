@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from ...adapters.identity import AdapterKey
 from ...platform.adapters import service
-from ...platform.adapters.lookup import no_adapter
+from ...platform.adapters.lookup import no_adapter, version_of
 from ...platform.adapters.models import Adapter, AdapterVersion
 from ...platform.audit.event import Origin
 from ...platform.keys.principal import Principal, Scope
@@ -75,7 +75,7 @@ async def find_version(
     """One visible version of the caller's. Raises AdapterNotFound or VersionNotFound."""
 
     def find(session: TenantSession) -> FoundVersion:
-        version = service.get_version(session, name, number)  # first: it reloads the adapter's row
-        return FoundVersion(service.get_adapter(session, name), version)
+        adapter = service.get_adapter(session, name)
+        return FoundVersion(adapter, version_of(adapter, number))
 
     return await runtime.control_plane.read(principal.tenant_id, find)

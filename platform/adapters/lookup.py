@@ -52,6 +52,14 @@ def get_version(session: TenantSession, name: str, number: int) -> AdapterVersio
     return version
 
 
+def version_of(adapter: Adapter, number: int) -> AdapterVersion:
+    """One of the visible versions that were loaded with the adapter. Raises VersionNotFound."""
+    for version in adapter.versions:
+        if version.number == number:
+            return version
+    raise _no_version(adapter.name, number)
+
+
 def get_ready_version(session: TenantSession, name: str, number: int) -> AdapterVersion:
     """One version that may be used. Raises as `get_version`, and AdapterNotReady."""
     version = get_version(session, name, number)
