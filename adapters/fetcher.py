@@ -6,6 +6,7 @@ turn. What is handed out has been verified against the SHA-256 that the control 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -22,8 +23,10 @@ from .tier import Tier
 MAX_ATTEMPTS = 2
 """A damaged or interrupted transfer is tried again once, from the store itself."""
 MAX_TRANSFERS = 48
-"""At a time, half of them of one tenant. A transfer mostly waits for the store, so slow ones must
-not hold up each other."""
+"""At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
+MAX_TRANSFERS_OF_TENANT = min(max(2, os.cpu_count() or 1), MAX_TRANSFERS // 2)
+"""What arrives is verified, read, copied and answered on the processors that serve everyone: with
+more at a time, one tenant's cold adapters leave too little of them (decision 41)."""
 
 TRANSFER_SECONDS = 120.0
 """For one block, second attempt included."""
@@ -58,13 +61,14 @@ class Fetcher:
         disk_cache: DiskCache,
         *,
         max_workers: int = MAX_TRANSFERS,
+        max_of_tenant: int = MAX_TRANSFERS_OF_TENANT,
         deadline_seconds: float = TRANSFER_SECONDS,
     ) -> None:
         """`deadline_seconds` bounds one block's transfer, second attempt included."""
         self._store = store
         self._disk_cache = disk_cache
         self._deadline_seconds = deadline_seconds
-        self._threads = TenantThreads("adapter-fetcher", max_workers)
+        self._threads = TenantThreads("adapter-fetcher", max_workers, max_held=max_of_tenant)
         self._lock = threading.Lock()
         self._flights: dict[AdapterKey, Future[FetchedBlock]] = {}
         self._forgotten: set[AdapterKey] = set()

@@ -2,7 +2,8 @@
 
 The tenants take turns: the one that was served least recently is next. A tenant may begin another
 piece of work only while more workers are idle than it holds, so one tenant never holds all of them
-where there are two or more. Decides, never runs anything; not thread-safe.
+where there are two or more, and never holds more than `max_held`. Decides, never runs anything; not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ Work = TypeVar("Work")
 class TenantLines(Generic[Work]):
     """Who waits, and how many workers each tenant holds."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, *, max_held: int | None = None) -> None:
+        """`max_held`: by one tenant; None: no more than the rule says."""
         assert num_workers >= 1
         self._num_idle = num_workers
+        self._max_held = num_workers if max_held is None else max_held
         self._num_held: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[Work]] = {}
         self._served_at: dict[Hashable, int] = {}
@@ -40,7 +43,8 @@ class TenantLines(Generic[Work]):
 
         Call `end` when the work has ended.
         """
-        allowed = [each for each in self._lines if self._num_held[each] < self._num_idle]
+        bound = min(self._num_idle, self._max_held)
+        allowed = [each for each in self._lines if self._num_held[each] < bound]
         if not allowed:
             return None
         tenant = min(allowed, key=lambda each: self._served_at.get(each, 0))

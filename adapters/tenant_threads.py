@@ -32,10 +32,11 @@ class _Call(NamedTuple):
 class TenantThreads:
     """A bounded pool of threads, handed out as `TenantLines` says."""
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(self, name: str, num_threads: int, *, max_held: int | None = None) -> None:
+        """`max_held`: threads of one tenant, see `TenantLines`."""
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._lock = threading.Lock()
-        self._lines: TenantLines[_Call] = TenantLines(num_threads)
+        self._lines: TenantLines[_Call] = TenantLines(num_threads, max_held=max_held)
         self._is_closed = False
 
     def submit(

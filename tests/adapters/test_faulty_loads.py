@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loraplex.adapters.errors import AdapterError, StoreUnavailable
-from loraplex.adapters.fetcher import MAX_TRANSFERS, FetchedBlock
+from loraplex.adapters.fetcher import MAX_TRANSFERS_OF_TENANT, FetchedBlock
 from loraplex.adapters.fetcher_client import FetcherClient
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
@@ -27,8 +27,8 @@ from support.waiting import wait_for
 
 NUM_FAULTY_LOADS = 200
 """`make adapter-evidence` takes a thousand."""
-NUM_SLOW = MAX_TRANSFERS // 2
-"""What one tenant may have under way: half of the workers."""
+NUM_SLOW = MAX_TRANSFERS_OF_TENANT
+NUM_OBJECTS = max(24, NUM_SLOW)
 NUM_FIRST_REQUESTS = 500
 TIMEOUT = 120.0
 
@@ -58,7 +58,7 @@ def fetch(client: FetcherClient, index: int) -> FetchedBlock:
 def endpoint() -> Iterator[str]:
     with emulated_s3() as endpoint:
         bucket = make_bucket(endpoint, "adapters")
-        for index in range(NUM_SLOW):
+        for index in range(NUM_OBJECTS):
             bucket.put_object(Key=object_key(make_key(index)), Body=content(index))
         yield endpoint
 

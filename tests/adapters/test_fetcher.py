@@ -69,7 +69,8 @@ def store(tmp_path: Path) -> ScriptedStore:
 
 @pytest.fixture
 def fetcher(store: ScriptedStore, tmp_path: Path) -> Iterator[Fetcher]:
-    fetcher = Fetcher(store, DiskCache(tmp_path / "cache", 1 << 20), max_workers=8)
+    cache = DiskCache(tmp_path / "cache", 1 << 20)
+    fetcher = Fetcher(store, cache, max_workers=8, max_of_tenant=4)
     yield fetcher
     store.open_gate.set()
     fetcher.close()

@@ -46,6 +46,16 @@ def test_one_tenant_never_holds_all_workers(num_workers: int, num_held: int) -> 
         assert take_all(lines) == ["b0"], "a worker was kept for another tenant"
 
 
+def test_a_tenant_holds_no_more_workers_than_it_may() -> None:
+    lines: TenantLines[str] = TenantLines(48, max_held=3)
+    for tenant in "ab":
+        for index in range(10):
+            lines.add(tenant, f"{tenant}{index}")
+    assert sorted(take_all(lines)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    lines.end("a")
+    assert take_all(lines) == ["a3"]
+
+
 def test_tenants_take_turns_whatever_they_ask_for() -> None:
     lines: TenantLines[str] = TenantLines(1)
     for index in range(5):
