@@ -1,4 +1,4 @@
-"""The tenant that fills every queue, in a process of its own: its client is another machine's.
+"""The tenant that fills every queue, in a process of its own.
 
 python -m benchmarks.loud_tenant DIRECTORY   where plan.json says what it asks for. A line on its
 standard input begins, the next one ends; it answers a line when it has begun and when all that it
@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.shared_tenant import AdapterFiles, Tenant
 
-NICENESS = 15
 FILL_SECONDS = 4.0
 """From its first request until it says that it has begun."""
 PAUSE_SECONDS = 0.5
 """Between a refused prompt and the next."""
+CONNECTIONS_PER_POOL = 25
+"""At every request and answer the client walks over all connections of its pool: with 800 in one
+it takes a third of a core, from those it is measured beside."""
 
 
 class Loud:
-    def __init__(self, tenant: Tenant, files: AdapterFiles, cold: Sequence[str]) -> None:
-        self._tenant = tenant
+    def __init__(
+        self, make_tenant: Callable[[], Tenant], files: AdapterFiles, cold: Sequence[str]
+    ) -> None:
+        self._tenant = make_tenant()
+        self._pools = [make_tenant() for _ in range(-(-len(cold) // CONNECTIONS_PER_POOL))]
         self._files = files
         self._cold = cold
         self._number = 0
@@ -52,6 +59,15 @@ class Loud:
             self._is_over = True
             await asyncio.gather(*tasks)
 
+    @property
+    def answers(self) -> Counter[str]:
+        """How many of each outcome: a state, or a status and a code."""
+        return sum((each.answers for each in (self._tenant, *self._pools)), Counter())
+
+    async def aclose(self) -> None:
+        for each in (self._tenant, *self._pools):
+            await each.aclose()
+
     async def _push(self) -> None:
         while not self._is_over:
             self._number += 1
@@ -60,7 +76,8 @@ class Loud:
 
     async def _ask_cold(self) -> None:
         while not self._is_over:
-            await asyncio.gather(*(self._tenant.ask(name, "x") for name in self._cold))
+            asks = zip(itertools.cycle(self._pools), self._cold)
+            await asyncio.gather(*(pool.ask(name, "x") for pool, name in asks))
 
     async def _ask_long(self, prompt: str) -> None:
         while not self._is_over:
@@ -69,18 +86,16 @@ class Loud:
 
 
 async def run(plan: dict[str, Any], files: AdapterFiles) -> None:
-    tenant = Tenant(plan["url"], plan["key"], plan["base"])
-    loud = Loud(tenant, files, plan["cold"])
+    loud = Loud(lambda: Tenant(plan["url"], plan["key"], plan["base"]), files, plan["cold"])
     while await asyncio.to_thread(sys.stdin.readline):
         async with loud.at_work(**plan["load"]):
             print("begun", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
-        print(json.dumps(tenant.answers), flush=True)
-    await tenant.aclose()
+        print(json.dumps(loud.answers), flush=True)
+    await loud.aclose()
 
 
 def main() -> None:
-    os.nice(NICENESS)
     directory = Path(sys.argv[1])
     plan = json.loads((directory / "plan.json").read_text())
     asyncio.run(run(plan, AdapterFiles(directory / "large")))

@@ -7,11 +7,12 @@ import hashlib
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 
-from loraplex.api.cli.push import POLL_SECONDS
+from loraplex.api.cli.polling import pauses
 
 WEIGHTS = "adapter_model.safetensors"
 REQUEST_SECONDS = 300.0
@@ -35,15 +36,21 @@ class AdapterFiles:
 
 
 class Tenant:
-    """One tenant's requests; it asks every `poll_seconds` what became of a push."""
+    """One tenant's requests."""
 
     def __init__(
-        self, url: str, key: str, base: str, *, poll_seconds: float = POLL_SECONDS
+        self,
+        url: str,
+        key: str,
+        base: str,
+        *,
+        poll_pauses: Callable[[], Iterator[float]] = pauses,
     ) -> None:
+        """`poll_pauses()`: seconds until it asks again what became of a push; those of the CLI."""
         self.answers: Counter[str] = Counter()
         """How many of each outcome: a state, or a status and a code."""
         self._base = base
-        self._poll_seconds = poll_seconds
+        self._poll_pauses = poll_pauses
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {key}"},
@@ -107,11 +114,12 @@ class Tenant:
         await self._http.aclose()
 
     async def _settled(self, name: str, version: int) -> str:
-        while True:
+        for pause in self._poll_pauses():
             answer = await self._http.get(f"/v1/adapters/{name}/versions/{version}")
             if (state := str(answer.json()["state"])) in ("ready", "rejected"):
                 return state
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(pause)
+        raise AssertionError("the pauses have no end")
 
     def _note(self, answer: httpx.Response) -> str:
         outcome = f"{answer.status_code} {answer.json()['error']['code']}"
