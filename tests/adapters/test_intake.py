@@ -335,6 +335,7 @@ ADAPTERS_OF_INTAKE = {
         "landlock",
         "layout",
         "measuring",
+        "niceness",
         "peft_config",
         "peft_fields",
         "rejections",
