@@ -144,7 +144,11 @@ def _server() -> Iterator[Finding]:
 
 
 def _reach(url: str) -> Finding:
-    answer = httpx.get(f"{url}/ready", timeout=5.0)
+    try:
+        answer = httpx.get(f"{url}/ready", timeout=5.0)
+    except httpx.TransportError as exc:
+        reason = f"{url} does not answer ({exc}): does it run, and is LORAPLEX_URL right?"
+        return Finding("server", FAILED, reason)
     skew = _clock_skew(answer)
     if abs(skew) > MAX_CLOCK_SECONDS:
         return Finding("server", WARNING, f"{url}: its clock is {skew:+.0f} s from this one's")

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from .client import open_client
-from .connection import Connection, find_url, flag, profile_name
+from .connection import DEFAULT_URL, Connection, flag, profile_name
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
 from .profiles import Profile, config_path, load_profiles, save_profile
@@ -20,8 +20,8 @@ app = typer.Typer(add_completion=False)
 def login(as_json: AsJson = False) -> None:
     """Ask for a server and a key, try them, and remember them under the profile's name.
 
-    The key comes from LORAPLEX_API_KEY, from the terminal unseen, or from stdin; never from the
-    command line, which others can read.
+    The key comes from stdin if something is piped in, else from LORAPLEX_API_KEY, else from the
+    terminal unseen; never from the command line, which others can read.
     """
     name = profile_name()
     connection = Connection(_ask_for_url(name), _ask_for_key(), flag("tenant"))
@@ -35,20 +35,19 @@ def login(as_json: AsJson = False) -> None:
 
 
 def _ask_for_url(name: str) -> str:
-    known = load_profiles().get(name)
+    profile = load_profiles().get(name)
+    known = profile.url if profile else DEFAULT_URL
     given = flag("url") or os.environ.get("LORAPLEX_URL")
     if given is None and sys.stdin.isatty():
-        given = typer.prompt("Server", default=known.url if known else find_url(), err=True)
-    found = given or (known.url if known else find_url())
-    return found.strip().rstrip("/").removesuffix("/v1")
+        given = typer.prompt("Server", default=known, err=True)
+    return (given or known).strip().rstrip("/").removesuffix("/v1")
 
 
 def _ask_for_key() -> str:
-    key = os.environ.get("LORAPLEX_API_KEY", "").strip()
+    piped = "" if sys.stdin.isatty() else sys.stdin.readline().strip()
+    key = piped or os.environ.get("LORAPLEX_API_KEY", "").strip()
     if not key and sys.stdin.isatty():
         key = typer.prompt("Key", hide_input=True, err=True).strip()
-    elif not key:
-        key = sys.stdin.readline().strip()
     if not key:
         raise CommandFailed("No key was given.", ExitCode.AUTHENTICATION)
     return key

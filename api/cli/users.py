@@ -8,6 +8,7 @@ import typer
 
 from ...platform.keys.principal import TenantRole
 from .client import ApiClient, api_path, open_client
+from .connection import flag
 from .exit_codes import CommandFailed, ExitCode
 from .invitations import print_invitation
 from .output import AsJson, note, print_json, print_rows
@@ -30,7 +31,9 @@ def create(
     with open_client() as client:
         user = client.post("/users", {"email": email, "role": role})
     _print([user], user, as_json=as_json)
-    note(f"Made the user {user['email']!r}. Next: loraplex users invite {user['email']}")
+    tenant = flag("tenant")
+    next_command = f"loraplex users invite {user['email']}" + (f" --tenant {tenant}" * bool(tenant))
+    note(f"Made the user {user['email']!r}. Next: {next_command}")
 
 
 @app.command("list")

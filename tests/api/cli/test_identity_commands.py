@@ -116,6 +116,20 @@ def test_a_login_takes_the_key_from_the_environment(
     assert set(load_profiles()) == {"ci"}
 
 
+def test_a_login_prefers_the_key_that_is_piped_in_and_adds_a_profile(
+    loraplex: Loraplex,
+    resident: Caller,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loraplex.api.cli.login.DEFAULT_URL", resident.url)
+    monkeypatch.delenv("LORAPLEX_URL", raising=False)
+    monkeypatch.setenv("LORAPLEX_API_KEY", caller.key)
+    done = loraplex("login", "--profile", "second", "--json", stdin=f"{resident.key}\n")
+    assert done.data["tenant"]["slug"] == "resident"
+    assert load_profiles() == {"second": Profile(resident.url, resident.key)}
+
+
 def test_a_flag_goes_before_the_environment_and_that_before_the_profile(
     loraplex: Loraplex,
     resident: Caller,
