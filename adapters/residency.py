@@ -262,7 +262,7 @@ class Residency(Generic[BlockT]):
         return self._leases.grant(record, request_id)
 
     def is_settled(self, key: AdapterKey) -> bool:
-        """Whether it is resident or has failed: while it is on its way, `acquire` gives nothing."""
+        """Whether it is resident, failed or deleted: of any other `acquire` grants no lease."""
         if key in self._retirements:
             return True
         record = self._records.get(key)

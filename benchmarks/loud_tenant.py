@@ -26,7 +26,7 @@ PAUSE_SECONDS = 0.5
 """Between a refused prompt and the next."""
 CONNECTIONS_PER_POOL = 25
 """At every request and answer the client walks over all connections of its pool: with 800 in one
-it takes a third of a core, from those it is measured beside."""
+that took a fifth of a core, which the server needs."""
 
 
 class Loud:

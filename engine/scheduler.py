@@ -501,7 +501,7 @@ class Scheduler:
         return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
 
     def _has_adapter(self, request: Request) -> bool:
-        """Whether its adapter is on the device or has failed; who needs it is told by `expect`."""
+        """Whether its adapter is on the device or has failed; `expect` says that it is needed."""
         if request.line is None or self._residency.is_settled(request.line):
             return True
         return self._note_missing(request)

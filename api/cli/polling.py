@@ -11,8 +11,7 @@ FRACTION = 0.1
 def pauses() -> Iterator[float]:
     """Seconds until the next look, without end: a tenth of what was waited, within bounds.
 
-    So what takes long is noticed hardly later, and twenty pushes that wait together cost the
-    server little: asked five times a second each, they took a third of a core.
+    What takes long is noticed little later, and many pushes that wait together ask less often.
     """
     waited = 0.0
     while True:

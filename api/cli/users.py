@@ -31,9 +31,10 @@ def create(
     with open_client() as client:
         user = client.post("/users", {"email": email, "role": role})
     _print([user], user, as_json=as_json)
-    tenant = flag("tenant")
-    next_command = f"loraplex users invite {user['email']}" + (f" --tenant {tenant}" * bool(tenant))
-    note(f"Made the user {user['email']!r}. Next: {next_command}")
+    invite = f"loraplex users invite {user['email']}"
+    if tenant := flag("tenant"):
+        invite += f" --tenant {tenant}"
+    note(f"Made the user {user['email']!r}. Next: {invite}")
 
 
 @app.command("list")
