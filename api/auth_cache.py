@@ -74,7 +74,7 @@ class AuthCache:
                 return
             self._entries[digest] = _Entry(principal, ticket.began_at)
             self._entries.move_to_end(digest)
-            if len(self._entries) > self._max_entries:
+            while len(self._entries) > self._max_entries or self._is_oldest_stale():
                 self._entries.popitem(last=False)
 
     def drop(self, token: str, tenant_slug: str | None) -> None:
@@ -103,6 +103,14 @@ class AuthCache:
             ]
             for digest in concerned:
                 del self._entries[digest]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _is_oldest_stale(self) -> bool:
+        oldest = next(iter(self._entries.values()), None)
+        max_age = max(TTL_SECONDS, self._stale_seconds)
+        return oldest is not None and self._clock() - oldest.looked_up_at > max_age
 
 
 class Ticket(NamedTuple):

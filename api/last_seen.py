@@ -19,7 +19,7 @@ class _Seen(NamedTuple, Generic[Value]):
 
 
 class LastSeen(Generic[Key, Value]):
-    """The last values, each for a bounded time; the one that was seen longest ago goes first."""
+    """The last values, each for a bounded time; the oldest go first, and those that are too old."""
 
     def __init__(
         self,
@@ -35,9 +35,10 @@ class LastSeen(Generic[Key, Value]):
 
     def note(self, key: Key, value: Value) -> None:
         """The database has just said this."""
-        self._entries[key] = _Seen(value, self._clock())
+        now = self._clock()
+        self._entries[key] = _Seen(value, now)
         self._entries.move_to_end(key)
-        if len(self._entries) > self._max_entries:
+        while len(self._entries) > self._max_entries or self._is_stale(self._oldest(), now):
             self._entries.popitem(last=False)
 
     def forget(self, key: Key) -> None:
@@ -47,6 +48,15 @@ class LastSeen(Generic[Key, Value]):
     def recall(self, key: Key) -> Value | None:
         """What was said of it at most `stale_seconds` ago; None if nothing was."""
         seen = self._entries.get(key)
-        if seen is None or self._clock() - seen.at > self._stale_seconds:
+        if seen is None or self._is_stale(seen, self._clock()):
             return None
         return seen.value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _oldest(self) -> _Seen[Value]:
+        return next(iter(self._entries.values()))
+
+    def _is_stale(self, seen: _Seen[Value], now: float) -> bool:
+        return now - seen.at > self._stale_seconds

@@ -109,6 +109,25 @@ def test_its_size_is_bounded_and_the_oldest_goes_first() -> None:
     assert [cache.get(str(number), None) for number in range(5)] == [None, None, ROOT, ROOT, ROOT]
 
 
+def test_entries_that_are_too_old_to_be_used_are_dropped() -> None:
+    clock = Clock()
+    cache = AuthCache(clock=clock)
+    for token in "abc":
+        remember(cache, token)
+    clock.now += MAX_STALE_SECONDS + 1
+    remember(cache, "d")
+    assert len(cache) == 1
+
+
+def test_a_look_up_that_took_too_long_leaves_nothing() -> None:
+    clock = Clock()
+    cache = AuthCache(stale_seconds=0.0, clock=clock)
+    ticket = cache.begin()
+    clock.now += TTL_SECONDS + 1
+    cache.put("a", None, ROOT, ticket)
+    assert len(cache) == 0
+
+
 def test_no_key_is_kept_in_the_clear() -> None:
     cache = AuthCache()
     remember(cache, "lpx_live_secret")
