@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import FrameType
 from typing import Never
@@ -63,11 +63,14 @@ from .fetcher_messages import (
     read_path,
 )
 from .logs import log_to_stderr
+from .malloc import return_freed_memory, share_arenas
 from .store import ObjectStore, adapter_key, open_store
 from .tenant_threads import TenantThreads
 
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
+BEATS_PER_RETURN = 30
+"""After so many, freed memory is given back: about every minute."""
 PROGRESS_BYTES = 4 << 20
 """How often progress is told."""
 RECEIVE_BYTES = 1 << 16
@@ -183,8 +186,10 @@ class FetcherService:
         return Done(call_id)
 
     def _beat(self) -> None:
-        while True:
+        for beat in count(1):
             self._note()
+            if beat % BEATS_PER_RETURN == 0:
+                return_freed_memory()
             time.sleep(HEARTBEAT_SECONDS)
 
     def _note(self) -> None:
@@ -226,6 +231,7 @@ def main() -> Never:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     log_to_stderr()
+    share_arenas()
     _end_with_parent()
     connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))
     try:

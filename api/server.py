@@ -13,12 +13,12 @@ from types import FrameType
 import uvicorn
 import uvloop
 
+from ..adapters.malloc import share_arenas
 from ..engine.config import EngineConfig
 from .app import create_app
 from .connections import Connections
 from .garbage import look_for_garbage_seldom
 from .http_protocol import protocol_among
-from .malloc_arenas import share_arenas
 from .open_files import raise_open_files
 from .runtime import Runtime, open_runtime
 from .settings import Settings

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.engine.garbage import BUSY_SECONDS, IDLE_SECONDS, GarbageCollection
+from loraplex.engine import garbage
+from loraplex.engine.garbage import (
+    BUSY_SECONDS,
+    IDLE_SECONDS,
+    RETURN_SECONDS,
+    GarbageCollection,
+)
 
 
 class Knot:
@@ -43,3 +49,16 @@ def test_a_cycle_goes_when_it_is_due_and_not_before(is_idle: bool, seconds: floa
     assert collection.collect_if_due(is_idle=is_idle)
     assert knot() is None
     assert not collection.collect_if_due(is_idle=is_idle)
+
+
+def test_freed_memory_is_given_back_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, returned = Clock(), []
+    start = clock.now
+    monkeypatch.setattr(garbage, "return_freed_memory", lambda: returned.append(clock.now - start))
+    collection = GarbageCollection(clock)
+    for _ in range(int(2.5 * RETURN_SECONDS)):
+        clock.now += 1.0
+        collection.collect_if_due(is_idle=True)
+    assert len(returned) == 2
+    assert returned[0] >= RETURN_SECONDS
+    assert returned[1] - returned[0] >= RETURN_SECONDS

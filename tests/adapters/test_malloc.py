@@ -1,4 +1,4 @@
-"""Threads of a server share the C library's arenas."""
+"""Threads share the C library's arenas, and freed memory goes back to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.server import child_environment
 
 ALLOCATE = """
 import ctypes, threading
-from loraplex.api.malloc_arenas import share_arenas
+from loraplex.adapters.malloc import share_arenas
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -56,3 +56,34 @@ def test_many_threads_share_two() -> None:
 
 def test_what_the_operator_set_stays() -> None:
     assert num_arenas(MALLOC_ARENA_MAX="5") == 5
+
+
+FREE_MOST = """
+import ctypes, os
+from pathlib import Path
+from loraplex.adapters.malloc import return_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def filled(num_bytes):
+    pointer = libc.malloc(num_bytes)
+    ctypes.memset(pointer, 1, num_bytes)
+    return pointer
+
+pointers = [filled(10_000) for _ in range(10_000)]
+for number, pointer in enumerate(pointers):
+    if number % 10:
+        libc.free(pointer)
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
+
+def test_freed_memory_between_live_allocations_goes_back_to_the_system() -> None:
+    command = [sys.executable, "-c", FREE_MOST]
+    returned = int(subprocess.check_output(command, env=child_environment()))
+    assert returned > 50_000_000, "of 90 MB that were freed"
