@@ -30,19 +30,20 @@ class AdapterRejected(AdapterError):
 
 
 class IntakeUnavailable(AdapterError):
-    """The server could not examine the adapter. What was sent is kept: commit the upload again."""
+    """The server could not examine the adapter. The uploaded bytes are kept: commit the upload
+    again."""
 
     code = "intake_unavailable"
 
 
 class ConfinementMissing(AdapterError):
-    """A part of the confinement that `--require-confinement` asks for is not in force."""
+    """A part of the confinement required by `--require-confinement` is not in force."""
 
     code = "confinement_missing"
 
 
 class AdapterUnavailable(AdapterError):
-    """The adapter's weights could not be brought to the device."""
+    """The adapter's weights could not be loaded to the device."""
 
     code = "adapter_load_failed"
 
@@ -72,7 +73,7 @@ class StoreDenied(AdapterError):
 
 
 class StorageFull(AdapterError):
-    """The server's disk is full: what is left of it is kept for the database."""
+    """The server's disk is full: the remaining space is reserved for the database."""
 
     code = "storage_full"
 

@@ -229,7 +229,7 @@ def _names_a_field(part: object) -> bool:
 def _explain_missing_path(request: Request, error: ApiError) -> ApiError:
     path: str = request.scope["path"]
     if path in ("/v1/tokenize", "/v1/detokenize"):
-        return ApiError(error.code, f"This is at the root: did you mean {path[3:]}?")
+        return ApiError(error.code, f"This route has no /v1 prefix: did you mean {path[3:]}?")
     if not path.startswith(("/chat/", "/completions", "/embeddings", "/models", "/responses")):
         return error
-    return ApiError(error.code, f"The API begins at /v1: did you mean /v1{path}?")
+    return ApiError(error.code, f"API paths begin with /v1: did you mean /v1{path}?")

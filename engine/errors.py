@@ -20,7 +20,7 @@ class EngineError(Exception):
 
 
 class NotNow(EngineError):
-    """There is no room for this request now."""
+    """The server has no capacity for this request now."""
 
     code = "overloaded"
 
@@ -30,29 +30,29 @@ class NotNow(EngineError):
 
 
 class Overloaded(NotNow):
-    """More requests wait than the engine takes, or this one could not end by its deadline."""
+    """The queue is full, or the request cannot finish by its deadline."""
 
 
 class TenantQueueFull(NotNow):
-    """This tenant has as many requests waiting as one tenant may have."""
+    """The tenant has reached its limit of waiting requests."""
 
     code = "tenant_queue_full"
 
 
 class DeadlineExceeded(EngineError):
-    """The request's deadline passed before it ended."""
+    """The request's deadline passed before it finished."""
 
     code = "deadline_exceeded"
 
 
 class RequestQuarantined(EngineError):
-    """The engine stopped twice while this request ran, once of them while it ran alone."""
+    """The engine crashed twice while this request ran, once while it ran alone."""
 
     code = "request_quarantined"
 
 
 class AdapterQuarantined(EngineError):
-    """The engine stopped, or its numbers broke down, repeatedly under this adapter version."""
+    """The engine repeatedly crashed or computed non-finite values with this adapter version."""
 
     code = "adapter_quarantined"
 
@@ -68,29 +68,31 @@ class InvalidParameter(EngineError):
 
 
 class ProposerNotServed(EngineError):
-    """The engine does not run this proposer of tokens."""
+    """This proposer is not active on the server."""
 
     code = "proposer_not_served"
     param = "speculation.proposer"
 
     def __init__(self, name: str, served: Collection[str]) -> None:
-        super().__init__(f"{name} is none of what this engine runs: {', '.join(served) or 'none'}")
+        super().__init__(
+            f"{name} is not active on this server; active: {', '.join(served) or 'none'}"
+        )
 
 
 class InvalidGrammar(EngineError):
-    """The grammar says nothing that an output could follow, or is more than is served."""
+    """The grammar cannot be followed by any output, or exceeds the limits."""
 
     code = "invalid_grammar"
 
 
 class GrammarNotServed(EngineError):
-    """This engine does not serve grammars."""
+    """The server does not support schemas and grammars."""
 
     code = "grammar_not_served"
 
 
 class GrammarFailed(EngineError):
-    """The output could not follow its grammar any further."""
+    """The output can no longer follow its grammar."""
 
     code = "grammar_failed"
 
@@ -102,19 +104,19 @@ class PromptTooLong(EngineError):
 
 
 class UnsupportedModel(EngineError):
-    """The base model, or how it was asked to be served, is not supported."""
+    """The base model, or an option it is served with, is not supported."""
 
     code = "unsupported_model"
 
 
 class BaseNotFound(UnsupportedModel):
-    """There is no base model at this path: give a folder with `config.json`, or a hub id."""
+    """Base model not found: give a folder with `config.json`, or a Hugging Face model ID."""
 
     code = "base_not_found"
 
 
 class ForeignBase(UnsupportedModel):
-    """The folder holds something other than a causal language model saved as safetensors."""
+    """The folder does not contain a causal language model in safetensors format."""
 
     code = "base_foreign"
 
@@ -126,37 +128,37 @@ class DamagedBase(UnsupportedModel):
 
 
 class QuantizedBase(UnsupportedModel):
-    """The base model is already quantized: serve the original checkpoint, with `--quantize`."""
+    """The base model is already quantized: serve the original checkpoint with `--quantize`."""
 
     code = "base_quantized"
 
 
 class CompositeBase(UnsupportedModel):
-    """The base model reads images, audio or video as well as text: such models are not served."""
+    """The base model is multimodal (images, audio or video): only text models are supported."""
 
     code = "base_composite"
 
 
 class WeightsMissing(UnsupportedModel):
-    """The files lack tensors that the model needs: download the base again, or save it whole."""
+    """Tensors are missing from the files: download the base again, or save the whole model."""
 
     code = "base_weights_missing"
 
 
 class WeightsUnexpected(UnsupportedModel):
-    """The files hold tensors that the model would not use, so its answers would be others."""
+    """The files contain tensors that the model would not use, which would change its answers."""
 
     code = "base_weights_unexpected"
 
 
 class ShapesDiffer(UnsupportedModel):
-    """A tensor in the files has another shape than `config.json` says."""
+    """A tensor's shape in the files differs from `config.json`."""
 
     code = "base_shape_mismatch"
 
 
 class TokenizerUnusable(UnsupportedModel):
-    """The base model has no `tokenizer.json`, or one that cannot be read."""
+    """The base model's `tokenizer.json` is missing or cannot be read."""
 
     code = "base_tokenizer"
 
@@ -189,7 +191,7 @@ class NumericalError(EngineError):
 
 
 class AdapterLoadFailed(EngineError):
-    """The adapter's weights could not be brought to the device."""
+    """The adapter's weights could not be loaded to the device."""
 
     code = "adapter_load_failed"
 
@@ -201,7 +203,7 @@ class AdapterLost(AdapterLoadFailed):
 
 
 class AdapterTooLarge(EngineError):
-    """The adapter is larger than the memory for all adapters."""
+    """The adapter is larger than the memory reserved for adapters."""
 
     code = "adapter_too_large"
 
@@ -213,13 +215,13 @@ class AdapterDeleted(EngineError):
 
 
 class StaleExtent(EngineError):
-    """A scheduled row's adapter is no longer where its lease says."""
+    """The adapter moved while the request ran; send it again."""
 
     code = "stale_extent"
 
 
 class EngineRestarted(EngineError):
-    """The engine process stopped while this request ran; send it again."""
+    """The engine stopped while this request ran; send it again."""
 
     code = "engine_restarted"
 
@@ -231,12 +233,12 @@ class EngineUnavailable(EngineError):
 
 
 class InsufficientMemory(EngineError):
-    """Weights, KV cache and adapter arena do not fit into the memory there is."""
+    """The weights, KV cache and adapter arena do not fit into the available memory."""
 
     code = "insufficient_memory"
 
 
 class MalformedMessage(EngineError):
-    """A message between the engine and the rest does not follow its schema."""
+    """A message between the engine and the server does not match its schema."""
 
     code = "malformed_message"

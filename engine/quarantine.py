@@ -35,8 +35,8 @@ RequestFingerprint = bytes
 Suspect = AdapterKey | RequestFingerprint
 
 _TENANT_MESSAGE = (
-    "The engine stopped repeatedly while requests of this tenant ran alone; for ten minutes none is"
-    " taken."
+    "The engine crashed repeatedly while requests of this tenant ran alone: its requests are "
+    "refused for ten minutes."
 )
 
 _log = logging.getLogger(__name__)

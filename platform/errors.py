@@ -33,7 +33,7 @@ class DatabaseUnavailable(PlatformError):
 
 
 class DatabaseBusy(DatabaseUnavailable):
-    """The database is there, but others have held it for too long."""
+    """The database is reachable, but was locked for too long."""
 
 
 class DatabaseDamaged(DatabaseUnavailable):
@@ -41,13 +41,13 @@ class DatabaseDamaged(DatabaseUnavailable):
 
 
 class DatabaseFull(DatabaseUnavailable):
-    """The database's disk is full: nothing can be written until its operator makes room."""
+    """The database's disk is full: free some space on it."""
 
     code = "storage_full"
 
 
 class RevisionMismatch(PlatformError):
-    """The database's schema is not the one this version of the software works with."""
+    """The database schema does not match this version of the software."""
 
     code = "database_revision_mismatch"
 
@@ -58,19 +58,19 @@ class RevisionMismatch(PlatformError):
 
 
 class RowSecurityMissing(PlatformError):
-    """The database's user may not act as the role that confines tenants to their rows."""
+    """The database user cannot assume the role that confines tenants to their rows."""
 
     code = "row_security_missing"
 
     def __init__(self) -> None:
         super().__init__(
-            f"{self.__doc__} Let a superuser run `CREATE ROLE loraplex_tenant NOLOGIN` and `GRANT "
-            "loraplex_tenant TO` that user, then run `loraplex db upgrade`."
+            f"{self.__doc__} As a superuser, run `CREATE ROLE loraplex_tenant NOLOGIN` and "
+            "`GRANT loraplex_tenant TO` that user; then run `loraplex db upgrade`."
         )
 
 
 class InsecureSecretFile(PlatformError):
-    """The file of a secret may be read by other users, or does not hold a secret."""
+    """A secret file is readable by other users, or does not contain a secret."""
 
     code = "insecure_secret_file"
 
@@ -79,7 +79,7 @@ class InsecureSecretFile(PlatformError):
 
 
 class InvalidValue(PlatformError):
-    """A value is not of the form that its field takes."""
+    """A value is invalid for its field."""
 
     code = "invalid_parameter"
 
@@ -90,19 +90,19 @@ class InvalidValue(PlatformError):
 
 
 class IdempotencyConflict(PlatformError):
-    """The `Idempotency-Key` was used for another request: use a new one for each."""
+    """The `Idempotency-Key` was used for another request: use a new key for each request."""
 
     code = "idempotency_conflict"
 
 
 class IdempotencyInProgress(PlatformError):
-    """The first request with this `Idempotency-Key` still runs."""
+    """The first request with this `Idempotency-Key` is still running."""
 
     code = "idempotency_in_progress"
 
 
 class IdempotentAnswerLost(PlatformError):
-    """The request was carried out, but its answer is lost: look at what it changed."""
+    """The request was executed, but its response was not stored: check what changed."""
 
     code = "idempotent_answer_lost"
 
@@ -117,7 +117,7 @@ class TenantNotFound(PlatformError):
 
 
 class TenantExists(PlatformError):
-    """A tenant with this slug exists already."""
+    """A tenant with this slug already exists."""
 
     code = "tenant_exists"
 
@@ -135,7 +135,7 @@ class UserNotFound(PlatformError):
 
 
 class UserExists(PlatformError):
-    """The tenant has a user with this address already."""
+    """The tenant already has a user with this address."""
 
     code = "user_exists"
 
@@ -147,25 +147,25 @@ class OperatorNotFound(PlatformError):
 
 
 class OperatorExists(PlatformError):
-    """An operator with this name exists already."""
+    """An operator with this name already exists."""
 
     code = "operator_exists"
 
 
 class OwnAccount(PlatformError):
-    """Nobody changes their own role, or disables themselves."""
+    """You cannot change your own role or disable yourself."""
 
     code = "own_account"
 
 
 class LastAdministrator(PlatformError):
-    """It is the last active one of its kind: somebody must be left who can let others in."""
+    """The last active owner or administrator cannot be disabled or given another role."""
 
     code = "last_administrator"
 
 
 class GrantTooWide(PlatformError):
-    """Nobody gives away more than they have."""
+    """You can only grant permissions that you hold yourself."""
 
     code = "grant_too_wide"
 
@@ -196,13 +196,13 @@ class ApiKeyRevoked(InvalidApiKey):
 
 
 class SignInFailed(PlatformError):
-    """Name and password do not belong together."""
+    """Incorrect name or password."""
 
     code = "sign_in_failed"
 
 
 class SignInLocked(PlatformError):
-    """There were too many failures by this name or from this address: try again later."""
+    """Too many failed sign-ins for this name or from this address: try again later."""
 
     code = "sign_in_locked"
 
@@ -212,13 +212,13 @@ class SignInLocked(PlatformError):
 
 
 class SessionEnded(PlatformError):
-    """The session has ended: sign in again."""
+    """The session has expired or was ended: sign in again."""
 
     code = "session_ended"
 
 
 class InvitationEnded(PlatformError):
-    """The invitation was used already, has expired, or never was: ask for another one."""
+    """The invitation is invalid, expired or already used: request a new one."""
 
     code = "invitation_ended"
 
@@ -233,32 +233,33 @@ class RequestNotFound(PlatformError):
 
 
 class QuotaExceeded(PlatformError):
-    """The tenant has as much of something as its quota allows."""
+    """The tenant has reached a quota."""
 
     code = "quota_exceeded"
 
     def __init__(self, what: str, *, limit: int, used: int, wanted: int = 1) -> None:
         super().__init__(
-            f"The quota is {limit} {what}: {used} are used, and this takes {wanted} more."
+            f"The quota is {limit} {what}: {used} are used, and this needs {wanted} more."
         )
         self.limit = limit
         self.used = used
 
 
 class DiskShareExceeded(PlatformError):
-    """The tenant takes as much of the server's disk as one tenant may."""
+    """The tenant has reached its share of the server's disk."""
 
     code = "disk_share_exceeded"
 
     def __init__(self, what: str, *, limit: int, used: int, wanted: int) -> None:
         super().__init__(
-            f"One tenant's {what} may take {limit} bytes of this server's disk now: {used} are "
-            f"used, and this takes {wanted} more. Finish or abandon uploads, or delete adapters."
+            f"One tenant's {what} can use {limit} bytes of this server's disk now: {used} are "
+            f"used, and this needs {wanted} more. Finish or abandon uploads, or delete "
+            "adapters."
         )
 
 
 class LimitReached(PlatformError):
-    """A limit on requests does not let this one pass now; the message says which."""
+    """The request exceeds a limit."""
 
     def __init__(
         self, message: str, *, standing: Standing, retry_after_seconds: float | None = None
@@ -277,7 +278,7 @@ class RateLimited(LimitReached):
 
 
 class TooManyRequestsAtOnce(LimitReached):
-    """The tenant has as many requests running as it may have at once."""
+    """The tenant has reached its limit of concurrent requests."""
 
     code = "too_many_requests_at_once"
 
@@ -292,7 +293,7 @@ class InsufficientQuota(LimitReached):
 
 
 class ModelNotFound(PlatformError):
-    """No such model, adapter, version or alias for this key."""
+    """No such model, adapter, version or alias is available to this key."""
 
     code = "model_not_found"
 
@@ -302,7 +303,7 @@ class ModelNotFound(PlatformError):
 
 
 class AdapterNotReady(PlatformError):
-    """The adapter version may not be used: it is still being checked, or was rejected."""
+    """The adapter version is still being checked or was rejected."""
 
     code = "adapter_not_ready"
 
@@ -314,7 +315,7 @@ class AdapterNotReady(PlatformError):
 
 
 class BaseMismatch(PlatformError):
-    """The adapter version was made for another base model than the one served."""
+    """The adapter version was trained for another base model than the one served."""
 
     code = "base_mismatch"
 
@@ -341,7 +342,7 @@ class AliasNotFound(PlatformError):
 
 
 class NothingToRollBack(PlatformError):
-    """The alias had no earlier target, or what it pointed at is gone."""
+    """The alias had no earlier target, or a version of that target no longer exists."""
 
     code = "nothing_to_roll_back"
 
@@ -357,7 +358,7 @@ class VersionAliased(PlatformError):
 
 
 class TooManyPins(PlatformError):
-    """The tenant has as many pinned versions as one tenant may have: unpin another first."""
+    """The tenant has reached its limit of pinned versions: unpin another one first."""
 
     code = "too_many_pins"
 
@@ -367,18 +368,18 @@ class TooManyPins(PlatformError):
 
 
 class AdapterBeingDeleted(PlatformError):
-    """The same content is being deleted right now: push it again when that is done."""
+    """The same content is being deleted: push it again when that is done."""
 
     code = "adapter_being_deleted"
 
 
 class InvalidTransition(PlatformError):
-    """The version or upload is not in a state that allows this."""
+    """The state of the version or upload does not allow this."""
 
     code = "state_conflict"
 
     def __init__(self, current: str, target: str) -> None:
-        super().__init__(f"What is {current} cannot become {target}.")
+        super().__init__(f"It is {current} and cannot be {target}.")
         self.current = current
         self.target = target
 
@@ -390,20 +391,20 @@ class UploadNotFound(PlatformError):
 
 
 class UploadElsewhere(PlatformError):
-    """The upload's bytes lie with another server: send it there, or declare it again."""
+    """The upload's bytes are on another server: send it there, or declare it again."""
 
     code = "upload_elsewhere"
 
 
 class UploadConflict(PlatformError):
-    """The offset is not where the upload stands, or bytes are missing or too many."""
+    """The offset is not the number of received bytes, or there are too few or too many bytes."""
 
     code = "upload_conflict"
 
     def __init__(self, *, received_bytes: int, size_bytes: int, is_busy: bool = False) -> None:
-        busy = " Another request is still sending to it: ask again where it stands."
+        busy = " Another request is still sending to it: query the upload's state again."
         super().__init__(
-            f"The upload stands at byte {received_bytes} of {size_bytes}.{busy if is_busy else ''}"
+            f"{received_bytes} of {size_bytes} bytes were received.{busy if is_busy else ''}"
         )
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes

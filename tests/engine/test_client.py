@@ -220,7 +220,7 @@ def test_adapters_are_fetched_side_by_side(tmp_path: Path) -> None:
             ZeroDivisionError("an internal secret"),
             ErrorInfo(
                 "adapter_load_failed",
-                "The adapter's weights could not be brought to the device.",
+                "The adapter's weights could not be loaded to the device.",
             ),
         ),
     ],

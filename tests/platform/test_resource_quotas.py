@@ -75,7 +75,7 @@ def test_counts_equal_content_once_until_it_is_removed(database: Database, acme:
     push(database, acme, "a", "sixsix")
     push(database, acme, "b", "sixsix")
     assert used(database, acme, Resource.STORED_BYTES) == 6
-    with pytest.raises(QuotaExceeded, match="10 stored bytes: 6 are used, and this takes 5 more"):
+    with pytest.raises(QuotaExceeded, match="10 stored bytes: 6 are used, and this needs 5 more"):
         push(database, acme, "a", "fiver")
     push(database, acme, "a", "four")
     with database.transaction(acme.id) as session:
@@ -98,7 +98,7 @@ def test_counts_what_is_on_its_way_when_an_upload_begins(database: Database, acm
     with database.transaction(acme.id) as session:
         resumed = uploads.open_or_resume_upload(session, make_new_upload(sha256="1" * 64))
         assert resumed.id == first.id
-        with pytest.raises(QuotaExceeded, match="20 are used, and this takes 10 more"):
+        with pytest.raises(QuotaExceeded, match="20 are used, and this needs 10 more"):
             uploads.open_or_resume_upload(session, make_new_upload(sha256="3" * 64))
         uploads.abandon_upload(session, first.id)
         session.flush()
