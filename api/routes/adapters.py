@@ -63,12 +63,12 @@ DrainSeconds = Annotated[float, Query(ge=0, le=MAX_DRAIN_SECONDS)]
 
 async def read_wanted(
     search: Annotated[
-        str | None, Query(min_length=1, max_length=64, description="A part of the name.")
+        str | None, Query(min_length=1, max_length=64, description="Part of the name.")
     ] = None,
     sort: Annotated[AdapterOrder, Query()] = AdapterOrder.NAME,
     state: Annotated[VersionState | None, Query(description="Of the latest version.")] = None,
 ) -> AdapterQuery:
-    """Which adapters the query asks for, in which order."""
+    """The filters and the order of the list."""
     return AdapterQuery(search=search, order=sort, state=state)
 
 
@@ -78,7 +78,7 @@ Wanted = Annotated[AdapterQuery, Depends(read_wanted)]
 @router.get("/v1/base")
 @answers(BaseView)
 async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
-    """What an adapter must fit."""
+    """The base model."""
     view = base_view(
         runtime.inference.served_model_name,
         runtime.engine.info,
@@ -90,7 +90,7 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
 @router.get("/v1/base/layout")
 @answers(Raw("application/json"))
 async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Response:
-    """The base's layers by name and shape: what `loraplex adapters validate` binds to."""
+    """The base's layers by name and shape, as used by `loraplex adapters validate`."""
     layout = layout_to_json(runtime.engine.info.layout)
     return Response(layout, media_type="application/json")
 
@@ -100,7 +100,7 @@ async def get_base_layout(runtime: CurrentRuntime, principal: Reader) -> Respons
 async def list_adapters(
     runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
-    """The adapters, by name if not said otherwise, in pages."""
+    """List adapters, by default ordered by name; paged."""
     query = wanted._replace(names=principal.adapters)
     rows = await runtime.control_plane.read(
         principal.tenant_id,
@@ -118,7 +118,7 @@ async def list_adapters_of_all_tenants(
     wanted: Wanted,
     tenant: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """Everybody's adapters, or those of one tenant."""
+    """List the adapters of all tenants or of one."""
     query = wanted._replace(tenant_slug=tenant)
     rows = await runtime.control_plane.read_all_tenants(
         lambda session: list_summaries(session, query, after=page.after, limit=page.num_rows)
@@ -136,7 +136,7 @@ async def get_adapter(runtime: CurrentRuntime, principal: Reader, name: str) -> 
 @router.get("/v1/adapters/{name}/versions")
 @answers(ListView[VersionView], errors=("adapter_not_found",))
 async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
-    """The adapter's versions, the first first."""
+    """The adapter's versions, oldest first."""
     adapter = await _adapter(runtime, principal, name)
     return json_response(ListView(list(adapter.versions)))
 
@@ -146,7 +146,7 @@ async def list_versions(runtime: CurrentRuntime, principal: Reader, name: str) -
 async def get_version(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
-    """One version: its state, what intake found, what attestation measured."""
+    """One version: its state, intake report and attestation."""
     found = await find_version(runtime, principal, name, number)
     views = AdapterViews(principal.tenant_slug, runtime.engine.stats)
     return json_response(views.version(*found))
@@ -157,7 +157,7 @@ async def get_version(
 async def get_version_history(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
-    """Every state that the version entered, the first first."""
+    """The version's state transitions, oldest first."""
     transitions = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.list_transitions(session, name, number)
     )
@@ -167,7 +167,7 @@ async def get_version_history(
 @router.get("/v1/adapters/{name}/deletions")
 @answers(ListView[DeletionView], errors=("adapter_not_found",))
 async def list_deletions(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
-    """The receipts of what was deleted, also of an adapter of which nothing is left."""
+    """The receipts of deleted versions; available after the adapter itself is deleted."""
     receipts = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.list_receipts(session, name)
     )
@@ -186,8 +186,8 @@ async def delete_adapter(
 ) -> Response:
     """Delete the adapter with all its versions.
 
-    Answered once nothing is left on the device, in memory, on disk and in the store. Running
-    requests may finish within `drain_seconds`; then they end with `adapter_deleted`.
+    Returns when nothing is left on the device, in memory, on disk and in the store. Running
+    requests may finish within `drain_seconds`, then they end with `adapter_deleted`.
     """
     deletions = await runtime.deletions.delete_adapter(
         principal.tenant_id, name, origin, drain_seconds=drain_seconds
@@ -209,7 +209,7 @@ async def delete_version(
 ) -> Response:
     """Delete one version.
 
-    Answered once nothing is left of it, like the deletion of an adapter.
+    Returns when nothing is left of it, like the deletion of an adapter.
     """
     await runtime.deletions.delete_version(
         principal.tenant_id, name, number, origin, drain_seconds=drain_seconds

@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1/adapters/{name}/aliases")
 @router.get("")
 @answers(ListView[AliasView], errors=("adapter_not_found",))
 async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) -> Response:
-    """What the adapter's aliases mean now."""
+    """The adapter's aliases and their current versions."""
     adapter = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_adapter(session, name)
     )
@@ -47,7 +47,7 @@ async def list_aliases(runtime: CurrentRuntime, principal: Reader, name: str) ->
 @router.get("/{alias}")
 @answers(AliasView, errors=NO_ALIAS, headers=TAGGED)
 async def get_alias(runtime: CurrentRuntime, principal: Reader, name: str, alias: str) -> Response:
-    """What the alias means now."""
+    """The alias and its current version."""
     row = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_alias(session, name, alias)
     )
@@ -65,9 +65,9 @@ async def set_alias(
     if_match: IfMatch,
     body: Annotated[AliasBody, Depends(json_body(AliasBody))],
 ) -> Response:
-    """Point the alias at a version, or split it between two; make it if there is none.
+    """Point the alias at a version, or split it between two; creates it if needed.
 
-    With `If-Match` it has to be there.
+    With `If-Match`, the alias must exist.
     """
     canary = Canary(body.canary.version, body.canary.percent) if body.canary else None
 
@@ -92,7 +92,7 @@ async def remove_alias(
     alias: str,
     if_match: IfMatch,
 ) -> Response:
-    """Forget the alias; running requests that came by it go on."""
+    """Remove the alias; running requests that used it continue."""
 
     def change(session: TenantSession) -> Changed[None]:
         if_match.check(alias_view(name, service.get_alias_to_change(session, name, alias)))
@@ -113,7 +113,7 @@ async def roll_back_alias(
     alias: str,
     if_match: IfMatch,
 ) -> Response:
-    """Back to what the alias meant before its last change; again, to what it meant before that."""
+    """Undo the alias's last change; a repeated rollback undoes the one before it."""
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
         if_match.check(alias_view(name, service.get_alias_to_change(session, name, alias)))
@@ -133,7 +133,7 @@ async def list_alias_changes(
     alias: str,
     limit: Annotated[int, Query(ge=1, le=MAX_CHANGES)] = DEFAULT_CHANGES,
 ) -> Response:
-    """The latest changes, the newest first."""
+    """The latest changes, newest first."""
     changes = await runtime.control_plane.read(
         principal.tenant_id,
         lambda session: service.list_alias_changes(session, name, alias, limit=limit),

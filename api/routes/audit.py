@@ -56,7 +56,7 @@ async def read_filter(
 
 
 Wanted = Annotated[AuditFilter, Depends(read_filter)]
-OldestFirst = Annotated[bool, Query(description="The default is the newest first.")]
+OldestFirst = Annotated[bool, Query(description="Default: newest first.")]
 
 
 @router.get("/v1/audit")
@@ -68,7 +68,7 @@ async def list_entries(
     page: Page,
     oldest_first: OldestFirst = False,
 ) -> Response:
-    """The changes within the tenant, whoever made them."""
+    """The changes within the tenant, by any actor."""
     after = _number(page)
     wanted = replace(wanted, adapters=principal.adapters)
     entries = await runtime.control_plane.read(
@@ -89,7 +89,7 @@ async def list_platform_entries(
     page: Page,
     oldest_first: OldestFirst = False,
 ) -> Response:
-    """The changes that are no tenant's own: of tenants, operators and their keys."""
+    """The platform's changes: tenants, operators and their keys."""
     after = _number(page)
     entries = await runtime.control_plane.read_all_tenants(
         lambda session: repository.list_platform_entries(
@@ -108,7 +108,7 @@ async def verify(
     after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_VERIFIED)] = DEFAULT_VERIFIED,
 ) -> Response:
-    """Verify a part of the chain of a tenant, or of the platform's own."""
+    """Verify a part of the hash chain of a tenant or of the platform."""
     verified = await runtime.control_plane.verify_audit(tenant, after=after, limit=limit)
     return json_response(_verification_view(tenant or PLATFORM_CHAIN, verified))
 

@@ -37,7 +37,7 @@ async def create_chat_completion(
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[ChatBody, Depends(json_body(ChatBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """Answer a conversation, whole or as a stream of events."""
+    """Create a chat completion, as one response or as a stream of events."""
     inference = runtime.inference
     order, plan = await order_chat(request, inference, principal, body)
     running = await unless_disconnected(request.receive, inference.start(order))

@@ -40,7 +40,7 @@ async def create_completion(
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[CompletionBody, Depends(json_body(CompletionBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """Continue a text, or several, whole or as a stream of events."""
+    """Complete one or more prompts, as one response or as a stream of events."""
     inference = runtime.inference
     model = await inference.resolve(principal, body.model, request_id=split_key(request))
     prompts = await inference.encode(

@@ -29,7 +29,7 @@ Operator = Annotated[
 @router.get("/residency")
 @answers(ResidencyView, errors=("engine_unavailable",))
 async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response:
-    """What this server's engine holds now, as of its last report (two a second)."""
+    """The adapters and memory of this server's engine, from its last report (two per second)."""
     stats = runtime.engine.stats
     if stats is None:
         raise EngineUnavailable

@@ -44,7 +44,7 @@ async def create_embeddings(
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[EmbeddingBody, Depends(json_body(EmbeddingBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """Embed texts: the model's last hidden states, pooled, under the adapter."""
+    """Embed texts: the model's last hidden states with the adapter, pooled."""
     inference = runtime.inference
     size = runtime.engine.info.embedding_size
     if body.dimensions is not None and body.dimensions > size:

@@ -60,7 +60,7 @@ async def download(
     number: Number,
     file: Literal["adapter_config.json", "adapter_model.safetensors"],
 ) -> Response:
-    """One file of the adapter, as PEFT reads it. `Repr-Digest` is that of the whole file."""
+    """One file of the adapter in PEFT format. `Repr-Digest` is the digest of the whole file."""
     found = await find_version(runtime, principal, name, number)
     exported = await runtime.downloads.export(
         found.key, file, base_model_name=found.version.intake_report.get("trained_on")

@@ -39,9 +39,9 @@ async def list_keys(
     user: Annotated[str | None, Query(max_length=64)] = None,
     active: Annotated[bool, Query()] = False,
 ) -> Response:
-    """The tenant's keys, the oldest first.
+    """The tenant's keys, oldest first.
 
-    `active=true` leaves out revoked and expired ones, `user` all that are not this user's.
+    `active=true` excludes revoked and expired keys; `user` selects the keys of one user.
     """
     keys = runtime.control_plane.keys
     rows = await runtime.control_plane.read(
@@ -67,9 +67,9 @@ async def create_key(
     confirmed: Confirmed,
     body: Annotated[KeyBody, Depends(json_body(KeyBody))],
 ) -> Response:
-    """Make a key.
+    """Create a key.
 
-    It is in this answer, and never shown again.
+    The response contains the key; it is not shown again.
     """
     keys = runtime.control_plane.keys
     days = body.expires_in_days
@@ -97,7 +97,7 @@ async def create_key(
 @router.get("/{key_id}")
 @answers(KeyView, errors=("key_not_found",), headers=TAGGED)
 async def get_key(runtime: CurrentRuntime, principal: Manager, key_id: str) -> Response:
-    """One key: what it may do, and when it was last used."""
+    """One key: its permissions and its last use."""
     keys = runtime.control_plane.keys
     key = await runtime.control_plane.read(
         principal.tenant_id, lambda session: keys.get(session, key_id, viewer=principal)
@@ -120,10 +120,10 @@ async def rotate_key(
     if_match: IfMatch,
     body: Annotated[RotateBody, Depends(json_body(RotateBody))],
 ) -> Response:
-    """Make the key's successor.
+    """Rotate the key.
 
-    It may do the same for as long; the old one ends after a while. The new key is in this answer,
-    and never shown again.
+    The new key has the same permissions and expiry; the old one expires after the overlap. The
+    response contains the new key; it is not shown again.
     """
     keys = runtime.control_plane.keys
 
@@ -151,8 +151,7 @@ async def revoke_key(
 ) -> Response:
     """Revoke the key.
 
-    It is refused on every server within five seconds. Answers with the key, as often as it is
-    asked.
+    Every server refuses it within five seconds. Returns the key; the request can be repeated.
     """
     keys = runtime.control_plane.keys
 

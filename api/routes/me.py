@@ -17,8 +17,8 @@ router = APIRouter(prefix="/v1/me")
 @router.get("")
 @answers(MeView)
 async def get_me(caller: Caller) -> Response:
-    """Who calls, and what it may do.
+    """The caller and its permissions.
 
-    Whose key it is, in which tenant, its scopes and restrictions, and when it ends.
+    The key's owner and tenant, its scopes and restrictions, and its expiry.
     """
     return json_response(me_view(caller))

@@ -26,7 +26,7 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @router.get("/v1/memory")
 @answers(MemoryView)
 async def get_memory(runtime: CurrentRuntime, principal: Reader) -> Response:
-    """Where the tenant's own adapters lie, on each live server; nothing tells of others."""
+    """The memory that the tenant's own adapters use on each live server; others are not shown."""
     seen = await runtime.memories.all()
     contents = await runtime.control_plane.read(principal.tenant_id, repository.list_live_contents)
     visible = [content for content in contents if principal.may_use(content.adapter_name)]
@@ -37,7 +37,7 @@ async def get_memory(runtime: CurrentRuntime, principal: Reader) -> Response:
 @router.get("/admin/memory")
 @answers(MemoryView)
 async def get_platform_memory(runtime: CurrentRuntime, operator: Operator) -> Response:
-    """The memory of each live server: this one's as it is now, the others' as they last said."""
+    """The memory of each live server: current for this server, last reported for the others."""
     seen = await runtime.memories.all()
     contents = await runtime.control_plane.read_all_tenants(repository.list_live_contents)
     slugs = await runtime.control_plane.read_all_tenants(tenants.slugs_by_id)

@@ -27,7 +27,7 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 @router.get("/models")
 @answers(ModelList)
 async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
-    """The base model, and the adapters that the key may call."""
+    """The base model and the adapters that the key can use."""
     base_id = runtime.engine.info.base_id
     adapters = await runtime.control_plane.read(
         principal.tenant_id,
@@ -43,7 +43,7 @@ async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
 async def get_model(
     request: Request, model: str, runtime: CurrentRuntime, principal: Caller
 ) -> Response:
-    """The card of what a request for `model` under the same `X-Request-Id` is answered by."""
+    """The model that answers a request for `model` with the same `X-Request-Id`."""
     served = await runtime.inference.resolve(principal, model, request_id=split_key(request))
     base = _base_card(runtime)
     if served.adapter is None:

@@ -22,9 +22,9 @@ router = APIRouter()
 @router.get("/health")
 @answers(Health)
 async def health() -> Response:
-    """Whether the process lives.
+    """Whether the process is alive.
 
-    Whether the engine does is `/ready`'s to say.
+    For the engine, see `/ready`.
     """
     return json_response(Health("ok"))
 
@@ -32,9 +32,9 @@ async def health() -> Response:
 @router.get("/ready")
 @answers(Health, errors=("engine_unavailable", "shutting_down"))
 async def ready(runtime: CurrentRuntime) -> Response:
-    """Whether generations are taken now.
+    """Whether the server accepts generation requests.
 
-    If not, the error says why in words.
+    If not, the error states the reason.
     """
     runtime.readiness.check()
     return json_response(Health("ready"))
@@ -44,9 +44,9 @@ async def ready(runtime: CurrentRuntime) -> Response:
 @terms(scheme="metricsToken")
 @answers(Raw("text/plain"), errors=("missing_api_key", "invalid_api_key"))
 async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
-    """The figures of all tenants, for Prometheus.
+    """Metrics of all tenants, for Prometheus.
 
-    Open to callers on the same machine, or to those who send the operator's metrics token.
+    Available to callers on the same machine, or with the operator's metrics token.
     """
     token = runtime.settings.metrics_token
     check_metrics_access(
@@ -60,7 +60,7 @@ async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
 async def get_openapi_document(request: Request) -> Response:
     """This document.
 
-    It is the same for everybody and holds nothing of anybody, so it needs no key.
+    It is the same for every caller and contains no private data, so it needs no key.
     """
     document = await asyncio.to_thread(openapi_json, request.app)
     return Response(document, media_type="application/json")

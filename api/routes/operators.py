@@ -51,7 +51,7 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 @router.get("")
 @answers(PageView[OperatorView])
 async def list_operators(runtime: CurrentRuntime, operator: Reader, page: Page) -> Response:
-    """The operators by name."""
+    """List operators by name."""
     service = runtime.control_plane.operators
     rows = await runtime.control_plane.read_all_tenants(
         lambda session: service.list_operators(session, after=page.after, limit=page.num_rows)
@@ -67,7 +67,7 @@ async def create_operator(
     operator: Writer,
     body: Annotated[OperatorBody, Depends(json_body(OperatorBody))],
 ) -> Response:
-    """Make an operator.
+    """Create an operator.
 
     It has no key yet.
     """
@@ -106,11 +106,11 @@ async def change_operator(
     confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[OperatorChange, Depends(json_body(OperatorChange))],
 ) -> Response:
-    """Change an operator: give another role, disable, or enable again.
+    """Change an operator's role, disable or enable it.
 
-    A disabled operator's keys are revoked for good, and its password and sessions end. Nobody
-    changes themselves, and the last active administrator stays. For another role a session needs
-    the password anew.
+    Disabling revokes the operator's keys permanently and ends its password and sessions. You cannot
+    change yourself or the last active administrator. In a session, a change of role requires a
+    recent password confirmation.
     """
     if "role" in body.model_fields_set:
         confirmation.check()
@@ -129,7 +129,7 @@ async def change_operator(
 @router.get("/{name}/keys")
 @answers(ListView[OperatorKeyView], errors=("operator_not_found",))
 async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
-    """The operator's keys, the oldest first, revoked ones included."""
+    """The operator's keys, oldest first, including revoked ones."""
     service = runtime.control_plane.operators
     keys = await runtime.control_plane.read_all_tenants(
         lambda session: service.list_keys(session, name)
@@ -142,9 +142,10 @@ async def list_operator_keys(runtime: CurrentRuntime, operator: Reader, name: st
 async def invite_operator(
     request: Request, runtime: CurrentRuntime, operator: Writer, confirmed: Confirmed, name: str
 ) -> Response:
-    """Let the operator set a password for the console, once and within a day.
+    """Create an invitation to set a console password; valid once and for a day.
 
-    An earlier invitation ends. The password that there is stays until this one is taken.
+    An earlier invitation becomes invalid. The current password stays valid until this invitation is
+    used.
     """
     plane = runtime.control_plane
 
@@ -170,9 +171,9 @@ async def create_operator_key(
     name: str,
     body: Annotated[OperatorKeyBody, Depends(json_body(OperatorKeyBody))],
 ) -> Response:
-    """Make a key for the operator.
+    """Create a key for the operator.
 
-    It is in this answer, and never shown again.
+    The response contains the key; it is not shown again.
     """
     service = runtime.control_plane.operators
     days = body.expires_in_days
@@ -209,7 +210,7 @@ async def revoke_operator_key(
 ) -> Response:
     """Revoke a key of the operator.
 
-    Answers with it, as often as it is asked.
+    Returns the key; the request can be repeated.
     """
     service = runtime.control_plane.operators
 

@@ -37,7 +37,7 @@ router = APIRouter()
 
 Reader = Annotated[Principal, Depends(require(Scope.USAGE_READ))]
 Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))]
-Range = Annotated[RangeName, Query(alias="range", description="How far it goes back.")]
+Range = Annotated[RangeName, Query(alias="range", description="The time range.")]
 
 
 @router.get("/v1/overview")
@@ -45,7 +45,7 @@ Range = Annotated[RangeName, Query(alias="range", description="How far it goes b
 async def get_overview(
     runtime: CurrentRuntime, principal: Reader, range_name: Range = "1h"
 ) -> Response:
-    """The tenant's own figures over time, of all servers together."""
+    """The tenant's figures over time, across all servers."""
     await runtime.overview.freshen()
     window = Window(RANGES[range_name], time.time())
     plane, tenant_id = runtime.control_plane, principal.tenant_id
@@ -68,7 +68,7 @@ async def get_overview(
 async def get_platform_overview(
     runtime: CurrentRuntime, operator: Operator, range_name: Range = "1h"
 ) -> Response:
-    """Everybody's figures over time, of all servers together, and each tenant's part in them."""
+    """All figures over time, across all servers, and each tenant's share."""
     await runtime.overview.freshen()
     window, plane = Window(RANGES[range_name], time.time()), runtime.control_plane
     steps = await plane.read_all_tenants(lambda session: service.read_platform(session, window))

@@ -36,7 +36,7 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 async def get_use(
     runtime: CurrentRuntime, principal: Annotated[Principal, Depends(require(Scope.USAGE_READ))]
 ) -> Response:
-    """The tenant's limits, what is used of them now and what is left."""
+    """The tenant's limits, with usage and remainder."""
     use = await runtime.control_plane.read(principal.tenant_id, service.current_use)
     return json_response(_use_view(use))
 
@@ -62,7 +62,7 @@ async def set_limits(
 ) -> Response:
     """Replace the tenant's limits.
 
-    They hold from the next request on; on other servers a tenant's first ones within seconds.
+    They apply from the next request on; a tenant's first limits reach other servers within seconds.
     """
     limits = Limits(**body.model_dump(include=set(LimitsBody.model_fields)))
 

@@ -25,9 +25,9 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @router.get("/readiness")
 @answers(ServerReadinessView)
 async def get_server_readiness(runtime: CurrentRuntime, operator: Operator) -> Response:
-    """Whether generations are taken now, why not, and what confines examinations.
+    """Whether and why not the server accepts generation requests, and its confinement.
 
-    Unlike `/ready` it answers 200 also while generations are not taken.
+    Unlike `/ready`, it returns 200 even if the server is not ready.
     """
     reason = _reason(runtime.readiness)
     return json_response(ServerReadinessView(reason is None, reason, _view(runtime.confinement)))

@@ -61,7 +61,7 @@ Wanted = Annotated[LogFilter, Depends(read_filter)]
 async def list_requests(
     runtime: CurrentRuntime, principal: Reader, page: Page, wanted: Wanted
 ) -> Response:
-    """The tenant's requests that have ended, the newest first."""
+    """The tenant's finished requests, newest first."""
     await runtime.request_log.flush()
     visible = replace(wanted, visible=principal.adapters)
     rows = await runtime.control_plane.read(
@@ -81,7 +81,7 @@ async def list_requests(
 async def list_live_requests(
     runtime: CurrentRuntime, principal: Reader, limit: Limit = 100
 ) -> Response:
-    """What this server's engine has of the tenant now, the oldest first."""
+    """The tenant's sequences in this server's engine, oldest first."""
     listed = await runtime.engine.list_requests(principal.tenant_id, limit=limit)
     names = {principal.tenant_id: principal.tenant_slug}
     view = _live_view(runtime, listed, names)
@@ -94,13 +94,13 @@ async def list_live_requests(
 @router.get("/v1/requests/{request_id}")
 @answers(ExplanationView, errors=("request_not_found",))
 async def explain_request(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
-    """One request that has ended: where its time went, or why it was refused."""
+    """One finished request: where its time went, or why it was refused."""
     await runtime.request_log.flush()
     entry = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get(session, request_id)
     )
     if not principal.may_use(entry.adapter_name):
-        raise RequestNotFound(f"No request of yours has the id {request_id!r}.")
+        raise RequestNotFound(f"You have no request with the id {request_id!r}.")
     return json_response(_explanation(entry, principal.tenant_slug))
 
 
@@ -109,10 +109,10 @@ async def explain_request(runtime: CurrentRuntime, principal: Reader, request_id
 async def cancel_request(
     request: Request, runtime: CurrentRuntime, principal: Owner, request_id: str
 ) -> Response:
-    """End a request that this server is generating for; its caller gets `request_cancelled`."""
+    """Cancel a request that runs on this server; its caller gets `request_cancelled`."""
     found = runtime.inference.find_open(request_id)
     if found is None or not _is_theirs(found, principal):
-        raise RequestNotFound(f"No request of yours with the id {request_id!r} runs here.")
+        raise RequestNotFound(f"You have no request with the id {request_id!r} running here.")
 
     def note(session: TenantSession) -> Changed[None]:
         return Changed(None, Event("request.cancel", request_id))
@@ -127,7 +127,7 @@ async def cancel_request(
 async def list_all_requests(
     runtime: CurrentRuntime, operator: Operator, page: Page, wanted: Wanted
 ) -> Response:
-    """Everybody's requests that have ended, the newest first."""
+    """The finished requests of all tenants, newest first."""
     await runtime.request_log.flush()
     rows = await runtime.control_plane.read_all_tenants(
         lambda session: service.list_newest(session, wanted, before=page.after, limit=page.num_rows)
@@ -145,7 +145,7 @@ async def list_all_requests(
 async def list_all_live_requests(
     runtime: CurrentRuntime, operator: Operator, limit: Limit = 100
 ) -> Response:
-    """What this server's engine has of everybody now, the oldest first."""
+    """All sequences in this server's engine, oldest first."""
     listed = await runtime.engine.list_requests(limit=limit)
     names = await tenant_names(
         runtime.control_plane, {state.tenant_id for state in listed.requests}
@@ -158,7 +158,7 @@ async def list_all_live_requests(
 async def explain_any_request(
     runtime: CurrentRuntime, operator: Operator, request_id: str
 ) -> Response:
-    """Anybody's request that has ended: where its time went, or why it was refused."""
+    """One finished request of any tenant: where its time went, or why it was refused."""
     await runtime.request_log.flush()
     entry = await runtime.control_plane.read_all_tenants(
         lambda session: service.get_for_any_tenant(session, request_id)

@@ -45,7 +45,7 @@ Wished = Annotated[WishBody, Depends(json_body(WishBody))]
 async def get_readiness(
     runtime: CurrentRuntime, principal: Reader, name: str, number: Number
 ) -> Response:
-    """What the version waits for, as the database and the engine know it."""
+    """Whether the version is ready, and what it waits for."""
     return json_response(await _readiness(runtime, principal, name, number))
 
 
@@ -69,7 +69,7 @@ async def pin(
 async def unpin(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, number: Number
 ) -> Response:
-    """The version may leave the device again, when others need its room."""
+    """Unpin the version: it may be evicted again."""
 
     def remove(session: TenantSession) -> Changed[None]:
         was_pinned = wishes.remove_wish(session, name, number, WishKind.PIN)
@@ -90,7 +90,7 @@ async def prefetch(
     number: Number,
     body: Wished,
 ) -> Response:
-    """Bring the version to the device before anybody asks for it."""
+    """Load the version to the device before a request needs it."""
     await _wish(runtime, principal, origin, name, number, WishKind.PREFETCH, body.ttl_seconds)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 

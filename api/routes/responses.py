@@ -38,9 +38,9 @@ async def create_response(
     principal: Annotated[Principal, Depends(require(Scope.INFER))],
     body: Annotated[ResponsesBody, Depends(json_body(ResponsesBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """Answer in the form of OpenAI's Responses API, whole or as a stream of events.
+    """Create a response in the form of OpenAI's Responses API, at once or as a stream of events.
 
-    Responses are not kept: whoever goes on sends the items before.
+    Responses are not stored: to continue a conversation, send the earlier items again.
     """
     inference = runtime.inference
     order, plan = await order_chat(request, inference, principal, body)

@@ -27,6 +27,6 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @router.get("/settings")
 @answers(ListView[SettingView])
 async def list_settings(runtime: CurrentRuntime, operator: Operator) -> Response:
-    """Every setting as it is in force, and where it comes from."""
+    """Every setting with its effective value and its source."""
     found = list_settings_in_force(runtime.settings, runtime.engine_config)
     return json_response(ListView([SettingView(*setting) for setting in found]))

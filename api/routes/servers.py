@@ -28,7 +28,7 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @router.get("/admin/servers")
 @answers(PageView[ServerView])
 async def list_servers(runtime: CurrentRuntime, operator: Operator, page: Page) -> Response:
-    """Every server that was ever seen, by id, and whether it lives."""
+    """All servers ever seen, by id, and whether they are alive."""
     rows: Sequence[Server] = await runtime.control_plane.read_all_tenants(
         lambda session: service.list_servers(session, after=page.after, limit=page.num_rows)
     )

@@ -45,7 +45,7 @@ from ..schemas.sessions import (
 )
 from ..services.sign_in import own_tenant_id
 
-SESSION_COOKIE = {"set-cookie": "The session: `HttpOnly`, `SameSite=Strict`."}
+SESSION_COOKIE = {"set-cookie": "The session cookie: `HttpOnly`, `SameSite=Strict`."}
 
 open_router = APIRouter(prefix="/v1/session")
 """Of whoever is not signed in yet."""
@@ -78,7 +78,7 @@ async def sign_in(
 ) -> Response:
     """Sign in with name and password.
 
-    Five failures within fifteen minutes by one name, or from one address, lock it for as long.
+    Five failures within fifteen minutes lock the name or the address for fifteen minutes.
     """
     opened = await runtime.sign_in.open(
         body.name,
@@ -102,9 +102,9 @@ async def enrol(
     transport: SignInTransport,
     body: Annotated[EnrolmentBody, Depends(json_body(EnrolmentBody))],
 ) -> Response:
-    """Set a password by an invitation, and sign in.
+    """Set a password with an invitation, and sign in.
 
-    The account's other sessions end, and so does the invitation.
+    This ends the account's other sessions and the invitation.
     """
     opened = await runtime.sign_in.enrol(
         body.token.get_secret_value(),
@@ -118,7 +118,7 @@ async def enrol(
 @router.get("/session")
 @answers(SessionView)
 async def get_session(request: Request, runtime: CurrentRuntime, caller: SessionCaller) -> Response:
-    """Who is signed in, and what the session may do."""
+    """The signed-in account and the session's permissions."""
     return json_response(_view(runtime, caller, _own_token(request, runtime)))
 
 
@@ -130,9 +130,9 @@ async def confirm_session(
     caller: SessionCaller,
     body: Annotated[ConfirmationBody, Depends(json_body(ConfirmationBody))],
 ) -> Response:
-    """Give the password anew.
+    """Confirm the password again.
 
-    For ten minutes the session may make keys and invitations, give roles, suspend tenants and
+    For ten minutes the session can create keys and invitations, change roles, suspend tenants and
     delete.
     """
     token, origin = _own_token(request, runtime), origin_of(request, caller)
@@ -152,7 +152,7 @@ async def change_password(
     caller: SessionCaller,
     body: Annotated[PasswordBody, Depends(json_body(PasswordBody))],
 ) -> Response:
-    """Set another password; all other sessions of the account end, and so does an invitation."""
+    """Change the password; this ends the account's other sessions and an open invitation."""
     await runtime.sign_in.change_password(
         caller,
         _own_token(request, runtime),
@@ -166,7 +166,7 @@ async def change_password(
 @router.delete("/session")
 @answers()
 async def sign_out(request: Request, runtime: CurrentRuntime, caller: SessionCaller) -> Response:
-    """Sign out here."""
+    """Sign out of this session."""
     accounts, token = runtime.control_plane.accounts, _own_token(request, runtime)
 
     def end(session: UnitOfWork) -> Changed[None]:
@@ -181,7 +181,7 @@ async def sign_out(request: Request, runtime: CurrentRuntime, caller: SessionCal
 async def sign_out_everywhere(
     request: Request, runtime: CurrentRuntime, caller: SessionCaller
 ) -> Response:
-    """Sign out in every browser."""
+    """Sign out of all sessions."""
     accounts, account_id = runtime.control_plane.accounts, _account_id(caller)
 
     def end(session: UnitOfWork) -> Changed[None]:

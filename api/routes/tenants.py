@@ -40,7 +40,7 @@ async def list_tenants(
     page: Page,
     suspended: Annotated[bool | None, Query()] = None,
 ) -> Response:
-    """The tenants by slug."""
+    """List tenants by slug."""
     rows = await runtime.control_plane.read_all_tenants(
         lambda session: service.list_tenants(
             session, after=page.after, limit=page.num_rows, is_suspended=suspended
@@ -57,7 +57,7 @@ async def create_tenant(
     operator: Writer,
     body: Annotated[TenantBody, Depends(json_body(TenantBody))],
 ) -> Response:
-    """Make a tenant.
+    """Create a tenant.
 
     It has no key yet.
     """
@@ -92,10 +92,10 @@ async def change_tenant(
     confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[TenantChange, Depends(json_body(TenantChange))],
 ) -> Response:
-    """Rename, weigh, suspend or resume a tenant.
+    """Rename, suspend or resume a tenant, or change its weight.
 
-    A suspended tenant's keys are refused on every server within five seconds; what runs ends by
-    itself, and its adapters stay. To suspend, a session needs the password anew.
+    Every server refuses a suspended tenant's keys within five seconds. Running requests finish, and
+    its adapters stay. In a session, suspending requires a recent password confirmation.
     """
     if "suspended" in body.model_fields_set:
         confirmation.check()

@@ -33,7 +33,7 @@ async def tokenize(
     principal: Caller,
     body: Annotated[TokenizeBody, Depends(json_body(TokenizeBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """The tokens of a text or of a conversation, as this server reads them."""
+    """Tokenize a text or a conversation."""
     inference = runtime.inference
     await _check_model(request, runtime, principal, body.model)
     if body.messages is not None:
@@ -69,11 +69,11 @@ async def detokenize(
     principal: Caller,
     body: Annotated[DetokenizeBody, Depends(json_body(DetokenizeBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
-    """The text of tokens."""
+    """Detokenize."""
     await _check_model(request, runtime, principal, body.model)
     vocab_size = runtime.engine.info.vocab_size
     if max(body.tokens, default=0) >= vocab_size:
-        message = f"tokens: has token ids outside [0, {vocab_size})"
+        message = f"tokens: contains token ids outside [0, {vocab_size})"
         raise ApiError("invalid_parameter", message, param="tokens")
     return json_response(Text(await runtime.inference.decode(principal, body.tokens)))
 

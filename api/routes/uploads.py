@@ -64,10 +64,11 @@ async def open_upload(
     name: str,
     body: Annotated[UploadBody, Depends(json_body(UploadBody))],
 ) -> Response:
-    """Declare an adapter that is about to be sent.
+    """Declare an adapter upload.
 
-    One whose bytes the tenant has under this name is there `already`: the answer is 200, and there
-    is nothing to send. If the server has lost them, or its copy is damaged, they are sent again.
+    If a live version with these bytes exists under this name, the response is 200 with `already`,
+    and the upload is skipped. If the server has lost the bytes, or its copy is damaged, they are
+    sent again.
     """
     declared = NewUpload(
         adapter_name=name,
@@ -87,9 +88,9 @@ async def open_upload(
 @router.get("/uploads")
 @answers(ListView[UploadView])
 async def list_uploads(runtime: CurrentRuntime, principal: Writer) -> Response:
-    """List the uploads that are not finished, the oldest first.
+    """List the unfinished uploads, oldest first.
 
-    What they declare counts against the tenant's share of the server's disk.
+    Their declared bytes count against the tenant's share of the server's disk.
     """
     unfinished = await runtime.control_plane.read(
         principal.tenant_id, uploads.list_unfinished_uploads
@@ -103,9 +104,9 @@ async def list_uploads(runtime: CurrentRuntime, principal: Writer) -> Response:
 async def abandon_upload(
     runtime: CurrentRuntime, principal: UploadWriter, origin: RequestOrigin, upload_id: str
 ) -> Response:
-    """Abandon an upload that is not finished.
+    """Abandon an unfinished upload.
 
-    Its bytes are gone at once. One that is being examined cannot be abandoned.
+    Its bytes are deleted immediately. An upload that is being examined cannot be abandoned.
     """
     upload = await runtime.pushes.abandon(principal.tenant_id, upload_id, origin)
     return json_response(upload_view(upload))
@@ -114,9 +115,9 @@ async def abandon_upload(
 @router.get("/uploads/{upload_id}")
 @answers(UploadView, errors=("upload_not_found",))
 async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id: str) -> Response:
-    """Where the upload stands.
+    """The state of the upload.
 
-    `received_bytes` is the offset to go on from.
+    `received_bytes` is the offset to continue from.
     """
     return json_response(upload_view(await runtime.pushes.get(principal.tenant_id, upload_id)))
 
@@ -145,7 +146,7 @@ async def put_content(
 ) -> Response:
     """Send the next bytes of the weights.
 
-    The body begins at `offset` of the file. What is acknowledged is on the disk.
+    The body begins at `offset` of the file. Acknowledged bytes are on disk.
     """
     check_encoding(request, "application/octet-stream")
     upload = await runtime.pushes.receive(
@@ -180,9 +181,9 @@ async def put_content(
 async def commit_upload(
     runtime: CurrentRuntime, principal: UploadWriter, origin: RequestOrigin, upload_id: str
 ) -> Response:
-    """Examine and store what was sent.
+    """Examine and store the uploaded adapter.
 
-    The answer is the version that it became, which is still to be attested. It may be sent again.
+    Returns the new version, which is not attested yet. The request can be repeated.
     """
     return json_response(await _pushed_version(runtime, principal, origin, upload_id))
 

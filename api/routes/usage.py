@@ -49,15 +49,15 @@ class Selection(msgspec.Struct, frozen=True):
 def select_usage(
     request: Request,
     page: Page,
-    since: Annotated[date | None, Query(description="The first day, in UTC.")] = None,
-    until: Annotated[date | None, Query(description="The first day that is not meant.")] = None,
+    since: Annotated[date | None, Query(description="First day, in UTC.")] = None,
+    until: Annotated[date | None, Query(description="First day after the range.")] = None,
     group_by: Annotated[list[Group] | None, Query(max_length=len(Group))] = None,
     adapter: Annotated[
-        str | None, Query(max_length=64, description="Of this adapter; empty: the base model.")
+        str | None, Query(max_length=64, description="One adapter; empty: the base model.")
     ] = None,
     format_name: Annotated[
         Literal["json", "csv"] | None,
-        Query(alias="format", description="Without it `Accept` says which. CSV has no pages."),
+        Query(alias="format", description="Default: as in `Accept`. CSV is not paged."),
     ] = None,
 ) -> Selection:
     """What the query asks for. Raises InvalidValue."""
@@ -78,9 +78,9 @@ Selected = Annotated[Selection, Depends(select_usage)]
 @router.get("/v1/usage")
 @answers(PageView[UsageView], also=(CSV,))
 async def get_usage(runtime: CurrentRuntime, principal: Reader, selection: Selected) -> Response:
-    """The tenant's sums."""
+    """The tenant's usage."""
     if Group.TENANT in selection.query.groups:
-        raise InvalidValue("A tenant sees its own usage only.", param="group_by")
+        raise InvalidValue("A tenant can only see its own usage.", param="group_by")
 
     async def read(query: UsageQuery) -> Sequence[UsageSum]:
         return await runtime.control_plane.read(
@@ -98,7 +98,7 @@ async def get_usage_of_all_tenants(
     selection: Selected,
     tenant: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """Everybody's sums, or those of one tenant."""
+    """The usage of all tenants or of one."""
 
     async def read(query: UsageQuery) -> Sequence[UsageSum]:
         return await runtime.control_plane.read_all_tenants(
@@ -113,7 +113,7 @@ async def get_usage_of_all_tenants(
 @router.get("/v1/usage/requests/{request_id}")
 @answers(UsageRecordView, errors=("request_not_found",))
 async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_id: str) -> Response:
-    """The ledger's row of one request."""
+    """The ledger entry of one request."""
     row = await runtime.control_plane.read(
         principal.tenant_id, lambda session: ledger.get_record(session, request_id)
     )
@@ -183,7 +183,7 @@ def _parse_cursor(text: str, groups: Sequence[Group]) -> GroupKey:
     try:
         return tuple(_parse_part(group, part) for group, part in zip(groups, parts, strict=True))
     except ValueError:
-        raise InvalidValue("It is no `next_after` of this list.", param="after") from None
+        raise InvalidValue("Not a `next_after` value of this list.", param="after") from None
 
 
 def _parse_part(group: Group, part: str) -> str | date | int:

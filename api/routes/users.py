@@ -42,7 +42,7 @@ async def list_users(
     role: Annotated[TenantRole | None, Query()] = None,
     disabled: Annotated[bool | None, Query()] = None,
 ) -> Response:
-    """The tenant's users by address."""
+    """List the tenant's users by email address."""
     rows = await runtime.control_plane.read(
         principal.tenant_id,
         lambda session: service.list_users(
@@ -65,7 +65,7 @@ async def create_user(
     principal: Manager,
     body: Annotated[UserBody, Depends(json_body(UserBody))],
 ) -> Response:
-    """Let somebody in.
+    """Add a user.
 
     The user has no key yet.
     """
@@ -84,7 +84,7 @@ async def create_user(
 @router.get("/{user_id}")
 @answers(UserView, errors=("user_not_found",), headers=TAGGED)
 async def get_user(runtime: CurrentRuntime, principal: Manager, user_id: str) -> Response:
-    """One user: its address, role and state."""
+    """One user: email address, role and state."""
     user = await runtime.control_plane.read(
         principal.tenant_id, lambda session: service.get_user(session, user_id)
     )
@@ -109,10 +109,11 @@ async def change_user(
     confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[UserChange, Depends(json_body(UserChange))],
 ) -> Response:
-    """Change a user: give another role, disable, or enable again.
+    """Change a user's role, disable or enable it.
 
-    A disabled user's keys are revoked for good, and its password and sessions end. Nobody changes
-    themselves, and the last active owner stays. For another role a session needs the password anew.
+    Disabling revokes the user's keys permanently and ends its password and sessions. You cannot
+    change yourself or the last active owner. In a session, a change of role requires a recent
+    password confirmation.
     """
     if "role" in body.model_fields_set:
         confirmation.check()
@@ -140,9 +141,10 @@ async def invite_user(
     confirmed: Confirmed,
     user_id: str,
 ) -> Response:
-    """Let the user set a password for the console, once and within a day.
+    """Create an invitation to set a console password; valid once and for a day.
 
-    An earlier invitation ends. The password that there is stays until this one is taken.
+    An earlier invitation becomes invalid. The current password stays valid until this invitation is
+    used.
     """
     accounts = runtime.control_plane.accounts
 
@@ -165,7 +167,7 @@ def _apply(
     body: UserChange,
     by: Principal,
 ) -> int:
-    """How many keys this revoked."""
+    """Number of keys this revoked."""
     sent = body.model_fields_set
     if "role" in sent:
         service.change_role(session, user_id, body.role, by=by)

@@ -18,15 +18,15 @@ View = TypeVar("View")
 
 
 class UploadBody(RequestModel):
-    """An adapter that is about to be sent: `config` is its adapter_config.json."""
+    """An adapter to upload: `config` is its adapter_config.json."""
 
     config: dict[str, Any]
     size_bytes: Annotated[int, Field(ge=1, le=1 << 40)]
     sha256: Annotated[str, StringConstraints(min_length=64, max_length=64)]
-    """Of the weights file, hexadecimal."""
+    """SHA-256 of the weights file, hexadecimal."""
     aliases: Annotated[list[Name], Field(max_length=MAX_ALIASES, default_factory=list)]
     base_id: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """The base that the adapter was trained on, if the sender knows."""
+    """The base that the adapter was trained on, if known."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {
@@ -39,14 +39,14 @@ class UploadBody(RequestModel):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why something was rejected."""
+    """The reason for a rejection."""
 
     code: str
     message: str
 
 
 class VersionView(msgspec.Struct, frozen=True):
-    """One immutable version; `id` is the name to call it by."""
+    """One immutable version; `id` is its model name in requests."""
 
     id: str
     adapter: str
@@ -59,18 +59,18 @@ class VersionView(msgspec.Struct, frozen=True):
     size_bytes: int
     aliases: list[str]
     tier: str
-    """Where its weights are now: `device`, `host`, or `store` for both further away."""
+    """The tier of its weights now: `device`, `host`, or `store` (also for disk)."""
     features: list[str]
-    """What it uses beyond A and B, such as `dora`."""
+    """Features besides A and B, such as `dora`."""
     created_at: datetime
     report: Mapping[str, Any]
-    """What intake found."""
+    """The intake report."""
     attestation: Mapping[str, Any] | None
     """Its measured effect on the base's logits."""
     history: str
-    """Path of its transitions."""
+    """Path of its state transitions."""
     readiness: str
-    """Path that says why it is not ready, or that it is."""
+    """Path of its readiness."""
     object: Literal["adapter.version"] = "adapter.version"
 
 
@@ -83,17 +83,17 @@ class UploadView(msgspec.Struct, frozen=True):
     sha256: str
     created_at: datetime
     updated_at: datetime
-    """When bytes were acknowledged, or the state changed, for the last time."""
+    """Time of the last acknowledged bytes or state change."""
     reason: Reason | None
     already: bool = False
-    """The adapter has these bytes as a live version: there is nothing to send."""
+    """A live version with these bytes exists; the upload is skipped."""
     version: VersionView | None = None
     """That version."""
     object: Literal["upload"] = "upload"
 
 
 class TransitionView(msgspec.Struct, frozen=True):
-    """A state that a version entered."""
+    """A state transition of a version."""
 
     state: str
     reason: Reason | None
@@ -102,7 +102,7 @@ class TransitionView(msgspec.Struct, frozen=True):
 
 
 class CanaryView(msgspec.Struct, frozen=True):
-    """The version that a part of an alias's requests goes to."""
+    """The version that gets a part of the alias's requests."""
 
     version: int
     percent: float
@@ -114,13 +114,13 @@ class AdapterView(msgspec.Struct, frozen=True):
     created_at: datetime
     aliases: Mapping[str, int]
     canaries: Mapping[str, CanaryView]
-    """Of those aliases that are split."""
+    """Canaries of the split aliases."""
     versions: list[VersionView]
     object: Literal["adapter"] = "adapter"
 
 
 class AdapterSummaryView(msgspec.Struct, frozen=True):
-    """An adapter in a list; it alone has its versions and their reports."""
+    """An adapter in a list; versions and reports are in the single resource only."""
 
     id: str
     tenant: str
@@ -128,19 +128,19 @@ class AdapterSummaryView(msgspec.Struct, frozen=True):
     num_versions: int
     latest_version: int
     state: str
-    """Of the latest version, as are rank and effect."""
+    """State of the latest version; `rank` and effect, too, are of this version."""
     aliases: Mapping[str, int]
     rank: int | None
-    """The largest of its matrices; null for one without A and B."""
+    """The largest rank of its matrices; null without A and B."""
     bytes: int
-    """Stored, of all versions together."""
+    """Stored bytes of all versions."""
     effect: float | None
-    """By how much it changes the base's logits, as attestation measured it."""
+    """The largest change of the base's logits, measured by attestation."""
     tier: str
-    """The fastest that has one of its versions now: `device`, `host`, or `store`."""
+    """The fastest tier with one of its versions: `device`, `host` or `store`."""
     last_used: datetime | None
     requests: int
-    """Of the last 30 days."""
+    """In the last 30 days."""
     p95_ms: float | None
     """Of its latest requests, from arrival to the last byte."""
     created_at: datetime
@@ -153,29 +153,29 @@ class ListView(msgspec.Struct, Generic[View], frozen=True):
 
 
 class PageView(msgspec.Struct, Generic[View], frozen=True):
-    """A part of a list, in a stable order."""
+    """A page of a list, in a stable order."""
 
     data: list[View]
     has_more: bool
     next_after: str | None
-    """What to give as `after` for the next page; None on the last one."""
+    """Value of `after` for the next page; null on the last page."""
     object: Literal["list"] = "list"
 
 
 class DeletionView(msgspec.Struct, frozen=True):
-    """Of this version nothing is left on the device, in memory, on disk or in the store."""
+    """The version is deleted from the device, memory, disk and the store."""
 
     version: int
     digest: str
     requested_at: datetime
     finished_at: datetime
     receipt: Mapping[str, Any] | None
-    """What was freed where, and which requests it met."""
+    """Freed bytes, and the requests that were running."""
     object: Literal["adapter.deletion"] = "adapter.deletion"
 
 
 class DeletionsView(msgspec.Struct, frozen=True):
-    """The answer to a deletion: a receipt for each version."""
+    """The response to a deletion: a receipt for each version."""
 
     adapter: str
     versions: list[DeletionView]
@@ -183,10 +183,10 @@ class DeletionsView(msgspec.Struct, frozen=True):
 
 
 class SpeculationView(msgspec.Struct, frozen=True):
-    """How this server guesses tokens."""
+    """Speculative decoding on this server."""
 
     proposers: Sequence[str]
-    """What `speculation.proposer` of a request may name."""
+    """Accepted values of `speculation.proposer` in a request."""
     max_draft_tokens: int
     acceptance: str
 
@@ -203,10 +203,10 @@ class BaseView(msgspec.Struct, frozen=True):
     max_model_len: int
     num_modules: int
     targets: list[str]
-    """Last parts of the names of the modules that LoRA may target."""
+    """Last name components of the modules that LoRA can target."""
     max_full_matrix_bytes: int
-    """What whole matrices of one adapter (`modules_to_save`) may take together; 0 refuses them."""
+    """Maximum bytes of one adapter's full matrices (`modules_to_save`); 0: not allowed."""
     refused: Mapping[str, str]
-    """Modules that LoRA may not target here, and why."""
+    """Modules that LoRA cannot target, with the reason."""
     speculation: SpeculationView
     object: Literal["base_model"] = "base_model"

@@ -16,14 +16,14 @@ VersionNumber = Annotated[int, Field(ge=1, le=999_999_999)]
 
 
 class CanaryBody(RequestModel):
-    """A part of the alias's requests goes to another version."""
+    """Sends a part of the alias's requests to another version."""
 
     version: VersionNumber
     percent: Annotated[float, Field(gt=0, lt=100)]
 
 
 class AliasBody(RequestModel):
-    """What the alias shall mean, as a whole: a canary that is not named is over."""
+    """The complete new state of the alias; omitting the canary ends it."""
 
     version: VersionNumber
     canary: CanaryBody | None = None
@@ -44,16 +44,16 @@ class AliasView(msgspec.Struct, frozen=True):
 
 
 class AliasChangeView(msgspec.Struct, frozen=True):
-    """One change of an alias, and what it meant from then on."""
+    """One change of an alias, with the resulting state."""
 
     alias: str
     action: str
     """`set`, `canary`, `rollback` or `remove`."""
     version: int | None
-    """None once it was removed."""
+    """Null if it was removed."""
     canary: CanaryView | None
     changed_at: datetime
     changed_by: str | None
-    """Who did it: `user:` and an e-mail address, `operator:` and a name, `key:` and the id of a key
-    that is no user's, or `system`; null if that is unknown."""
+    """The actor: `user:` and an email address, `operator:` and a name, `key:` and the id of a key
+    without a user, or `system`; null if unknown."""
     object: Literal["adapter.alias.change"] = "adapter.alias.change"

@@ -17,9 +17,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     accepted_prediction_tokens: int
-    """Guessed tokens that stand in the answer."""
+    """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
-    """Guessed ones that do not: they are no part of `completion_tokens`."""
+    """Other draft tokens; not part of `completion_tokens`."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """A JSON object; cut off if the answer was."""
+    """A JSON object; truncated if the answer was."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 class ChatMessage(msgspec.Struct, frozen=True):
     content: str | None
-    """None: the answer is nothing but calls."""
+    """Null if the answer consists of tool calls only."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -93,7 +93,7 @@ class FunctionDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The first of a call has its id and name, the others the next piece of its arguments."""
+    """The first delta of a call has its id and name, the others the next piece of its arguments."""
 
     index: int
     function: FunctionDelta
@@ -129,7 +129,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float | None]
-    """None: of a prompt's first token, before which there is nothing."""
+    """Null for the first token of a prompt."""
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
@@ -137,7 +137,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class PromptLogprob(msgspec.Struct, frozen=True):
     logprob: float
     rank: int
-    """1 if none is likelier, and so on."""
+    """1 for the most likely token."""
     decoded_token: str
 
 
@@ -155,7 +155,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer, and also a chunk of a stream."""
+    """A whole answer, or a chunk of a stream."""
 
     id: str
     created: int

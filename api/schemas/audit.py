@@ -15,7 +15,7 @@ class AuditEntryView(msgspec.Struct, frozen=True):
     """One change."""
 
     number: int
-    """In its chain, from 1 on without gaps."""
+    """Number in its chain, from 1 without gaps."""
     at: datetime
     actor: ActorView
     action: str
@@ -24,25 +24,25 @@ class AuditEntryView(msgspec.Struct, frozen=True):
     request_id: str | None
     address: str | None
     hash: str
-    """Hexadecimal: keyed, over the entry and the hash of the one before."""
+    """Keyed hash of the entry and the previous entry's hash, hexadecimal."""
 
 
 class BreachView(msgspec.Struct, frozen=True):
-    """The first entry that is not as it was written."""
+    """The first entry that fails verification."""
 
     number: int
     reason: str
 
 
 class VerificationView(msgspec.Struct, frozen=True):
-    """What a look at a chain found."""
+    """Result of verifying a chain."""
 
     chain: str
     """`platform`, or a tenant's slug."""
     is_intact: bool
-    """Nothing was found so far."""
+    """No fault was found so far."""
     is_finished: bool
-    """False: there are more entries; go on with `after` = `last_number`."""
+    """If false, there are more entries: continue with `after` = `last_number`."""
     last_number: int
-    """Up to this entry everything is in order."""
+    """The last entry that was verified."""
     breach: BreachView | None

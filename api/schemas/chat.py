@@ -64,18 +64,18 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise invalid("top_logprobs", "needs `logprobs` to be true")
+            raise invalid("top_logprobs", "requires `logprobs` to be true")
         return self
 
     @model_validator(mode="after")
     def check_tools(self) -> Self:
         if self.tool_use is not None and self.structured_outputs is not None:
-            raise invalid("structured_outputs", "cannot be had together with `tools`")
+            raise invalid("structured_outputs", "cannot be combined with `tools`")
         return self
 
     @property
     def output_limit(self) -> int | None:
-        """None: as many tokens as the context has room for."""
+        """Default: as many tokens as fit into the context."""
         return self.max_completion_tokens or self.max_tokens
 
     @property

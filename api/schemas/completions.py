@@ -23,12 +23,12 @@ class CompletionBody(GenerationBody, PromptOptions):
         BeforeValidator(as_prompts, json_schema_input_type=SentPrompts),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    """0: only the prompt is computed, for what is asked of it."""
+    """0: only the prompt is computed, for its log-probabilities."""
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    """Repeat the prompt before the output, with its log-probabilities if `logprobs` is given."""
+    """Repeat the prompt before the output, with its log-probabilities if `logprobs` is set."""
     prompt_logprobs: NumLogprobs | None = None
-    """As vLLM gives them, beside the output."""
+    """In vLLM's format, in a separate field."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {
@@ -49,15 +49,15 @@ class CompletionBody(GenerationBody, PromptOptions):
     @model_validator(mode="after")
     def check_num_sequences(self) -> Self:
         if len(self.prompt) * self.num_choices > MAX_SEQUENCES:
-            raise invalid("n", f"asks for more than {MAX_SEQUENCES} sequences")
+            raise invalid("n", f"requests more than {MAX_SEQUENCES} sequences")
         return self
 
     @model_validator(mode="after")
     def check_what_is_asked_of_prompts(self) -> Self:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise invalid("max_tokens", "is 0, and neither `echo` nor `prompt_logprobs` is given")
+            raise invalid("max_tokens", "is 0, but neither `echo` nor `prompt_logprobs` is set")
         if self.stream and self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "is not given in streams")
+            raise invalid("prompt_logprobs", "is not supported in streams")
         if self.stream and self.echo and self.logprobs is not None and self.num_choices > 1:
             raise invalid("n", "must be 1 in streams with `echo` and `logprobs`")
         return self

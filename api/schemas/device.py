@@ -6,21 +6,21 @@ import msgspec
 
 
 class ResidentView(msgspec.Struct, frozen=True):
-    """One adapter that the engine knows."""
+    """One adapter known to the engine."""
 
     tenant: str
     digest: str
     versions: list[str]
-    """Names by which it is called: `support-bot@3`. Empty for one that was deleted just now."""
+    """Its names: `support-bot@3`. Empty if it was just deleted."""
     tier: str
-    """The fastest that has it: `device`, `host`, or `store` for both further away."""
+    """Its fastest tier: `device`, `host`, or `store` (also for disk)."""
     device_bytes: int
     num_leases: int
-    """Requests that hold it on the device."""
+    """Requests with a lease on it."""
 
 
 class TierView(msgspec.Struct, frozen=True):
-    """How full a tier is."""
+    """Usage of a tier."""
 
     tier: str
     num_bytes: int
@@ -28,16 +28,16 @@ class TierView(msgspec.Struct, frozen=True):
 
 
 class ResidencyView(msgspec.Struct, frozen=True):
-    """This server's adapters, most recently used first, and how full its memory is."""
+    """This server's adapters, most recently used first, and its memory usage."""
 
     data: list[ResidentView]
     tiers: list[TierView]
     fragmentation: float
-    """Part of the arena's free bytes outside of its largest free run."""
+    """Share of the arena's free bytes outside of the largest free block."""
     num_leases: int
     pinned_bytes: int
     kv_usage: float
-    """Part of the KV blocks that requests hold."""
+    """Share of the KV blocks in use by requests."""
     num_running: int
     """Sequences in the batch."""
     num_waiting: int

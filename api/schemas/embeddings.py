@@ -24,13 +24,13 @@ class EmbeddingBody(PromptOptions):
     ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
-    """The vector's first numbers only, for adapters trained to bear it; normalized behind that."""
+    """Keep the first numbers of the vector only, for adapters trained for this; then normalize."""
     pooling: Literal["last", "mean"] | None = None
-    """Which hidden states of the last layer: the last token's (the default), or the mean of all."""
+    """Hidden states of the last layer: the last token's (default), or the mean of all."""
     normalize: bool | None = None
-    """To length 1; the default."""
+    """Scale to length 1 (default)."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    """Among the tenant's own requests: lower ones first."""
+    """Priority among the tenant's own requests: lower values first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last vector."""
 
@@ -48,7 +48,7 @@ class EmbeddingBody(PromptOptions):
 class Embedding(msgspec.Struct, frozen=True):
     index: int
     embedding: list[float] | str
-    """Numbers, or as base64 of little-endian fp32."""
+    """Numbers, or base64 of little-endian fp32."""
     object: Literal["embedding"] = "embedding"
 
 

@@ -30,7 +30,7 @@ DEFAULT_TEMPERATURE = 1.0
 
 
 def _as_list(value: object) -> object:
-    """An empty text stops nothing."""
+    """An empty string has no effect."""
     texts = [value] if isinstance(value, str) else value
     return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
@@ -77,18 +77,18 @@ def _as_speculation(value: object) -> object:
         case "off":
             return {"num_tokens": 0}
         case str():
-            raise ValueError("is neither `auto`, `off` nor an object")
+            raise ValueError("must be `auto`, `off` or an object")
         case _:
             return value
 
 
 class Speculation(RequestModel):
-    """How tokens are guessed, where the engine is not to decide by itself."""
+    """Speculative decoding settings that replace the engine's choice."""
 
     proposer: ProposerName | None = None
-    """One of the server's; None: whichever pays."""
+    """An active proposer; default: the engine chooses."""
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None
-    """A step, whether that pays or not; None: as many as pay."""
+    """Draft tokens per step, whether or not it helps; default: the engine chooses."""
 
 
 OptionalSpeculation = (
@@ -103,7 +103,7 @@ OptionalSpeculation = (
 
 
 class SamplingBody(RequestModel):
-    """How the model is to write, whatever the route."""
+    """Generation parameters of all routes."""
 
     model: ModelName
     stream: bool | None = None
@@ -121,7 +121,7 @@ class SamplingBody(RequestModel):
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
 
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    """Among the tenant's own requests: lower ones first."""
+    """Priority among the tenant's own requests: lower values first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
     speculation: OptionalSpeculation = None
@@ -192,7 +192,7 @@ class GenerationBody(SamplingBody):
     @model_validator(mode="after")
     def check_only_one_form(self) -> Self:
         if self.structured_outputs and self.response_format:
-            raise invalid("structured_outputs", "cannot be had together with `response_format`")
+            raise invalid("structured_outputs", "cannot be combined with `response_format`")
         return self
 
     @property

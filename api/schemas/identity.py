@@ -35,7 +35,7 @@ LifetimeDays = Annotated[int, Field(ge=1, le=MAX_LIFETIME_DAYS)]
 
 
 class TenantBody(RequestModel):
-    """A tenant to be made."""
+    """A tenant to create."""
 
     slug: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SLUG_LENGTH)]
     name: DisplayName | None = None
@@ -47,7 +47,7 @@ class TenantBody(RequestModel):
 
 
 class TenantChange(RequestModel):
-    """What is not there stays as it is."""
+    """Omitted fields stay unchanged."""
 
     name: DisplayName | None = None
     weight: Weight = 1.0
@@ -58,7 +58,7 @@ class TenantChange(RequestModel):
 
 
 class TenantView(msgspec.Struct, frozen=True):
-    """A tenant as operators see it."""
+    """A tenant, as shown to operators."""
 
     id: str
     slug: str
@@ -73,7 +73,7 @@ class TenantView(msgspec.Struct, frozen=True):
 
 
 class OperatorBody(RequestModel):
-    """An operator to be made; its key is made separately."""
+    """An operator to create; its key is created separately."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH)]
     role: OperatorRole = OperatorRole.VIEWER
@@ -82,7 +82,7 @@ class OperatorBody(RequestModel):
 
 
 class OperatorChange(RequestModel):
-    """What is not there stays as it is."""
+    """Omitted fields stay unchanged."""
 
     role: OperatorRole = OperatorRole.VIEWER
     disabled: bool = False
@@ -101,13 +101,13 @@ class OperatorView(msgspec.Struct, frozen=True):
 
 
 class OperatorKeyBody(RequestModel):
-    """A key to be made for an operator."""
+    """A key to create for an operator."""
 
     name: KeyName = "default"
     expires_in_days: LifetimeDays | None = DEFAULT_OPERATOR_KEY_DAYS
     """Null: never."""
     networks: Networks | None = None
-    """From which it may be used, in CIDR notation; null: any."""
+    """Networks it can be used from, in CIDR notation; null: any."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"name": "laptop", "expires_in_days": 30},)
 
@@ -119,24 +119,24 @@ class OperatorKeyView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
-    """To the hour."""
+    """Accurate to the hour."""
     networks: list[str] | None = None
-    """From which it may be used; null: any."""
+    """Networks it can be used from; null: any."""
     object: Literal["operator.key"] = "operator.key"
 
 
 class IssuedOperatorKeyView(OperatorKeyView, frozen=True, kw_only=True):
-    """A key that was just made."""
+    """A key that was just created."""
 
     key: str
-    """Its text: in this answer, and never again."""
+    """The key itself; only in this response."""
 
 
 # --- users --------------------------------------------------------------------------------------
 
 
 class UserBody(RequestModel):
-    """Somebody to be let in."""
+    """A user to create."""
 
     email: Annotated[str, StringConstraints(min_length=3, max_length=MAX_EMAIL_LENGTH)]
     role: TenantRole = TenantRole.VIEWER
@@ -147,7 +147,7 @@ class UserBody(RequestModel):
 
 
 class UserChange(RequestModel):
-    """What is not there stays as it is."""
+    """Omitted fields stay unchanged."""
 
     role: TenantRole = TenantRole.VIEWER
     disabled: bool = False
@@ -169,20 +169,20 @@ class UserView(msgspec.Struct, frozen=True):
 
 
 class KeyBody(RequestModel):
-    """A key to be made."""
+    """A key to create."""
 
     name: KeyName
     scopes: Annotated[list[Scope], Field(min_length=1)]
     adapters: Annotated[list[str], Field(min_length=1, max_length=MAX_ADAPTERS_PER_KEY)] | None = (
         None
     )
-    """The only ones that are there for the key, by name; null: all, and the base model."""
+    """The only adapters that the key can use, by name; null: all, and the base model."""
     networks: Networks | None = None
-    """From which it may be used, in CIDR notation; null: any."""
+    """Networks it can be used from, in CIDR notation; null: any."""
     expires_in_days: LifetimeDays | None = None
     """Null: never."""
     user: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """The id of the user whose key it is: it can never do more than its user."""
+    """The id of the key's user; the key never has more permissions than its user."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {
@@ -195,16 +195,16 @@ class KeyBody(RequestModel):
 
 
 class RotateBody(RequestModel):
-    """How the old key ends."""
+    """When the old key expires."""
 
     overlap_seconds: Annotated[int, Field(ge=0, le=MAX_OVERLAP_SECONDS)] = DEFAULT_OVERLAP_SECONDS
-    """How long it goes on beside its successor."""
+    """How long the old key stays valid beside the new one."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"overlap_seconds": 3600},)
 
 
 class KeyView(msgspec.Struct, frozen=True):
-    """A key without its text."""
+    """A key, without its secret."""
 
     volatile: ClassVar[tuple[str, ...]] = ("last_used_at",)
 
@@ -216,28 +216,28 @@ class KeyView(msgspec.Struct, frozen=True):
     user: str | None
     created_at: datetime
     created_by: str | None
-    """`kind:id` of who made it; null for keys older than that."""
+    """Creator, as `kind:id`; null for old keys."""
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
-    """To the hour."""
+    """Accurate to the hour."""
     successor: str | None
     """The id of the key that replaces it."""
     object: Literal["key"] = "key"
 
 
 class IssuedKeyView(KeyView, frozen=True, kw_only=True):
-    """A key that was just made."""
+    """A key that was just created."""
 
     key: str
-    """Its text: in this answer, and never again."""
+    """The key itself; only in this response."""
 
 
 # --- whoever asks -------------------------------------------------------------------------------
 
 
 class ActorView(msgspec.Struct, frozen=True):
-    """Who calls, or who made a change."""
+    """The caller, or the actor of a change."""
 
     kind: str
     """`operator`, `user`, `key`, or `system` for the server itself."""
@@ -251,15 +251,15 @@ class TenantName(msgspec.Struct, frozen=True):
 
 
 class MeView(msgspec.Struct, frozen=True):
-    """Who calls, and what it may do."""
+    """The caller and its permissions."""
 
     actor: ActorView
     tenant: TenantName | None
-    """Null for an operator who names none."""
+    """Null for an operator who names no tenant."""
     operator_role: str | None
     """Null for a tenant's key."""
     scopes: Sequence[str]
-    """In the tenant; of an operator who names none: in any tenant that it names."""
+    """Scopes in the tenant; for an operator who names none, in any tenant."""
     adapters: Sequence[str] | None
     networks: Sequence[str] | None
     key: str | None

@@ -15,11 +15,11 @@ class ExtentView(msgspec.Struct, frozen=True):
     """One adapter's bytes in the arena."""
 
     offset: int | None
-    """From the arena's beginning; null for a tenant."""
+    """From the beginning of the arena; null for a tenant."""
     bytes: int
     tenant: str
     adapter: str | None
-    """Null for one that was deleted just now, as is the version."""
+    """Null if it was just deleted; the version, too."""
     version: int | None
     digest: str
     state: str
@@ -28,11 +28,11 @@ class ExtentView(msgspec.Struct, frozen=True):
     leases: int
     idle_seconds: float
     eviction_order: int | None
-    """0 goes first when room is needed; null stays, as what is leased or pinned does."""
+    """Eviction order, 0 first; null: not evicted, because it is leased or pinned."""
 
 
 class DeviceMemoryView(msgspec.Struct, frozen=True):
-    """The arena: one flat array in which each adapter has one extent."""
+    """The arena: one flat array with one extent per adapter."""
 
     name: str
     arena_bytes: int | None
@@ -40,35 +40,35 @@ class DeviceMemoryView(msgspec.Struct, frozen=True):
     free_bytes: int | None
     largest_free_bytes: int | None
     fragmentation: float | None
-    """Part of the free bytes outside of the largest free run."""
+    """Share of the free bytes outside of the largest free block."""
     extents: Sequence[ExtentView]
-    """By offset."""
+    """Ordered by offset."""
 
 
 class KvUseView(msgspec.Struct, frozen=True):
-    """Blocks under running requests."""
+    """KV blocks in use by running requests."""
 
     tenant: str
     adapter: str | None
-    """Null for the base model, as is the version."""
+    """Null for the base model; the version, too."""
     version: int | None
     blocks: int
 
 
 class KvMemoryView(msgspec.Struct, frozen=True):
-    """The pool of KV blocks; of several the one that is fullest."""
+    """The pool of KV blocks; of several, the fullest."""
 
     num_blocks: int | None
     block_size: int
-    """Tokens of a block."""
+    """Tokens per block."""
     bytes_per_block: int
     free_blocks: int | None
-    """That hold nothing."""
+    """Blocks without content."""
     cached_blocks: int | None
-    """That hold a prefix which no request uses now."""
+    """Blocks of cached prefixes that no request uses now."""
     used_blocks: int
     by_adapter: Sequence[KvUseView]
-    """A block that several requests share counts for each adapter once."""
+    """A shared block counts once for each adapter."""
 
 
 class CachedAdapterView(msgspec.Struct, frozen=True):
@@ -81,11 +81,11 @@ class CachedAdapterView(msgspec.Struct, frozen=True):
     bytes: int
     pinned: bool
     leases: int
-    """How many use it now: it stays meanwhile."""
+    """Number of current uses; it is not evicted meanwhile."""
 
 
 class CacheMemoryView(msgspec.Struct, frozen=True):
-    """Host memory, or the local disk; least recently used first."""
+    """Host memory or the local disk; least recently used first."""
 
     capacity_bytes: int | None
     used_bytes: int
@@ -93,11 +93,11 @@ class CacheMemoryView(msgspec.Struct, frozen=True):
 
 
 class ServerMemoryView(msgspec.Struct, frozen=True):
-    """What one server holds."""
+    """The memory of one server."""
 
     server_id: str
     seen_at: datetime
-    """When it was so."""
+    """Time of the report."""
     device: DeviceMemoryView
     kv: KvMemoryView
     host: CacheMemoryView

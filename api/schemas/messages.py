@@ -20,7 +20,7 @@ CallId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class ContentPart(RequestModel):
-    """A part of a message; only text is served."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -45,7 +45,7 @@ ContentParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS)]
 class CalledFunction(RequestModel):
     name: FunctionName
     arguments: str
-    """A JSON object as text."""
+    """A JSON object as a string."""
 
     @model_validator(mode="after")
     def check_arguments(self) -> Self:
@@ -77,14 +77,14 @@ class Message(RequestModel):
         | None
     ) = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS)] | None = None
-    """Of the assistant."""
+    """Calls of an assistant message."""
     tool_call_id: CallId | None = None
-    """Of a `tool`: the call whose result this is."""
+    """In a `tool` message: the call that this is the result of."""
     reasoning_content: str | None = None
-    """Of the assistant: what it thought before it answered. The chat template decides whether the
-    model is shown it."""
+    """The reasoning of an assistant message. The chat template decides whether the model sees
+    it."""
     reasoning: str | None = None
-    """The same, by its later name."""
+    """The same, under its newer name."""
 
     tolerated: ClassVar[frozenset[str]] = frozenset({"name", "cache_control"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],)}
@@ -94,12 +94,14 @@ class Message(RequestModel):
         if self.role not in ROLES:
             raise unsupported("role")
         if self.tool_calls and self.role != "assistant":
-            raise invalid("tool_calls", "are the assistant's alone")
+            raise invalid("tool_calls", "are only allowed in assistant messages")
         for field in ("reasoning_content", "reasoning"):
             if getattr(self, field) and self.role != "assistant":
-                raise invalid(field, "is the assistant's alone")
+                raise invalid(field, "is only allowed in assistant messages")
         if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise invalid("tool_call_id", "belongs to messages of `tool`, and to no others")
+            raise invalid(
+                "tool_call_id", "is required in `tool` messages and not allowed in others"
+            )
         return self
 
     @property

@@ -8,6 +8,6 @@ import msgspec
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The server is as well as it was asked to be; if it is not, the answer is an error."""
+    """The check succeeded; otherwise the response is an error."""
 
     status: Literal["ok", "ready"]

@@ -18,12 +18,12 @@ SchemaName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class JsonSchema(RequestModel):
-    """A schema with a name. It is followed whether `strict` says so or not."""
+    """A schema with a name. It is enforced for any value of `strict`."""
 
     name: SchemaName
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """None: any object."""
+    """Default: any object."""
     strict: bool | None = None
 
     @property
@@ -56,14 +56,16 @@ class OutputFormat(RequestModel):
 
 
 class ResponseFormat(OutputFormat):
-    """As `/v1/chat/completions` and `/v1/completions` take it."""
+    """As in `/v1/chat/completions` and `/v1/completions`."""
 
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise invalid("json_schema", "belongs to `type` json_schema, and to no other")
+            raise invalid(
+                "json_schema", "is required for `type` json_schema and not allowed for others"
+            )
         return self
 
     @property
@@ -72,10 +74,10 @@ class ResponseFormat(OutputFormat):
 
 
 class StructuredOutputs(RequestModel):
-    """As vLLM names it: exactly one of these."""
+    """vLLM's form: exactly one of these fields."""
 
     json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
-    """A schema, or its text."""
+    """A schema, as an object or a string."""
     json_object: Literal[True] | None = None
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
@@ -91,7 +93,7 @@ class StructuredOutputs(RequestModel):
     @model_validator(mode="after")
     def check_only_one(self) -> Self:
         if len(self.model_fields_set & type(self).model_fields.keys()) != 1:
-            raise ValueError("needs exactly one of json, json_object, regex, choice and grammar")
+            raise ValueError("requires exactly one of json, json_object, regex, choice and grammar")
         return self
 
     @property

@@ -13,11 +13,11 @@ Series = Sequence[float | None]
 
 
 class OverviewSeries(msgspec.Struct, frozen=True):
-    """Each has as many entries as there are times; null: nothing was measured."""
+    """One value per time; null: nothing was measured."""
 
     requests_per_second: Series
     errors_per_second: Series
-    """Requests that were answered with an error."""
+    """Requests that failed with an error."""
     output_tokens_per_second: Series
     prompt_tokens_per_second: Series
     ttft_p50_ms: Series
@@ -32,26 +32,26 @@ class OverviewSeries(msgspec.Struct, frozen=True):
     """Sequences in the batch."""
     waiting: Series
     kv_used_fraction: Series
-    """Part of the KV blocks that requests hold."""
+    """Share of the KV blocks in use by requests."""
     adapter_device_bytes: Series
     cold_loads_per_second: Series
     """Requests that waited for their adapter's weights."""
 
 
 class OverviewNow(msgspec.Struct, frozen=True):
-    """The newest figures, of all live servers together."""
+    """The newest figures, across all live servers."""
 
     running: int
     waiting: int
     kv_used_fraction: float
     adapter_device_bytes: int
     arena_bytes: int | None
-    """Null for a tenant: it tells of others."""
+    """Null for a tenant."""
     num_servers: int | None
 
 
 class OverviewView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant used, in equal steps of time; the last step has not ended."""
+    """A tenant's usage in equal time steps; the last step is not over."""
 
     range: str
     step_seconds: int
@@ -62,22 +62,22 @@ class OverviewView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantLoadView(msgspec.Struct, frozen=True):
-    """One tenant's part in what was generated."""
+    """One tenant's share of the generated tokens."""
 
     tenant: str
     weight: float
     share: float
-    """Of the output tokens in this range."""
+    """Share of the output tokens in this range."""
     fair_share: float
-    """What its weight is among those of the tenants that used anything."""
+    """Its weight's share among the tenants with usage."""
     output_tokens_per_second: Series
 
 
 class PlatformOverviewView(OverviewView, frozen=True, kw_only=True):
-    """What everybody used."""
+    """The usage of all tenants."""
 
     tenants: Sequence[TenantLoadView]
-    """Those that generated most, first."""
+    """Ordered by generated tokens, most first."""
 
 
 RangeName = Literal["15m", "1h", "6h", "24h", "7d"]

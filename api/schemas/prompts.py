@@ -33,9 +33,9 @@ class PromptOptions(RequestModel):
     """Named as in vLLM."""
 
     add_special_tokens: bool | None = None
-    """Begin text as the base's tokenizer does; the default."""
+    """Add the tokenizer's special tokens at the beginning (default)."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    """Keep so many tokens of each prompt, its last ones; -1: as many as there is room for."""
+    """Keep this many last tokens of each prompt; -1: as many as fit."""
 
     @property
     def adds_special_tokens(self) -> bool:

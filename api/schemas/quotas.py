@@ -20,7 +20,7 @@ Bytes = Annotated[int, Field(ge=0, le=MAX_BIG)] | None
 
 
 class LimitsBody(RequestModel):
-    """All limits of a tenant: one that is not named, or null, is no limit."""
+    """All limits of a tenant; omitted or null means unlimited."""
 
     requests_per_minute: Flow = None
     input_tokens_per_minute: Flow = None
@@ -46,7 +46,7 @@ class LimitsBody(RequestModel):
 
 
 class LimitsView(msgspec.Struct, frozen=True):
-    """A tenant's limits; null is no limit."""
+    """A tenant's limits; null means unlimited."""
 
     tenant: str
     """Its slug."""
@@ -65,21 +65,21 @@ class LimitsView(msgspec.Struct, frozen=True):
 
 
 class LimitUseView(msgspec.Struct, frozen=True):
-    """One limit, and what is used of it now."""
+    """One limit and its usage."""
 
     limit: int | None
-    """Null is no limit."""
+    """Null means unlimited."""
     used: int | None
-    """Null where nothing is counted, because nothing is limited."""
+    """Null if usage is not counted because there is no limit."""
     reserved: int
-    """By running requests: the most that they may use; not part of `used`."""
+    """Reserved by running requests; not part of `used`."""
     remaining: int | None
     reset_seconds: float | None
-    """Of a rate: until all of it is there again if nothing is used."""
+    """For a rate: time until it is fully available if nothing is used."""
 
 
 class QuotaUseView(msgspec.Struct, frozen=True):
-    """What a tenant may use and own, and what is left now."""
+    """A tenant's limits and what is left of them."""
 
     requests_per_minute: LimitUseView
     input_tokens_per_minute: LimitUseView
@@ -88,7 +88,7 @@ class QuotaUseView(msgspec.Struct, frozen=True):
     tokens_per_period: LimitUseView
     adapters: LimitUseView
     versions_per_adapter: LimitUseView
-    """Of the adapter that has most."""
+    """Of the adapter with the most versions."""
     stored_bytes: LimitUseView
     keys: LimitUseView
     users: LimitUseView

@@ -39,11 +39,11 @@ class RequestModel(BaseModel):
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
         properties = schema.setdefault("properties", {})
         for name in sorted(cls.tolerated - set(properties)):
-            properties[name] = {"description": "Taken, without effect on the answer."}
+            properties[name] = {"description": "Accepted, without effect on the answer."}
         for name in sorted(set(cls.neutral) - set(properties)):
             properties[name] = {
                 "enum": [*cls.neutral[name], None],
-                "description": "Only what asks for nothing.",
+                "description": "Only values without an effect are accepted.",
             }
         if cls.is_change:
             for described in properties.values():

@@ -8,29 +8,29 @@ import msgspec
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """One request that has ended, answered or refused. Times in milliseconds; null is unknown."""
+    """One finished or refused request. Times in milliseconds; null: unknown."""
 
     id: str
     tenant: str
     created_at: datetime
-    """When it had ended."""
+    """End time."""
     route: str
     status: int
-    """0: the caller went away before there was an answer."""
+    """0: the client disconnected before the response."""
     error_code: str | None
     model: str | None
-    """The pinned name; of a request that was refused before, the name as it was sent."""
+    """The resolved name; for a request refused earlier, the name as sent."""
     adapter: str | None
     adapter_version: int | None
     key_id: str | None
     finish_reason: str | None
     tier: str | None
-    """Where the adapter was when the request came."""
+    """The adapter's tier when the request arrived."""
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int | None
     queue_ms: float | None
-    """From arrival in the engine to the first step, `adapter_wait_ms` included."""
+    """From arrival in the engine to the first step, including `adapter_wait_ms`."""
     adapter_wait_ms: float | None
     load_ms: float | None
     first_token_ms: float | None
@@ -39,7 +39,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class PhaseView(msgspec.Struct, frozen=True):
-    """A part of a request's time."""
+    """One phase of a request."""
 
     phase: str
     """`queue`, `adapter`, `prompt`, `output`, or `refused`."""
@@ -48,7 +48,7 @@ class PhaseView(msgspec.Struct, frozen=True):
 
 
 class ExplanationView(msgspec.Struct, frozen=True):
-    """A request, where its time went, and in a sentence what there is to know."""
+    """A request, its phases and a one-sentence summary."""
 
     request: RequestView
     summary: str
@@ -60,16 +60,16 @@ class LiveRequestView(msgspec.Struct, frozen=True):
 
     request_id: str
     index: int
-    """Which of the request's sequences it is."""
+    """Index of the sequence in its request."""
     tenant: str
     model: str | None
-    """The pinned name; null for the server's own probes."""
+    """The resolved name; null for the server's own probes."""
     state: str
     """`waiting`, `prefilling` or `decoding`."""
     waits_for: str | None
     """`grammar`, `adapter`, `sequences`, `kv_blocks` or `turn`."""
     reason: str | None
-    """That, in words."""
+    """The reason as a sentence."""
     age_ms: float
     prompt_tokens: int
     computed_tokens: int
@@ -83,4 +83,4 @@ class LiveRequestsView(msgspec.Struct, frozen=True):
 
     data: list[LiveRequestView]
     num_sequences: int
-    """All there are; more than `data` if the limit cut it."""
+    """Total number, including those beyond the limit."""

@@ -17,13 +17,13 @@ MAX_TTL_SECONDS = 365 * 24 * 3600
 
 class WishBody(RequestModel):
     ttl_seconds: Annotated[float, Field(gt=0, le=MAX_TTL_SECONDS)] | None = None
-    """How long the wish stands; None: until it is taken back."""
+    """How long it is valid; default: until removed."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"ttl_seconds": 3600.0}, {})
 
 
 class WishView(msgspec.Struct, frozen=True):
-    """That a version be kept on the device (`pin`) or brought there (`prefetch`)."""
+    """A `pin` keeps a version on the device; a `prefetch` loads it there."""
 
     kind: str
     created_at: datetime
@@ -31,16 +31,16 @@ class WishView(msgspec.Struct, frozen=True):
 
 
 class EngineTransitionView(msgspec.Struct, frozen=True):
-    """A state that the adapter entered in the engine."""
+    """A state transition of the adapter in the engine."""
 
     state: str
     seconds_ago: float
     reason: str | None
-    """A code, where the state does not say it."""
+    """A code, if the state alone does not explain it."""
 
 
 class LoadView(msgspec.Struct, frozen=True):
-    """Where the adapter stands in the engine, and what it takes to get on."""
+    """The adapter's state in the engine, and what it waits for."""
 
     state: str
     since_seconds: float | None
@@ -51,52 +51,52 @@ class LoadView(msgspec.Struct, frozen=True):
     retry_in_seconds: float | None
     loads_ahead: int
     needed_bytes: int | None
-    """None while its size on the device is not known: nothing of it is here."""
+    """Null while its size on the device is unknown, because it is not on this server."""
     free_bytes: int | None
-    """This and the next two are the machine's, which operators see; null for tenants."""
+    """This and the next two fields describe the machine; null for tenants."""
     largest_free_bytes: int | None
-    """The largest hole: an adapter lies in one piece."""
+    """The largest free block; an adapter needs contiguous memory."""
     leased_bytes: int | None
-    """Under running requests; they are not moved."""
+    """In use by running requests; not movable."""
     transitions: Sequence[EngineTransitionView]
-    """The latest last."""
+    """Latest last."""
 
 
 class ProposerView(msgspec.Struct, frozen=True):
-    """How well one proposer guesses what the version answers."""
+    """How well one proposer predicts the version's answers."""
 
     proposer: str
     acceptance: float
-    """Lately, of a draft's first token."""
+    """Recent acceptance rate of a draft's first token."""
     num_tokens: int
-    """Guessed for a request in the last step; 0: it does not pay."""
+    """Draft tokens for a request in the last step; 0: speculation does not help."""
     drafts: int
     draft_tokens: int
     accepted_tokens: int
 
 
 class ReadinessView(msgspec.Struct, frozen=True):
-    """Why a version does not answer at once, or that it does."""
+    """Whether a version is ready, and if not, why."""
 
     id: str
     adapter: str
     version: int
     is_ready: bool
-    """A request for it waits for nothing but its turn."""
+    """A request for it waits for its turn only."""
     is_servable: bool
-    """A request for it is taken, though it may have to wait for the weights."""
+    """A request for it is accepted, but may have to wait for the weights."""
     reason: str
     """A code."""
     summary: str
-    """The same in a sentence."""
+    """The reason as a sentence."""
     retry_after_seconds: float | None
-    """When it is worth asking again, where that is known."""
+    """When to try again, if known."""
     state: str
     state_changed_at: datetime
     tier: str
     wishes: Sequence[WishView]
     load: LoadView | None
-    """None where the engine has nothing to say about it."""
+    """Null if the engine has no information about it."""
     speculation: Sequence[ProposerView]
-    """Of each proposer that has guessed for it since the engine's start."""
+    """Of each proposer used for it since the engine started."""
     object: Literal["adapter.readiness"] = "adapter.readiness"

@@ -16,7 +16,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class OutputText(msgspec.Struct, frozen=True):
     text: str
     annotations: list[str] = []
-    """Always empty: no tool of ours cites anything."""
+    """Always empty: no tool creates citations."""
     logprobs: list[ChatLogprob] = []
     type: Literal["output_text"] = "output_text"
 
@@ -42,16 +42,16 @@ OutputItem = MessageItem | FunctionCallItem
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
-    """None is written at a caller's request, and so at a price of its own."""
+    """Always 0: cache writes are not billed separately."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     accepted_prediction_tokens: int
-    """Guessed tokens that stand in the answer."""
+    """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
-    """Guessed ones that do not: they are no part of `output_tokens`."""
+    """Other draft tokens; not part of `output_tokens`."""
     reasoning_tokens: Literal[0] = 0
-    """What a model writes is all output."""
+    """Always 0: reasoning is counted as output."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response; what its request asked for is repeated in it."""
+    """A response; it repeats the parameters of its request."""
 
     id: str
     created_at: int
@@ -89,16 +89,16 @@ class Response(msgspec.Struct, frozen=True):
     user: str | None
     background: Literal[False] = False
     error: None = None
-    """A response that fails is an error, never a response."""
+    """Always null: a failure returns an error instead."""
     object: Literal["response"] = "response"
     previous_response_id: None = None
     store: Literal[False] = False
-    """Responses are not kept."""
+    """Responses are not stored."""
     truncation: Literal["disabled"] = "disabled"
 
 
 class ResponseEvent(msgspec.Struct, frozen=True):
-    """An event of a stream; its type says which of the other fields it has."""
+    """An event of a stream; its type determines the other fields."""
 
     type: str
     sequence_number: int
@@ -116,7 +116,7 @@ class ResponseEvent(msgspec.Struct, frozen=True):
 
 
 class ErrorEvent(msgspec.Struct, frozen=True):
-    """The event that a failed stream ends with: as OpenAI sends it, and our envelope beside."""
+    """The last event of a failed stream: OpenAI's fields and the error envelope."""
 
     sequence_number: int
     code: str

@@ -22,7 +22,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
 class TextPart(RequestModel):
-    """A part of an item; only text is served."""
+    """A part of an item; only text is supported."""
 
     type: str
     text: str | None = None
@@ -51,7 +51,7 @@ def _text(parts: Sequence[TextPart]) -> str:
 
 
 class Item(RequestModel):
-    """What has happened in a conversation; `id` and `status` are ours, come back."""
+    """An item of a conversation; `id` and `status` are those of an earlier response."""
 
     tolerated: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
 
@@ -73,7 +73,7 @@ class FunctionCallItem(Item):
     call_id: CallId
     name: FunctionName
     arguments: str
-    """A JSON object as text."""
+    """A JSON object as a string."""
 
     @model_validator(mode="after")
     def check_arguments(self) -> Self:
@@ -92,14 +92,14 @@ class FunctionCallOutputItem(Item):
 
 
 class OtherItem(RequestModel):
-    """Whatever else there is, refused."""
+    """Any other item; refused."""
 
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, item: object) -> object:
         if isinstance(item, dict):
             raise unsupported("type")
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
 
 
 def _kind_of_item(item: object) -> str:
@@ -125,7 +125,7 @@ Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class TextFormat(OutputFormat):
-    """As `/v1/responses` takes it: flat."""
+    """As in `/v1/responses`: flat."""
 
     name: SchemaName | None = None
     description: str | None = None
@@ -135,9 +135,9 @@ class TextFormat(OutputFormat):
     @model_validator(mode="after")
     def check_schema(self) -> Self:
         if self.type == "json_schema" and (self.name is None or self.json_schema is None):
-            raise invalid("schema", "json_schema needs `name` and `schema`")
+            raise invalid("schema", "json_schema requires `name` and `schema`")
         if self.type != "json_schema" and self.json_schema is not None:
-            raise invalid("schema", "belongs to `type` json_schema, and to no other")
+            raise invalid("schema", "is only allowed for `type` json_schema")
         return self
 
     @property
@@ -163,9 +163,9 @@ class ResponsesBody(SamplingBody):
     top_logprobs: NumLogprobs | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = None
     metadata: dict[str, str] | None = None
-    """Given back."""
+    """Returned unchanged."""
     user: str | None = None
-    """Given back."""
+    """Returned unchanged."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"model": "support-bot", "input": "Hi", "max_output_tokens": 64},
@@ -193,7 +193,7 @@ class ResponsesBody(SamplingBody):
         others = {"tools": self.tool_use, "text.format": self.text and self.text.format}
         for name, other in others.items():
             if self.structured_outputs is not None and other is not None:
-                raise invalid("structured_outputs", f"cannot be had together with `{name}`")
+                raise invalid("structured_outputs", f"cannot be combined with `{name}`")
         return self
 
     @property
@@ -202,7 +202,7 @@ class ResponsesBody(SamplingBody):
 
     @property
     def output_limit(self) -> int | None:
-        """None: as many tokens as the context has room for."""
+        """Default: as many tokens as fit into the context."""
         return self.max_output_tokens
 
     @property

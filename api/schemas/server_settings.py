@@ -8,10 +8,10 @@ import msgspec
 
 
 class SettingView(msgspec.Struct, frozen=True):
-    """One setting as it is in force."""
+    """One setting with its effective value."""
 
     name: str
     value: str | None
-    """Null: nothing is set. Of a secret `set` or `not set`."""
+    """Null: not set. For a secret, `set` or `not set`."""
     source: Literal["default", "environment", "file", "flag"]
     description: str

@@ -8,16 +8,16 @@ import msgspec
 
 
 class ServerView(msgspec.Struct, frozen=True):
-    """One installation that serves, or served, from this database."""
+    """One server that uses or used this database."""
 
     id: str
-    """The same after a restart."""
+    """Unchanged by a restart."""
     name: str
-    """Its host's."""
+    """Name of its host."""
     version: str
     base_id: str
     """The base model that it serves."""
     started_at: datetime
     seen_at: datetime
     is_live: bool
-    """It was seen within the last minute."""
+    """Seen within the last minute."""

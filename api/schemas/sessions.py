@@ -23,15 +23,15 @@ NewPassword = Annotated[
 
 
 class SignInBody(RequestModel):
-    """Who signs in."""
+    """Credentials for a sign-in."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_EMAIL_LENGTH)]
-    """An operator's name, or a user's address."""
+    """An operator's name, or a user's email address."""
     password: Password
     tenant: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SLUG_LENGTH)] | None = (
         None
     )
-    """The user's; null for an operator."""
+    """The user's tenant; null for an operator."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"name": "ben@acme.example", "password": "correct horse battery", "tenant": "acme"},
@@ -40,7 +40,7 @@ class SignInBody(RequestModel):
 
 
 class EnrolmentBody(RequestModel):
-    """A new password for whoever has the invitation."""
+    """A new password, set with an invitation."""
 
     token: Annotated[SecretStr, Field(min_length=1, max_length=MAX_TOKEN_LENGTH)]
     password: NewPassword
@@ -51,7 +51,7 @@ class EnrolmentBody(RequestModel):
 
 
 class ConfirmationBody(RequestModel):
-    """That it is still the same person."""
+    """Confirmation of the current password."""
 
     password: Password
 
@@ -59,7 +59,7 @@ class ConfirmationBody(RequestModel):
 
 
 class PasswordBody(RequestModel):
-    """Another password in the place of the present one."""
+    """A change of the password."""
 
     current: Password
     new: NewPassword
@@ -70,43 +70,43 @@ class PasswordBody(RequestModel):
 
 
 class ServedView(msgspec.Struct, frozen=True):
-    """What the server is, as far as its console has to know."""
+    """Information about the server for the console."""
 
     version: str
     base_model: str
-    """What callers name the base model."""
+    """The base model's name in requests."""
     grammars: bool
-    """Whether requests may have a schema or grammar."""
+    """Whether requests can have a schema or grammar."""
 
 
 class SessionView(msgspec.Struct, frozen=True):
-    """Who is signed in, and what the session may do."""
+    """The signed-in account and the session's permissions."""
 
     kind: Literal["operator", "user"]
     name: str
     tenant: str | None
-    """Its slug; null for an operator who acts on none."""
+    """Its slug; null for an operator without a tenant."""
     role: str
     scopes: Sequence[str]
-    """In the tenant; of an operator who acts on none: in any tenant that it names."""
+    """Scopes in the tenant; for an operator without a tenant, in any tenant."""
     csrf_token: str
-    """What `X-CSRF-Token` of every request with another method than GET has to be."""
+    """Required as `X-CSRF-Token` in every request with a method other than GET."""
     expires_at: datetime
-    """When it ends, however much it is used."""
+    """When it expires, regardless of use."""
     idle_seconds: int
-    """After so long without a request it ends earlier."""
+    """It expires earlier after this time without a request."""
     confirmed_until: datetime | None
-    """Until then it may also do what needs the password anew."""
+    """Until then, actions that require a recent password confirmation are allowed."""
     server: ServedView
     object: Literal["session"] = "session"
 
 
 class InvitationView(msgspec.Struct, frozen=True):
-    """How somebody sets a password: once, and until then."""
+    """An invitation to set a password; valid once, until this time."""
 
     token: str
-    """In this answer, and never again."""
+    """Only in this response."""
     expires_at: datetime
     url: str
-    """Where the console takes it."""
+    """The console's link for it."""
     object: Literal["invitation"] = "invitation"

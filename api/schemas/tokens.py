@@ -21,11 +21,11 @@ class TokenizeBody(RequestModel):
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
-    """What the chat is told of."""
+    """The tools of the chat."""
     add_special_tokens: bool | None = None
-    """Of a prompt: begin as the base's tokenizer does; the default."""
+    """For a prompt: add the tokenizer's special tokens at the beginning (default)."""
     add_generation_prompt: bool | None = None
-    """Of messages: end where the answer begins; the default."""
+    """For messages: end where the answer begins (default)."""
     return_token_strs: bool | None = None
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
@@ -42,11 +42,13 @@ class TokenizeBody(RequestModel):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "give either `prompt` or `messages`")
         if self.messages is None and self.add_generation_prompt is not None:
-            raise invalid("add_generation_prompt", "goes with `messages`")
+            raise invalid("add_generation_prompt", "requires `messages`")
         if self.messages is None and self.tools:
-            raise invalid("tools", "go with `messages`")
+            raise invalid("tools", "require `messages`")
         if self.messages is not None and self.add_special_tokens:
-            raise invalid("add_special_tokens", "goes with `prompt`: the chat template adds them")
+            raise invalid(
+                "add_special_tokens", "requires `prompt`; the chat template adds the special tokens"
+            )
         return self
 
 
@@ -62,7 +64,7 @@ class Tokens(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
-    """As the vocabulary writes them."""
+    """As spelled in the vocabulary."""
     object: Literal["tokens"] = "tokens"
 
 

@@ -16,7 +16,7 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class ToolType(RequestModel):
-    """What every tool has; only functions are served."""
+    """Fields of every tool; only functions are supported."""
 
     type: str
 
@@ -34,7 +34,7 @@ class Function(RequestModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments; None: it takes none."""
+    """JSON schema of the arguments; default: no arguments."""
     strict: bool | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset({"cache_control"})
@@ -49,7 +49,7 @@ class Function(RequestModel):
 
 
 class ChatTool(ToolType):
-    """As `/v1/chat/completions` takes it."""
+    """As in `/v1/chat/completions`."""
 
     function: Function
 
@@ -58,7 +58,7 @@ class ChatTool(ToolType):
 
 
 class ResponsesTool(ToolType, Function):
-    """As `/v1/responses` takes it: flat."""
+    """As in `/v1/responses`: flat."""
 
 
 class NamedFunction(RequestModel):
@@ -134,13 +134,13 @@ def tool_use(
     """
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise invalid("tools", "have a name twice")
+        raise invalid("tools", "contain a name twice")
     choice = tool_choice.choice if tool_choice else Choice(False, None)
     allowed = frozenset(names) if choice.names is None else frozenset(choice.names)
     if not allowed <= set(names) or (choice.is_required and not names):
-        raise invalid("tool_choice", "names what is none of `tools`")
+        raise invalid("tool_choice", "names a function that is not in `tools`")
     if tools and not allowed:
-        raise invalid("tool_choice", "allows none of `tools`; `none` says so")
+        raise invalid("tool_choice", "allows none of `tools`; use `none` instead")
     if not tools or (tool_choice is not None and tool_choice.type == "none"):
         return None
     return ToolUse(

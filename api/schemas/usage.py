@@ -9,44 +9,44 @@ from msgspec import UNSET, UnsetType
 
 
 class UsageView(msgspec.Struct, frozen=True):
-    """Sums of one group; what it is not grouped by is not there."""
+    """Sums of one group; fields that are not grouped by are absent."""
 
     tenant: str | UnsetType = UNSET
     """Its slug."""
     day: date | UnsetType = UNSET
     """In UTC."""
     adapter: str | UnsetType | None = UNSET
-    """None is the base model."""
+    """Null: the base model."""
     version: int | UnsetType | None = UNSET
-    """None is the base model."""
+    """Null: the base model."""
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of `prompt_tokens`, those that the prefix cache held."""
+    """The part of `prompt_tokens` found in the prefix cache."""
     completion_tokens: int = 0
     cold_loads: int = 0
     """Requests that waited for their adapter's weights."""
     residency_byte_seconds: int = 0
-    """Bytes on the device times how long they were there."""
+    """Bytes on the device × time."""
 
 
 class UsageRecordView(msgspec.Struct, frozen=True):
-    """The ledger's row of one request."""
+    """The ledger entry of one request."""
 
     request_id: str
     adapter: str | None
-    """None for the base model, as the two below."""
+    """Null for the base model; the next two fields, too."""
     version: int | None
     digest: str | None
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     finish_reason: str
-    """`aborted` if the answer was not whole."""
+    """`aborted` if the answer is incomplete."""
     tier: str | None
-    """Where the adapter was when the request came."""
+    """The adapter's tier when the request arrived."""
     load_ms: float | None
-    """How long the load took that it waited for."""
+    """Duration of the load that it waited for."""
     key_id: str | None
     ended_at: datetime
     object: str = "usage.record"

@@ -200,7 +200,7 @@ class _Listing:
                 return datetime.fromisoformat(key).astimezone(UTC), name, slug
             return float(key), name, slug
         except (ValueError, TypeError, OverflowError):
-            raise InvalidValue("It is no `next_after` of this list.", param="after") from None
+            raise InvalidValue("Not a `next_after` value of this list.", param="after") from None
 
 
 def _sums_of_versions() -> Subquery:

@@ -21,7 +21,7 @@ def get(session: TenantSession, request_id: str) -> RequestLogEntry:
     """The tenant's entry of this request. Raises RequestNotFound."""
     entry = repository.find(session, request_id)
     if entry is None:
-        raise RequestNotFound(f"No request of yours has the id {request_id!r}.")
+        raise RequestNotFound(f"You have no request with the id {request_id!r}.")
     return entry
 
 
@@ -57,5 +57,5 @@ def _parse_cursor(text: str) -> Place:
     except ValueError:
         created_at = None
     if created_at is None or created_at.tzinfo is None:
-        raise InvalidValue("This is no `next_after` of a page of requests.", param="after")
+        raise InvalidValue("Not a `next_after` value of this list.", param="after")
     return Place(created_at, request_id)
