@@ -27,11 +27,11 @@ SERVED_HEADERS: Mapping[str, str] = {
     "x-loraplex-adapter": "The pinned name of the adapter that answered.",
     "x-loraplex-adapter-version": "Its number.",
     "x-loraplex-digest": "Its content.",
-    "x-loraplex-alias": "The alias by which it was asked for.",
-    "x-loraplex-canary": "`true` if the request fell to the alias's canary.",
-    "x-loraplex-tier": "Where the weights were when the request came.",
-    "x-loraplex-load-ms": "How long the load took that the request waited for.",
-    "x-loraplex-wait-ms": "How long only the adapter was missing.",
+    "x-loraplex-alias": "The requested alias.",
+    "x-loraplex-canary": "`true` if the alias's canary was selected.",
+    "x-loraplex-tier": "The tier of the weights when the request arrived.",
+    "x-loraplex-load-ms": "Duration of the load that the request waited for.",
+    "x-loraplex-wait-ms": "Time in which only the adapter was missing.",
     **{
         f"x-ratelimit-{what}-{of}": f"{meaning} of {of} per minute, where they are limited."
         for what, meaning in (

@@ -156,7 +156,7 @@ def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
         if isinstance(caller, OperatorPrincipal):
             raise ApiError("tenant_required")
         if not caller.can(scope):
-            raise ApiError("insufficient_scope", f"This needs a key with the scope `{scope}`.")
+            raise ApiError("insufficient_scope", f"This requires a key with the scope `{scope}`.")
         return caller
 
     return check_scope
@@ -170,9 +170,9 @@ def require_operator(
     @terms(errors=("insufficient_scope",), roles=tuple(role.value for role in roles))
     async def check_role(caller: Caller) -> OperatorPrincipal:
         if not isinstance(caller, OperatorPrincipal):
-            raise ApiError("insufficient_scope", "This is for operators, acting on no tenant.")
+            raise ApiError("insufficient_scope", "This is for operators only, without a tenant.")
         if caller.role not in roles:
-            raise ApiError("insufficient_scope", "Your role may not do this.")
+            raise ApiError("insufficient_scope", "Your role does not allow this.")
         return caller
 
     return check_role
@@ -193,7 +193,9 @@ def check_metrics_access(
     """
     if token is None:
         if not _is_local(request, trusted_proxies):
-            raise ApiError("missing_api_key", "Set a metrics token to read them from elsewhere.")
+            raise ApiError(
+                "missing_api_key", "Set a metrics token to allow access from other machines."
+            )
         return
     if not hmac.compare_digest(bearer_token(request).encode(), token.encode()):
         raise ApiError("invalid_api_key")

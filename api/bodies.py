@@ -147,14 +147,14 @@ def check_encoding(request: Request, media_type: str) -> None:
     if sent != media_type:
         raise ApiError("unsupported_media_type", f"The content type must be {media_type}.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError("unsupported_media_type", "Compressed bodies are not read.")
+        raise ApiError("unsupported_media_type", "Compressed bodies are not supported.")
 
 
 def check_containers(body: bytes) -> None:
     """Raises ApiError if the JSON text holds more arrays and objects than MAX_CONTAINERS."""
     if _num_brackets(body) > MAX_CONTAINERS < _num_brackets(_STRINGS.sub(b"", body)):
         raise ApiError(
-            "body_too_large", f"The body holds more than {MAX_CONTAINERS} arrays and objects."
+            "body_too_large", f"The body contains more than {MAX_CONTAINERS} arrays and objects."
         )
 
 

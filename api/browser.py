@@ -116,7 +116,7 @@ def check_same_origin(request: Request, transport: Transport, *, is_needed: bool
         scheme = "https" if transport is Transport.TLS else "http"
         is_ours = origin == f"{scheme}://{request.headers.get('host', '')}"
     if not is_ours:
-        raise ApiError("csrf_failed", "This comes from a page of another origin.")
+        raise ApiError("csrf_failed", "The request comes from a page of another origin.")
 
 
 def idle_of(request: Request) -> timedelta:

@@ -15,9 +15,7 @@ class DataDirInUse(Exception):
     """Another server runs on this data folder."""
 
     def __init__(self, data_dir: Path) -> None:
-        super().__init__(
-            f"Another server uses {data_dir}: stop it, or choose another --data-dir for this one."
-        )
+        super().__init__(f"Another server uses {data_dir}: stop it, or use another --data-dir.")
 
 
 @contextmanager

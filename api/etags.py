@@ -25,7 +25,7 @@ from .errors import ApiError
 from .json_response import json_response
 
 ANY = "*"
-TAGGED = {"etag": "What `If-Match` of a change names."}
+TAGGED = {"etag": "ETag for the `If-Match` header of a change."}
 """The header of an answer by `tagged_response`."""
 _DIGEST_BYTES = 12
 

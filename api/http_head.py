@@ -67,7 +67,7 @@ def check_head(head: Head) -> None:
     if head.version not in _VERSIONS:
         raise _malformed("The HTTP version must be 1.1 or 1.0.")
     if head.method == b"CONNECT":
-        raise _malformed("This server is no proxy: it takes no CONNECT.")
+        raise _malformed("This server is not a proxy: CONNECT is not supported.")
     found = _by_name(head.headers)
     host = found.get(b"host")
     if host is None and head.version == "1.1":
@@ -95,7 +95,7 @@ def _check_coding(coding: bytes | None, version: str) -> None:
 
 def _check_target(head: Head, host: bytes | None) -> None:
     if b"#" in head.target:
-        raise _malformed("A request target has no fragment: send `#` as `%23`.")
+        raise _malformed("The request target cannot have a fragment: send `#` as `%23`.")
     if head.target.startswith(b"/") or (head.target == b"*" and head.method == b"OPTIONS"):
         return
     absolute = _ABSOLUTE_TARGET.match(head.target)

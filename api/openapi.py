@@ -49,43 +49,45 @@ _SECURITY_SCHEMES: Json = {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "lpx_live_...",
-        "description": "A tenant's API key. The scopes listed are those that it needs.",
+        "description": "A tenant's API key. The required scopes are listed.",
     },
     "operatorKey": {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "lpx_admin_...",
-        "description": "An operator's key. With `X-Loraplex-Tenant` it acts on that tenant, as far "
-        "as its role goes; without, it may call what is listed for its role.",
+        "description": "An operator's key. With `X-Loraplex-Tenant` it acts on that tenant within "
+        "its role; without, it can call the routes listed for its role.",
     },
     "session": {
         "type": "apiKey",
         "in": "cookie",
         "name": "__Host-loraplex",
-        "description": "Whoever is signed in at the console: a tenant's user as far as its role "
-        "goes, or an operator as with its key. Methods other than GET also need the session's "
-        "`csrf_token` as `X-CSRF-Token`. On the server's own machine, without TLS, the cookie is "
-        "called `loraplex_session`.",
+        "description": "A console session: of a tenant's user, within its role, or of an operator, "
+        "as with its key. Methods other than GET also need the session's `csrf_token` as "
+        "`X-CSRF-Token`. On the server's own machine, without TLS, the cookie is named "
+        "`loraplex_session`.",
     },
     "metricsToken": {
         "type": "http",
         "scheme": "bearer",
-        "description": "What the operator set as `LORAPLEX_METRICS_TOKEN`.",
+        "description": "The value of `LORAPLEX_METRICS_TOKEN`.",
     },
 }
 _REPEATABLE = Terms(
     errors=IDEMPOTENCY_ERRORS,
     request_headers={
-        "Idempotency-Key": "A repetition with the same key is answered as the first one was."
+        "Idempotency-Key": "A repetition with the same key returns the first response."
     },
-    response_headers={"idempotent-replayed": "`true` if this is the answer to an earlier request."},
+    response_headers={
+        "idempotent-replayed": "`true` if this is the response to an earlier request."
+    },
 )
 _TENANT_PARAMETER: Json = {
     "name": "X-Loraplex-Tenant",
     "in": "header",
     "required": False,
-    "description": "The slug of the tenant that an operator acts on. A tenant's key may name its "
-    "own.",
+    "description": "The slug of the tenant that an operator acts on. A tenant's key may only name "
+    "its own.",
     "schema": {"type": "string"},
 }
 _REQUEST_ID: Json = {
@@ -351,7 +353,7 @@ def _tags(operations: Iterable[_Operation]) -> list[Json]:
 def _meaning_of(model: Any) -> str:
     """What an answer is, in a line."""
     doc = getattr(getattr(model, "__origin__", model), "__doc__", None)
-    return _first_paragraph(doc) if not isinstance(model, Raw) and doc else "The answer."
+    return _first_paragraph(doc) if not isinstance(model, Raw) and doc else "The response."
 
 
 def _first_paragraph(text: str | None) -> str:

@@ -53,7 +53,7 @@ class PageRequest(NamedTuple):
 async def read_page(
     after: Annotated[
         str | None,
-        Query(max_length=MAX_CURSOR_LENGTH, description="`next_after` of the page before."),
+        Query(max_length=MAX_CURSOR_LENGTH, description="`next_after` of the previous page."),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
 ) -> PageRequest:

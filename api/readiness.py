@@ -7,9 +7,9 @@ from .errors import ApiError
 
 _REASONS = {
     EngineState.STARTING: "The engine is starting.",
-    EngineState.STALLED: "The engine made no progress and is being started again.",
-    EngineState.RESTARTING: "The engine stopped and is starting again.",
-    EngineState.DOWN: "The engine stopped too often and stays down; the server's log says why.",
+    EngineState.STALLED: "The engine made no progress and is restarting.",
+    EngineState.RESTARTING: "The engine stopped and is restarting.",
+    EngineState.DOWN: "The engine stopped too often and is not restarted; see the server's log.",
 }
 
 

@@ -95,5 +95,5 @@ def _own_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is open to others")
+        raise PermissionError(f"{folder} is accessible to other users")
     return folder

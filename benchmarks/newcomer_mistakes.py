@@ -130,7 +130,7 @@ MISTAKES: Mapping[str, Mistake] = {
         _serve("--port", "{port}"), "choose another --port", ExitCode.UNAVAILABLE
     ),
     "data folder in use": Mistake(
-        _serve("--data-dir", "my data"), "choose another --data-dir", ExitCode.UNAVAILABLE
+        _serve("--data-dir", "my data"), "use another --data-dir", ExitCode.UNAVAILABLE
     ),
     "database of another kind": Mistake(
         _serve("--database", "postgres://x"), "postgresql+psycopg://USER@HOST/NAME", ExitCode.USAGE
@@ -184,14 +184,14 @@ MISTAKES: Mapping[str, Mistake] = {
         variables=_AS_TENANT,
     ),
     "tenant with a bad name": Mistake(
-        ("tenants", "create", "Acme Inc"), "A slug is 1 to 63 of a-z", ExitCode.USAGE
+        ("tenants", "create", "Acme Inc"), "A slug has 1 to 63 characters of a-z", ExitCode.USAGE
     ),
     "tenant that exists": Mistake(
-        ("tenants", "create", "acme"), "'acme' exists already", ExitCode.CONFLICT
+        ("tenants", "create", "acme"), "'acme' already exists", ExitCode.CONFLICT
     ),
     "key without a tenant": Mistake(("keys", "create"), "Add --tenant SLUG", ExitCode.USAGE),
     "operator that exists": Mistake(
-        ("operators", "create", "root"), "'root' exists already", ExitCode.CONFLICT
+        ("operators", "create", "root"), "'root' already exists", ExitCode.CONFLICT
     ),
     "push of no folder": Mistake(
         ("adapters", "push", "./nope", "bot"),
@@ -249,7 +249,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "an alias that is a number": Mistake(
         ("adapters", "push", "sql adapter", "bot", "--alias", "1"),
-        "An alias is formed like an adapter's name, and is neither a number",
+        "An alias follows the rules of adapter names, and cannot be a number",
         ExitCode.USAGE,
         variables=_AS_TENANT,
     ),

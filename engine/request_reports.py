@@ -11,11 +11,11 @@ from .request import Request
 from .scheduler import Scheduler
 
 REASONS: Mapping[str, str] = {
-    "grammar": "Its grammar is being compiled, or waits for that.",
+    "grammar": "Its grammar is being compiled or waits for compilation.",
     "adapter": "Its adapter is not on the device yet.",
-    "sequences": "As many sequences run as may run at once.",
-    "kv_blocks": "The KV cache has no room for it.",
-    "turn": "Other tenants, or requests before it, have their turn first.",
+    "sequences": "The maximum number of sequences is running.",
+    "kv_blocks": "The KV cache does not have enough free blocks.",
+    "turn": "Other tenants or earlier requests are first in the queue.",
 }
 """What a request may wait for, by its code."""
 

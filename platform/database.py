@@ -231,8 +231,7 @@ def _parse_url(url: str) -> URL:
     if parsed is None or parsed.drivername not in DRIVERS:
         # The value is not repeated: it may hold a password.
         raise InvalidValue(
-            "The database is no URL of a kind that is served: write sqlite:///PATH or "
-            "postgresql+psycopg://USER@HOST/NAME.",
+            "Unsupported database URL. Use sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME.",
             param="database",
         )
     return parsed
@@ -261,7 +260,7 @@ def _errors_told() -> Iterator[None]:
     except DataError as exc:
         # PostgreSQL keeps no NUL in texts, and looks for none: whoever asks has sent it.
         raise InvalidValue(
-            "A value is none that the database can hold, such as NUL.", param=None
+            "A value contains a character that the database cannot store, such as NUL.", param=None
         ) from exc
 
 

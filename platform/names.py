@@ -40,7 +40,10 @@ def is_alias_name(text: str) -> bool:
 def check_slug(text: str, *, param: str = "slug") -> str:
     """Return the slug, or raise InvalidValue."""
     if not is_slug(text):
-        raise InvalidValue("A slug is 1 to 63 of a-z, 0-9 and '-', not '-' first.", param=param)
+        raise InvalidValue(
+            "A slug has 1 to 63 characters of a-z, 0-9 and '-', and does not begin with '-'.",
+            param=param,
+        )
     return text
 
 
@@ -48,8 +51,8 @@ def check_adapter_name(text: str, *, param: str = "name") -> str:
     """Return the adapter's name, or raise InvalidValue."""
     if not is_adapter_name(text):
         raise InvalidValue(
-            "An adapter's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter "
-            "or digit.",
+            "An adapter name has 1 to 64 characters of a-z, 0-9, '.', '_' and '-', and "
+            "begins with a letter or digit.",
             param=param,
         )
     return text
@@ -59,8 +62,8 @@ def check_operator_name(text: str, *, param: str = "name") -> str:
     """Return the operator's name, formed like an adapter's, or raise InvalidValue."""
     if not is_adapter_name(text):
         raise InvalidValue(
-            "An operator's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter "
-            "or digit.",
+            "An operator name has 1 to 64 characters of a-z, 0-9, '.', '_' and '-', and "
+            "begins with a letter or digit.",
             param=param,
         )
     return text
@@ -70,8 +73,8 @@ def check_alias_name(text: str, *, param: str = "alias") -> str:
     """Return the alias, or raise InvalidValue."""
     if not is_alias_name(text):
         raise InvalidValue(
-            "An alias is formed like an adapter's name, and is neither a number, nor 'latest', "
-            "nor begins with 'sha256'.",
+            "An alias follows the rules of adapter names, and cannot be a number or 'latest' "
+            "or begin with 'sha256'.",
             param=param,
         )
     return text

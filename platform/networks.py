@@ -17,7 +17,7 @@ def parse_networks(texts: Iterable[str], *, param: str = "networks") -> tuple[Ne
         return tuple(dict.fromkeys(map(ip_network, texts)))
     except ValueError as exc:
         raise InvalidValue(
-            f"{exc}. Write a network as 10.1.0.0/16 or 2001:db8::/32, an address by itself.",
+            f"{exc}. Write a network as 10.1.0.0/16 or 2001:db8::/32, a single address as it is.",
             param=param,
         ) from None
 

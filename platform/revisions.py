@@ -65,8 +65,8 @@ def _advice(current: str | None, head: str) -> str:
     if current in _known_revisions():
         return f"The database is at {current}, not {head}: run `loraplex db upgrade`."
     return (
-        f"The database is at {current}, a revision of another version of this software: run that "
-        "version, or name another database."
+        f"The database is at {current}, a revision of another version of this software: run "
+        "that version, or use another database."
     )
 
 

@@ -51,7 +51,9 @@ def parse_secret(text: str, *, source: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
-        raise InsecureSecretFile(f"{source} does not hold {2 * SECRET_BYTES} hexadecimal digits.")
+        raise InsecureSecretFile(
+            f"{source} does not contain {2 * SECRET_BYTES} hexadecimal digits."
+        )
     return secret
 
 
@@ -62,7 +64,7 @@ def parse_secrets(text: str, *, source: str) -> list[bytes]:
 
 def _read(path: Path) -> str:
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise InsecureSecretFile(f"{path} may be read by others: run `chmod 600` on it.")
+        raise InsecureSecretFile(f"{path} is readable by other users: run `chmod 600` on it.")
     return path.read_text()
 
 

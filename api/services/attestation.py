@@ -43,7 +43,7 @@ WATCH_SECONDS = 30.0
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
 _MESSAGES = {
-    "numerical_error": "Under this adapter the model's output is not finite: lower alpha, or take "
+    "numerical_error": "The model's output with this adapter is not finite: lower alpha, or use "
     "an earlier checkpoint."
 }
 """For who pushes, where the engine's sentence speaks to who asks."""
@@ -272,8 +272,8 @@ def _judge(effect: Effect) -> Verdict:
     return Verdict(
         effect,
         "no_effect",
-        f"The adapter moves no logit by more than {effect.max_logit_delta:.3g}; the base model "
-        f"itself varies by {effect.noise_floor:.3g}.",
+        f"The adapter changes no logit by more than {effect.max_logit_delta:.3g}; the base "
+        f"model itself varies by {effect.noise_floor:.3g}.",
     )
 
 

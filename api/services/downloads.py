@@ -86,8 +86,10 @@ class Downloads:
             except FileNotFoundError:
                 continue
             except (ObjectNotFound, ObjectCorrupt, OSError) as exc:
-                raise AdapterUnavailable("The adapter's files could not be made again.") from exc
-        raise AdapterUnavailable("This machine's disk does not hold the adapter for long enough.")
+                raise AdapterUnavailable("The adapter's files could not be recreated.") from exc
+        raise AdapterUnavailable(
+            "The adapter was evicted from this machine's disk during the download."
+        )
 
     def close(self) -> None:
         self._turns.close()

@@ -135,7 +135,7 @@ class Pushes:
             raise ApiError("base_mismatch", param="base_id")
         full_name = f"{principal.tenant_slug}/{new.adapter_name}"
         if self._served_model_name in (new.adapter_name, full_name):
-            raise ApiError("invalid_parameter", "This is the base model's name.", param="name")
+            raise ApiError("invalid_parameter", "The base model has this name.", param="name")
         self._check_size(new)
         new = replace(new, server_id=self._server_id)
         try:
@@ -284,7 +284,8 @@ class Pushes:
         """Raise ApiError or StorageFull for what could not be taken to its end."""
         if num_bytes is not None and num_bytes > max_bytes:
             raise ApiError(
-                "body_too_large", f"The upload lacks {max_bytes} bytes, and {num_bytes} come."
+                "body_too_large",
+                f"The upload needs {max_bytes} more bytes, but {num_bytes} were sent.",
             )
         budget = self._room.budget
         budget.restore([Hold(upload.id, upload.tenant_id, _num_bytes(upload))])
@@ -424,7 +425,7 @@ class Pushes:
 
     def _run_intake(self, upload: Upload, room_bytes: int) -> IntakeReport:
         if self._staging.num_bytes(upload.id) != upload.size_bytes:
-            raise AdapterRejected("intake_failed", "The received bytes are gone; push again.")
+            raise AdapterRejected("intake_failed", "The received bytes were lost; push again.")
         if self._staging.sha256(upload.id) != upload.sha256:
             raise AdapterRejected("digest_mismatch", "The bytes do not have the declared SHA-256.")
         self._staging.config_path(upload.id).write_text(upload.config_json)
@@ -550,7 +551,7 @@ def check_fits(report: IntakeReport, info: EngineInfo) -> None:
         log.info("adapter_too_large", adapter_digest=report.digest, needed=needed, room=room)
         raise AdapterRejected(
             "adapter_too_large",
-            f"The adapter needs {needed} bytes, more than the memory for all adapters.",
+            f"The adapter needs {needed} bytes, more than the memory reserved for adapters.",
         )
 
 

@@ -64,10 +64,10 @@ class Drift:
     def sentence(self) -> str:
         """For who pushed a version that drifts too far."""
         return (
-            f"Under this adapter the quantized base strays from the unquantized one by a KL of "
-            f"{self.kl_max:.3g}; this server allows {self.limit:.3g}. Push it to a server of the "
-            "unquantized base, lower alpha, or train on the quantized base; the operator may raise "
-            "--max-reference-kl."
+            "With this adapter, the quantized base differs from the unquantized one by a KL "
+            f"of {self.kl_max:.3g}; this server allows {self.limit:.3g}. Push it to a server "
+            "of the unquantized base, lower alpha, or train on the quantized base; the "
+            "operator may raise --max-reference-kl."
         )
 
 

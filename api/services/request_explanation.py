@@ -15,7 +15,7 @@ _TIERS = {
     "device": "was on the device",
     "host": "was in host memory and had to be copied to the device",
     "disk": "was on this machine's disk and had to be read",
-    "store": "had to come from the store",
+    "store": "had to be fetched from the store",
 }
 
 
@@ -27,12 +27,12 @@ def phases_of(entry: RequestLogEntry) -> list[PhaseView]:
 def summary_of(entry: RequestLogEntry) -> str:
     """What there is to know, in a sentence or two."""
     if entry.error_code == CLIENT_DISCONNECTED:
-        return "The caller went away before the answer was whole."
+        return "The client disconnected before the answer was complete."
     if entry.error_code is not None:
         return _refusal(entry.error_code)
     phases = phases_of(entry)
     if not phases:
-        return "It was answered; where its time went is not known."
+        return "It was answered; its phases are not known."
     longest = max(phases, key=lambda phase: phase.ms)
     return f"Most of its time, {longest.ms:.0f} of {entry.total_ms:.0f} ms: {longest.summary}"
 
@@ -49,12 +49,14 @@ def _refusal(code: str) -> str:
 def _phases(entry: RequestLogEntry) -> Iterator[PhaseView]:
     if entry.queue_ms is None:
         if entry.finish_reason is not None:
-            yield PhaseView("queue", entry.total_ms, "It was ended before its turn came.")
+            yield PhaseView("queue", entry.total_ms, "It was cancelled while it waited.")
         elif entry.error_code is not None:
-            yield PhaseView("refused", entry.total_ms, "It was refused before the engine began it.")
+            yield PhaseView(
+                "refused", entry.total_ms, "It was refused before it reached the engine."
+            )
         return
     adapter_ms = entry.adapter_wait_ms or 0.0
-    yield PhaseView("queue", entry.queue_ms - adapter_ms, "It waited for its turn.")
+    yield PhaseView("queue", entry.queue_ms - adapter_ms, "It waited in the queue.")
     if entry.tier is not None:
         where = _TIERS.get(entry.tier, "was somewhere else")
         yield PhaseView("adapter", adapter_ms, f"Its adapter {where}.")

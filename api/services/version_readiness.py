@@ -15,18 +15,18 @@ from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.states import VersionState
 
 REASONS: Mapping[str, str] = {
-    "resident": "It is on the device: a request waits for nothing but its turn.",
-    "being_checked": "It was pushed, and its effect is still being measured.",
-    "rejected": "It was measured and may not be used; `state` and the version's `reason` say why.",
-    "base_mismatch": "It was pushed for another base model than the one served now.",
+    "resident": "It is on the device and ready for requests.",
+    "being_checked": "Attestation has not finished.",
+    "rejected": "It was rejected; see the version's `reason`.",
+    "base_mismatch": "It was pushed for another base model than the one served.",
     "engine_unavailable": "The engine is starting, restarting or down.",
-    "quarantined": "The engine stopped, or its numbers broke down, repeatedly under it.",
-    "not_loaded": "Nobody has asked for it: the first request loads it.",
-    "fetching": "It is on its way from the store to this machine's disk.",
-    "reading": "It is read from the disk into host memory, or waits for room there.",
-    "waiting_for_room": "It is in host memory and waits for room on the device.",
+    "quarantined": "The engine repeatedly crashed or computed non-finite values with it.",
+    "not_loaded": "It is not loaded: the first request loads it.",
+    "fetching": "It is being fetched from the store to this machine's disk.",
+    "reading": "It is being read from disk into host memory, or waits for space there.",
+    "waiting_for_room": "It is in host memory and waits for space on the device.",
     "copying": "It is being copied to the device.",
-    "load_failed": "The last attempt to load it failed; the next is after a pause.",
+    "load_failed": "The last attempt to load it failed; the next one follows after a pause.",
 }
 """What stands in the way, by its code."""
 
@@ -120,13 +120,13 @@ def _words(
 
 
 def _room(load: AdapterExplanation, needed_bytes: int, *, sees_machine: bool) -> str:
-    needed = f"It needs {_mib(needed_bytes)} in one piece"
+    needed = f"It needs {_mib(needed_bytes)} of contiguous memory"
     if not sees_machine:
         return f"{needed}."
     return (
-        f"{needed}; {_mib(load.free_bytes)} are free, "
-        f"{_mib(load.largest_free_bytes)} of them in one piece, and {_mib(load.leased_bytes)} are "
-        "under running requests."
+        f"{needed}; {_mib(load.free_bytes)} are free, the largest free block is "
+        f"{_mib(load.largest_free_bytes)}, and {_mib(load.leased_bytes)} are in use by "
+        "running requests."
     )
 
 

@@ -91,7 +91,8 @@ def rollback_alias(
     target = _restore_target(session, row.adapter_id, previous)
     if target is None:
         raise NothingToRollBack(
-            f"A version that the alias {alias!r} of {name!r} pointed at is gone: set it to another."
+            f"A version that the alias {alias!r} of {name!r} pointed at no longer exists: "
+            "set it to another."
         )
     _point(session, row, alias, target)
     _write_down(
@@ -142,7 +143,7 @@ def _find_target(session: TenantSession, name: str, number: int, canary: Canary 
         return _Target(version)
     second = get_ready_version(session, name, canary.number)
     if second.base_id != version.base_id:
-        raise BaseMismatch("An alias is split between versions of the same base model only.")
+        raise BaseMismatch("An alias can only be split between versions of the same base model.")
     return _Target(version, second, float(canary.percent))
 
 

@@ -29,10 +29,12 @@ class Canary(NamedTuple):
 def check_canary(canary: Canary, main_number: int) -> Canary:
     """Return the canary of an alias for `main_number`, or raise InvalidValue."""
     if not (math.isfinite(canary.percent) and 0 < canary.percent < 100):
-        raise InvalidValue("A canary's percent lies between 0 and 100.", param="canary.percent")
+        raise InvalidValue(
+            "The canary's percent must be between 0 and 100.", param="canary.percent"
+        )
     if canary.number == main_number:
         raise InvalidValue(
-            "The canary is another version than the alias's own.", param="canary.version"
+            "The canary must be another version than the alias's own.", param="canary.version"
         )
     return canary
 

@@ -100,7 +100,7 @@ class Meaning(NamedTuple):
             raise AdapterNotReady(self.name, state=version.state, reason=version.reason_code)
         if version.base_id != base_id:
             raise BaseMismatch(
-                f"{self.name!r} was made for another base model than the one served."
+                f"{self.name!r} was pushed for another base model than the one served."
             )
         return version
 

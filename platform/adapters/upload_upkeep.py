@@ -44,7 +44,7 @@ def mark_lost(session: TenantSession, upload_id: str) -> bool:
     """
     if get_upload(session, upload_id).state is not UploadState.VALIDATING:
         return False
-    message = "The server that had the bytes is gone. Push the adapter again: another takes it."
+    message = "The server with the bytes is gone. Push the adapter again, to another server."
     mark_refused(session, upload_id, reason=UPLOAD_LOST, message=message)
     return True
 

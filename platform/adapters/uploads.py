@@ -241,11 +241,11 @@ def _conflict(upload: Upload) -> UploadConflict:
 
 def _check_size(size_bytes: int) -> int:
     if size_bytes < 1:
-        raise InvalidValue("An upload has at least one byte.", param="size_bytes")
+        raise InvalidValue("An upload must have at least one byte.", param="size_bytes")
     return size_bytes
 
 
 def _check_sha256(text: str) -> str:
     if len(text) != SHA256_HEX_LENGTH or not _HEX_DIGITS.issuperset(text):
-        raise InvalidValue("A SHA-256 is 64 hexadecimal digits, lower case.", param="sha256")
+        raise InvalidValue("A SHA-256 must be 64 lower-case hexadecimal digits.", param="sha256")
     return text

@@ -109,7 +109,7 @@ def remove_expired(session: PlatformSession, now: datetime) -> int:
 def _check_ttl(seconds: float) -> timedelta:
     if not (math.isfinite(seconds) and 0 < seconds <= MAX_TTL_SECONDS):
         raise InvalidValue(
-            f"A time to live is more than 0 and at most {MAX_TTL_SECONDS:.0f} seconds.",
+            f"The time to live must be more than 0 and at most {MAX_TTL_SECONDS:.0f} seconds.",
             param="ttl_seconds",
         )
     return timedelta(seconds=seconds)

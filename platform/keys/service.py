@@ -292,7 +292,7 @@ def _check_grant(
     if grant.adapters is not None and not grant.scopes <= SCOPES_OF_ADAPTERS:
         allowed = ", ".join(sorted(SCOPES_OF_ADAPTERS))
         raise InvalidValue(
-            f"A key that is restricted to adapters takes only {allowed}.", param="scopes"
+            f"A key restricted to adapters can only have the scopes {allowed}.", param="scopes"
         )
     return grant
 
@@ -302,7 +302,7 @@ def _check_adapters(names: Iterable[str] | None) -> frozenset[str] | None:
         return None
     checked = frozenset(check_adapter_name(name, param="adapters") for name in names)
     if not checked:
-        raise InvalidValue("A key restricted to no adapter is none.", param="adapters")
+        raise InvalidValue("A key restricted to adapters must name at least one.", param="adapters")
     return checked
 
 
@@ -314,9 +314,11 @@ def _check_covered(own: Grant, wanted: Grant, *, by: str) -> None:
     if param == "expires_at":
         assert own.expires_at is not None, "what has no end covers every end"
         end = own.expires_at.isoformat(timespec="seconds")
-        raise GrantTooWide(f"No key outlives {by}, which ends at {end}.", param="expires_in_days")
+        raise GrantTooWide(
+            f"A key cannot expire after {by}, which expires at {end}.", param="expires_in_days"
+        )
     if param is not None:
-        raise GrantTooWide(f"The {param} have to be among those of {by}.", param=param)
+        raise GrantTooWide(f"The {param} must be among those of {by}.", param=param)
 
 
 def _sees(viewer: Principal | None, key: ApiKey) -> bool:

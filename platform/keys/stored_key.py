@@ -91,12 +91,14 @@ def check_networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
     """The networks; None for any. Raises InvalidValue."""
     networks = None if texts is None else parse_networks(texts)
     if networks == ():
-        raise InvalidValue("A key that may come from nowhere is none.", param="networks")
+        raise InvalidValue("A key restricted to networks must name at least one.", param="networks")
     return networks
 
 
 def check_key_name(name: str) -> str:
     """The name. Raises InvalidValue."""
     if not 1 <= len(name) <= MAX_KEY_NAME_LENGTH:
-        raise InvalidValue(f"A key's name has 1 to {MAX_KEY_NAME_LENGTH} characters.", param="name")
+        raise InvalidValue(
+            f"A key's name must have 1 to {MAX_KEY_NAME_LENGTH} characters.", param="name"
+        )
     return name

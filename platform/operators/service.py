@@ -72,7 +72,7 @@ class OperatorService:
             with session.begin_nested():
                 session.add(operator)
         except IntegrityError as exc:
-            raise OperatorExists(f"An operator with the name {name!r} exists already.") from exc
+            raise OperatorExists(f"An operator with the name {name!r} already exists.") from exc
         return operator
 
     def list_operators(
@@ -135,7 +135,7 @@ class OperatorService:
         allowed = check_networks(networks)
         own = Grant(frozenset(), networks=None if issuer is None else issuer.networks)
         if own.excess(Grant(frozenset(), networks=allowed)) is not None:
-            raise GrantTooWide("The networks have to be among those of your key.", param="networks")
+            raise GrantTooWide("The networks must be among those of your key.", param="networks")
         if operator.disabled_at is not None:
             raise InvalidTransition("disabled", "given a key")
         token = make_token(OPERATOR_PREFIX)

@@ -124,4 +124,6 @@ def _check(limits: Limits) -> None:
             continue
         low, high = int(name in _FLOWS), MAX_BIG if name in _BIG else MAX_COUNT
         if not low <= value <= high:
-            raise InvalidValue(f"{name} is from {low} to {high}, or null: no limit.", param=name)
+            raise InvalidValue(
+                f"{name} must be from {low} to {high}, or null for unlimited.", param=name
+            )

@@ -27,7 +27,7 @@ def create_tenant(
         with session.begin_nested():
             session.add(tenant)
     except IntegrityError as exc:
-        raise TenantExists(f"A tenant with the slug {slug!r} exists already.") from exc
+        raise TenantExists(f"A tenant with the slug {slug!r} already exists.") from exc
     return tenant
 
 
@@ -79,7 +79,7 @@ def rename(tenant: Tenant, name: str | None) -> None:
 def set_weight(tenant: Tenant, weight: float) -> None:
     """Give the tenant another share of the device. Raises InvalidValue."""
     if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
-        raise InvalidValue(f"A weight is from {MIN_WEIGHT} to {MAX_WEIGHT}.", param="weight")
+        raise InvalidValue(f"A weight must be from {MIN_WEIGHT} to {MAX_WEIGHT}.", param="weight")
     tenant.weight = weight
 
 
@@ -91,5 +91,7 @@ def _found(tenant: Tenant | None, slug: str) -> Tenant:
 
 def _check_display_name(name: str | None) -> str | None:
     if name is not None and not 1 <= len(name) <= MAX_DISPLAY_NAME_LENGTH:
-        raise InvalidValue(f"A name has 1 to {MAX_DISPLAY_NAME_LENGTH} characters.", param="name")
+        raise InvalidValue(
+            f"A name must have 1 to {MAX_DISPLAY_NAME_LENGTH} characters.", param="name"
+        )
     return name

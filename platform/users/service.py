@@ -93,7 +93,7 @@ def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -
     user = get_user_to_change(session, user_id)
     _check_covered(by, user.role)
     if by.networks is not None:
-        message = "A user signs in from anywhere, and your key is not good everywhere."
+        message = "Network-restricted keys cannot send invitations."
         raise GrantTooWide(message, param="networks")
     return user
 
@@ -143,7 +143,7 @@ def check_email(text: str) -> str:
     is_address = at and local and "." in domain.strip(".") and not domain.startswith(".")
     is_plain = text.isascii() and text.isprintable() and " " not in text and "@" not in local
     if not (is_address and is_plain and len(text) <= MAX_EMAIL_LENGTH):
-        raise InvalidValue("This is no e-mail address, such as ada@example.com.", param="email")
+        raise InvalidValue("Not an email address such as ada@example.com.", param="email")
     return text.lower()
 
 
@@ -166,4 +166,6 @@ def _check_covered(by: Principal, role: TenantRole) -> None:
     own = by.grant
     wanted = Grant(role.scopes, networks=own.networks, expires_at=own.expires_at)
     if own.excess(wanted) is not None:
-        raise GrantTooWide(f"A user who is {role} may do more than your key.", param="role")
+        raise GrantTooWide(
+            f"A user who is {role} has permissions that your key does not have.", param="role"
+        )

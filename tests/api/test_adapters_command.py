@@ -520,7 +520,7 @@ def test_a_version_is_fetched_before_anybody_asks(command: Command, adapters: li
     command("push", str(adapters[0]), "bot")
     code, out, err = command("prefetch", "bot", "--wait", "--ttl", "600")
     assert code == ExitCode.OK
-    assert out.endswith("/bot@1: It is on the device: a request waits for nothing but its turn.\n")
+    assert out.endswith("/bot@1: It is on the device and ready for requests.\n")
     assert "prefetch, until " in err
     code, out, err = command("pin", "bot@1", "--wait")
     assert "pin, for good" in err

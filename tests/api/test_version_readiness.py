@@ -108,8 +108,8 @@ def test_the_sentence_says_what_it_waits_for() -> None:
     for figure in (
         "500.0 MiB in",
         "600.0 MiB are free",
-        "300.0 MiB of them",
-        "700.0 MiB are under",
+        "block is 300.0 MiB",
+        "700.0 MiB are in use",
         "2 other loads are",
     ):
         assert figure in words
@@ -122,7 +122,7 @@ def test_the_sentence_says_what_it_waits_for() -> None:
 
 def test_a_tenant_is_told_what_its_version_needs_and_nothing_of_the_machine() -> None:
     words = judged(version(), LOAD, sees_machine=False).summary
-    assert "It needs 500.0 MiB in one piece. 2 other loads are ahead." in words
+    assert "It needs 500.0 MiB of contiguous memory. 2 other loads are ahead." in words
     for figure in ("600", "300", "700", "free", "running"):
         assert figure not in words
 

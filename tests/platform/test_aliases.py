@@ -278,7 +278,7 @@ def test_does_not_roll_back_to_what_is_gone(
         catalog.set_alias(session, NAME, "prod", 1, canary=canary)
         catalog.set_alias(session, NAME, "prod", 2)
         catalog.begin_version_deletion(session, NAME, 3 if canary else 1)
-        with pytest.raises(NothingToRollBack, match="is gone"):
+        with pytest.raises(NothingToRollBack, match="no longer exists"):
             catalog.rollback_alias(session, NAME, "prod")
         assert list_targets(session) == {"prod": Target(2)}
 
@@ -421,7 +421,9 @@ class AliasMachine(RuleBasedStateMachine):
         earlier = stack[-2] if len(stack) >= 2 else None
         if earlier is None or {earlier.version, earlier.canary} & self.deleted:
             error = NothingToRollBack if stack else AliasNotFound
-            words = "is gone" if earlier else "had no earlier target" if stack else "no alias"
+            words = (
+                "no longer exists" if earlier else "had no earlier target" if stack else "no alias"
+            )
             with pytest.raises(error, match=words):
                 catalog.rollback_alias(self.session, NAME, alias)
             return
