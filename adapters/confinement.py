@@ -36,9 +36,9 @@ _CLONE_NEWIPC = 0x08000000
 _SET_PARENT_DEATH_SIGNAL = 1
 _FIRST_TO_BE_KILLED = "1000"
 _WHY_NO_NAMESPACE = {
-    errno.EPERM: "user namespaces are forbidden: let a seccomp or AppArmor profile and the "
-    "kernel's settings allow `unshare` to this process",
-    errno.ENOSPC: "no namespace may be made: raise `user.max_user_namespaces` and "
+    errno.EPERM: "user namespaces are forbidden: allow `unshare` for this process in the seccomp "
+    "or AppArmor profile and the kernel's settings",
+    errno.ENOSPC: "no namespace can be created: raise `user.max_user_namespaces` and "
     "`user.max_net_namespaces`",
     errno.EINVAL: "the kernel has no user namespaces",
 }

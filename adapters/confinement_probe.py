@@ -42,7 +42,7 @@ _PREVENTS: Mapping[Mechanism, tuple[str, ...]] = {
     Mechanism.LIMITS: ("exceed_memory", "exceed_file_size", "exceed_open_files", "exceed_time"),
 }
 _WHY_POSSIBLE = {
-    "fork": "the limit on processes does not hold for root: run the server as another user",
+    "fork": "the process limit does not apply to root: run the server as another user",
     "execute": "only Landlock prevents it",
     "change_mode": "Landlock does not cover the modes of files; a seccomp filter could",
     "connect_unix_socket": "Landlock does not cover sockets in the file system; the sockets' own "
@@ -90,7 +90,7 @@ class ConfinementReport:
         if self.missing:
             lacking = "; ".join(f"{state.name} ({state.detail})" for state in self.missing)
             raise ConfinementMissing(
-                f"adapters would be examined without {lacking}. Mend it, or serve without "
+                f"adapters would be examined without {lacking}. Fix this, or serve without "
                 "--require-confinement."
             )
 

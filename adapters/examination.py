@@ -139,8 +139,8 @@ def _check_full_matrices(binding: Binding, max_bytes: int, serving_dtype: str) -
     if max_bytes == 0:
         raise AdapterRejected(
             "full_matrix_not_allowed",
-            f"{pointer}: whole matrices need the operator's --max-full-matrix-mib, at least"
-            f" {math.ceil(mebibytes)} here; LoRA on the module needs nothing",
+            f"{pointer}: full matrices require --max-full-matrix-mib of at least "
+            f"{math.ceil(mebibytes)} on the server; LoRA on the module does not",
             pointer=pointer,
         )
     raise AdapterRejected(
@@ -214,10 +214,10 @@ def _warnings(
             "named as targets, but the file has no tensors for", _absent_targets(config, modules)
         ),
         "modules_without_effect": _saying(
-            "all zeros or the base's own, so without effect:", [*inert, *measured.inert_extras]
+            "zero or equal to the base's, so without effect:", [*inert, *measured.inert_extras]
         ),
         "base_weights_left_out": _saying(
-            "copies of the base's own weights, left out:",
+            "copies of the base's weights, omitted:",
             [copy.tensor.name for copy in binding.copies],
         ),
     }

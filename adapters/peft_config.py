@@ -244,7 +244,7 @@ def _texts(fields: dict[str, object], name: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise _wrong_type(name, "a list of texts")
+        raise _wrong_type(name, "a list of strings")
     return tuple(sorted(set(value)))
 
 
@@ -270,7 +270,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
         or not all(type(item) is int and item >= 0 for item in value)
         or len(set(value)) != len(value)
     ):
-        raise _wrong_type("trainable_token_indices", "a list of different token ids")
+        raise _wrong_type("trainable_token_indices", "a list of distinct token ids")
     return tuple(value)
 
 
@@ -283,7 +283,7 @@ def _target_modules(value: object) -> tuple[str, ...]:
     if value is None or isinstance(value, str):
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _wrong_type("target_modules", "a text or a list of texts")
+        raise _wrong_type("target_modules", "a string or a list of strings")
     return tuple(value)
 
 
@@ -297,7 +297,7 @@ def _flag(fields: dict[str, object], name: str) -> bool:
 def _optional_text(fields: dict[str, object], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise _wrong_type(name, "a text")
+        raise _wrong_type(name, "a string")
     return value
 
 

@@ -128,7 +128,7 @@ def _unsupported(field: str, feature: str, value: object = None) -> AdapterRejec
     named = field if value is None else f"{field} {shown_value(value)}"
     return AdapterRejected(
         "unsupported_feature",
-        f"{named} is not served: {refusal_message(feature)}",
+        f"{named} is not supported: {refusal_message(feature)}",
         pointer=field_pointer(field),
     )
 

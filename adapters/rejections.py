@@ -24,22 +24,22 @@ REJECTIONS: Mapping[str, Rejection] = {
     ),
     "malformed_config": Rejection(
         "adapter_config.json is not strict JSON, or a field has the wrong type.",
-        "Save the adapter again with PEFT; NaN, Infinity and nested trickery are not JSON.",
+        "Save the adapter again with PEFT; NaN, Infinity and deep nesting are not accepted.",
     ),
     "duplicate_key": Rejection(
-        "A JSON object names the same key twice, so readers would disagree about it.",
-        "Remove one of the two.",
+        "A JSON object has the same key twice.",
+        "Remove one of them.",
     ),
     "unknown_config_field": Rejection(
-        "adapter_config.json sets a field this server does not know, so it cannot honour it.",
+        "adapter_config.json sets a field that this server does not know.",
         "Remove the field if it does not change the adapter's output, or upgrade the server.",
     ),
     "code_reference_refused": Rejection(
         "adapter_config.json refers to code or to a custom runtime.",
-        "Remove the field: nothing that an adapter brings is ever executed.",
+        "Remove the field: code from an adapter is never executed.",
     ),
     "unsupported_feature": Rejection(
-        "The adapter uses a PEFT feature that changes the output and is not served.",
+        "The adapter uses a PEFT feature that changes the output and is not supported.",
         "Follow the message: train without the feature, convert the adapter, or merge it into "
         "its own base model.",
     ),
@@ -48,8 +48,8 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Name modules literally, such as `q_proj` or `layers.3.mlp.down_proj`.",
     ),
     "config_contradiction": Rejection(
-        "The weights hold tensors that adapter_config.json does not announce, or lack some that it "
-        "does, or several tensors replace the same weights.",
+        "Tensors are missing or unexpected according to adapter_config.json, or several "
+        "tensors replace the same weights.",
         "Send the adapter_config.json that was saved with these weights.",
     ),
     "invalid_rank": Rejection(
@@ -82,19 +82,19 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Send only the adapter's own tensors.",
     ),
     "malformed_header": Rejection(
-        "The safetensors header is not what the format prescribes.",
+        "The safetensors header is malformed.",
         "Save the adapter again; the file is damaged or was written by a faulty tool.",
     ),
     "too_many_tensors": Rejection(
-        "The file holds more than 20,000 tensors, or too many trained tokens beside them.",
+        "The file contains more than 20,000 tensors, or too many trained tokens besides them.",
         "Send only the adapter's own tensors.",
     ),
     "no_tensors": Rejection(
-        "The file holds no tensors.",
+        "The file contains no tensors.",
         "Save the adapter after training; sharded training must gather the weights first.",
     ),
     "invalid_tensor_name": Rejection(
-        "A tensor's name exceeds 256 bytes or has other characters than A-Z a-z 0-9 . _ and -.",
+        "A tensor's name exceeds 256 bytes or has characters other than A-Z a-z 0-9 . _ and -.",
         "Save the adapter again with PEFT.",
     ),
     "unsupported_dtype": Rejection(
@@ -106,7 +106,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Save the adapter again; sharded training must gather the weights first.",
     ),
     "invalid_offsets": Rejection(
-        "A tensor's place in the file contradicts its shape or another tensor's place.",
+        "A tensor's offsets in the file contradict its shape or another tensor's offsets.",
         "Save the adapter again; the file is damaged or was written by a faulty tool.",
     ),
     "file_size_mismatch": Rejection(
@@ -131,26 +131,26 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Save with PEFT's save_pretrained, or convert the checkpoint to PEFT's names.",
     ),
     "unsupported_module": Rejection(
-        "The base has this module, but LoRA on it is not served here.",
+        "The base has this module, but LoRA on it is not supported.",
         "Leave the module out of target_modules.",
     ),
     "resized_vocabulary": Rejection(
-        "The adapter brings an embedding or head for another number of tokens than the base has.",
+        "The adapter contains an embedding or head for another vocabulary size than the base's.",
         "Train without resize_token_embeddings, for instance on reserved tokens with "
         "trainable_token_indices, or merge the adapter into its own base model.",
     ),
     "base_weights_included": Rejection(
-        "The file holds a whole embedding or head that the configuration does not name as trained, "
-        "and that is not known to be the base's own.",
+        "The file contains a full embedding or head that the configuration does not name as "
+        "trained and that is not known to be the base's.",
         "Save with save_embedding_layers=False, or name the module in modules_to_save if it was "
         "trained.",
     ),
     "full_matrix_not_allowed": Rejection(
-        "The adapter brings a whole trained matrix, and the operator allows none.",
+        "The adapter contains a full trained matrix, and the operator does not allow any.",
         "Train lm_head and embed_tokens with LoRA, or ask the operator for --max-full-matrix-mib.",
     ),
     "full_matrix_too_large": Rejection(
-        "The adapter's whole trained matrices exceed the size that the operator allows.",
+        "The adapter's full trained matrices exceed the size that the operator allows.",
         "Train lm_head and embed_tokens with LoRA, or ask the operator for a larger "
         "--max-full-matrix-mib.",
     ),
@@ -159,8 +159,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Name only the trained parameters in target_parameters, or give them different ranks.",
     ),
     "missing_pair": Rejection(
-        "A lora_A has no lora_B of its module, or the reverse, or what belongs to them stands "
-        "alone.",
+        "A lora_A has no lora_B, or the reverse, or an auxiliary tensor has neither.",
         "Save the adapter again; the file is incomplete.",
     ),
     "rank_mismatch": Rejection(
@@ -169,25 +168,25 @@ REJECTIONS: Mapping[str, Rejection] = {
     ),
     # the values
     "non_finite_weights": Rejection(
-        "A tensor holds NaN or infinity.",
-        "Training diverged: take an earlier checkpoint.",
+        "A tensor contains NaN or infinity.",
+        "Training diverged: use an earlier checkpoint.",
     ),
     "weights_overflow": Rejection(
-        "A value leaves the range of the server's number format once alpha is applied.",
+        "With alpha applied, a value exceeds the range of the server's number format.",
         "Lower alpha or train with a smaller learning rate.",
     ),
     "no_effect": Rejection(
-        "Every product B·A, and all else that the adapter brings, is zero or the base's own: it "
-        "answers exactly like the base.",
+        "Every product B·A and every auxiliary tensor is zero or equal to the base's: the "
+        "adapter has no effect.",
         "Train it first; PEFT initializes B with zeros.",
     ),
     # the examination itself
     "intake_limit": Rejection(
         "Examining the adapter exceeded the limits on time, memory or output.",
-        "Make the adapter smaller; if it is an ordinary one, ask the operator for higher limits.",
+        "Make the adapter smaller, or ask the operator for higher limits.",
     ),
     "intake_failed": Rejection(
-        "The examination of these bytes crashed, twice in a row if it took its process with it.",
+        "The examination of the adapter crashed; if its process crashed, twice in a row.",
         "Save the adapter again with PEFT; if that fails too, ask the operator to report it.",
     ),
 }

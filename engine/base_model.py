@@ -181,9 +181,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as exc:
-        raise InvalidParameter("device", f"{name} is none of auto, cpu and cuda") from exc
+        raise InvalidParameter("device", f"{name} is not one of auto, cpu and cuda") from exc
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidParameter("device", "there is no CUDA device here")
+        raise InvalidParameter("device", "no CUDA device found")
     return device
 
 
@@ -194,7 +194,7 @@ def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.dev
         if dtype is None or dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise UnsupportedModel(f"dtype {name} is none of float32, bfloat16, float16")
         if dtype is torch.float16 and device.type == "cpu":
-            raise UnsupportedModel("float16 is not computed on CPU; use bfloat16 or float32")
+            raise UnsupportedModel("float16 is not supported on CPU; use bfloat16 or float32")
         return dtype
     checkpoint = checkpoint or torch.float32
     if device.type == "cuda":

@@ -39,7 +39,7 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
             )
             if not has_fp8:
                 raise UnsupportedModel(
-                    f"--kv-dtype fp8 is not computed on this device ({device.type}); use int8"
+                    f"--kv-dtype fp8 is not supported on this device ({device.type}); use int8"
                 )
             return KvFormat(dtype, torch.float8_e4m3fn)
         case _:

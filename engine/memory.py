@@ -108,7 +108,7 @@ def plan_memory(
         has_windows=has_windows,
     )
     lines = [
-        f"available beside the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
+        f"available besides the weights {_mib(available_bytes)}, weights {_mib(weight_bytes)}",
         f"reserve {_mib(pools.reserve)}, activations of a full step {_mib(activation_bytes)}",
         *pools.lines(config, draft, is_host=is_host),
     ]

@@ -337,7 +337,7 @@ class Scheduler:
         deadline = request.submitted.deadline_seconds
         if deadline is not None and wait > deadline:
             raise Overloaded(
-                f"The wait alone is about {wait:.1f} s, the deadline {deadline:.1f} s.",
+                f"The expected wait is about {wait:.1f} s, the deadline {deadline:.1f} s.",
                 retry_after_seconds=later,
             )
 

@@ -126,8 +126,8 @@ class Tokenizer:
         max_bytes = max_tokens * self.most_bytes_per_token
         if num_bytes > max_bytes:
             raise PromptTooLong(
-                f"The prompt has {num_bytes} bytes; more than {max_bytes} do not fit into the "
-                f"model's {max_tokens} tokens, whatever they are."
+                f"The prompt has {num_bytes} bytes; at most {max_bytes} can fit into the "
+                f"model's {max_tokens} tokens."
             )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

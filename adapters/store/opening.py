@@ -23,7 +23,7 @@ def _text(value: str) -> str:
 def _one_of(*values: str) -> Callable[[str], str]:
     def read(value: str) -> str:
         if value not in values:
-            raise ValueError(f"is one of {', '.join(values)}")
+            raise ValueError(f"must be one of {', '.join(values)}")
         return value
 
     return read
@@ -32,13 +32,13 @@ def _one_of(*values: str) -> Callable[[str], str]:
 def _seconds(value: str) -> float:
     seconds = float(value) if value.replace(".", "", 1).isdigit() else 0.0
     if not 0 < seconds < math.inf:
-        raise ValueError("is a number of seconds above 0")
+        raise ValueError("must be a number of seconds above 0")
     return seconds
 
 
 def _attempts(value: str) -> int:
     if not value.isdigit() or not 1 <= int(value) <= 100:
-        raise ValueError("is a whole number from 1 to 100")
+        raise ValueError("must be a whole number from 1 to 100")
     return int(value)
 
 
@@ -87,7 +87,7 @@ def open_store(
 
 def _local_path(parts: SplitResult) -> Path:
     if parts.netloc or not parts.path.startswith("/") or parts.query:
-        raise ValueError("a file store is file:/// and an absolute path")
+        raise ValueError("a file store must be file:/// and an absolute path")
     return Path(unquote(parts.path))
 
 
@@ -96,7 +96,7 @@ def _s3_settings(parts: SplitResult) -> S3Settings:
     if unknown := options.keys() - _S3_OPTIONS.keys():
         raise ValueError(f"unknown options of the S3 store: {', '.join(sorted(unknown))}")
     if not parts.netloc or "@" in parts.netloc:
-        raise ValueError("an S3 store is s3://bucket/prefix, without credentials")
+        raise ValueError("an S3 store must be s3://bucket/prefix, without credentials")
     fields = {_S3_OPTIONS[name].field: _option_value(name, text) for name, text in options.items()}
     return S3Settings(bucket=parts.netloc, prefix=parts.path.strip("/"), **fields)
 

@@ -103,8 +103,9 @@ def reported() -> Iterator[None]:
         raise ObjectCorrupt("the received bytes do not match the store's own checksum") from exc
     except (NoCredentialsError, PartialCredentialsError) as exc:
         raise StoreDenied(
-            "there are no complete credentials for the adapter store: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, a profile or a role where `loraplex serve` runs"
+            "the credentials for the adapter store are missing or incomplete: set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role where "
+            "`loraplex serve` runs"
         ) from exc
     except (BotoCoreError, Boto3Error, HTTPError) as exc:
         raise StoreUnavailable(f"the adapter store failed: {type(exc).__name__}") from exc
@@ -117,7 +118,7 @@ def _meaning(response: Any) -> ObjectNotFound | StoreDenied | StoreUnavailable:
         return ObjectNotFound()
     if code == _NO_BUCKET:
         return StoreDenied(
-            "the adapter store has no such bucket: create it, or name another one by --store"
+            "the adapter store has no such bucket: create it, or use another one with --store"
         )
     if code == _CLOCK:
         return StoreDenied("the adapter store denied access: this machine's clock is wrong")

@@ -27,9 +27,9 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     if not models:
         return None
     if len(models) > 1:
-        raise InvalidParameter("speculation", f"{NAME} comes twice")
+        raise InvalidParameter("speculation", f"{NAME} is given twice")
     if not models[0]:
-        raise InvalidParameter("speculation", f"{NAME} needs a model behind a colon: {NAME}:MODEL")
+        raise InvalidParameter("speculation", f"{NAME} requires a model: {NAME}:MODEL")
     with naming_the_draft(models[0]):
         folder = locate_base(models[0])
         _check_tokens(folder, locate_base(config.model), base.vocab_size)

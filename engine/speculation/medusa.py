@@ -138,13 +138,13 @@ def _make_drafts(name: str, acceptance: Acceptance) -> MakeDrafts:
     if name == CHAINS:
         return chains_by(make_drawing(acceptance))
     if acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", f"{name} needs coupled acceptance")
+        raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
     return coupled_trees
 
 
 def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:
     if not checkpoint:
-        raise InvalidParameter("speculation", f"{name} needs a checkpoint: {name}:CHECKPOINT")
+        raise InvalidParameter("speculation", f"{name} requires a checkpoint: {name}:CHECKPOINT")
     head = base.ends.head
     if head is None:
         reasons = "; ".join(base.ends.refused.values())

@@ -20,7 +20,7 @@ def _open_ngram(
     argument: str, _config: EngineConfig, _base: BaseModel, _runner: ModelRunner
 ) -> Proposer:
     if argument:
-        raise InvalidParameter("speculation", "ngram takes nothing behind a colon")
+        raise InvalidParameter("speculation", "ngram takes no value after a colon")
     return NgramProposer()
 
 
@@ -51,8 +51,8 @@ def open_proposers(
         name, _, argument = entry.partition(":")
         if name not in openers:
             known = ", ".join(sorted({*OPENERS, *PROPOSERS}))
-            raise InvalidParameter("speculation", f"{name} is none of {known}")
+            raise InvalidParameter("speculation", f"{name} is not one of {known}")
         if any(proposer.name == name for proposer in proposers):
-            raise InvalidParameter("speculation", f"{name} comes twice")
+            raise InvalidParameter("speculation", f"{name} is given twice")
         proposers.append(openers[name](argument, config, base, runner))
     return proposers

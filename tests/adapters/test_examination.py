@@ -332,7 +332,7 @@ def test_a_copy_of_the_bases_own_matrix_is_left_out(tmp_path: Path) -> None:
     known = replace(FULL, digests={"embed_tokens": digest})
     report = examine_folder(adapter, known, tmp_path / "block")
     (warning,) = report.warnings
-    assert (warning.code, "left out: " in warning.message) == ("base_weights_left_out", True)
+    assert (warning.code, "omitted: " in warning.message) == ("base_weights_left_out", True)
     assert "embed_tokens" in warning.message
     plain = write_adapter(tmp_path / "plain", make_lora(matrices()))
     assert examine_folder(plain, known, tmp_path / "other").digest == report.digest
@@ -411,7 +411,7 @@ def test_warns_of_what_has_no_effect_or_differs(tmp_path: Path) -> None:
         "base_name_differs": "trained on 'someone/another-base', served on 'owner/this-base'",
         "pattern_unmatched": "no trained module matches 'k_proj'",
         "target_without_tensors": ("named as targets, but the file has no tensors for 'o_proj'"),
-        "modules_without_effect": "all zeros or the base's own, so without effect: 'v_proj'",
+        "modules_without_effect": "zero or equal to the base's, so without effect: 'v_proj'",
     }
 
 

@@ -153,7 +153,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_with_the_reason(
         ({"model": "/no/such/folder"}, "is neither a local directory"),
         ({"max_model_len": 513}, "exceeds the model's 512"),
         ({"dtype": "int8"}, "none of float32"),
-        ({"dtype": "float16"}, "not computed on CPU"),
+        ({"dtype": "float16"}, "not supported on CPU"),
     ],
 )
 def test_a_choice_that_cannot_be_served_is_refused_with_the_reason(
@@ -165,5 +165,5 @@ def test_a_choice_that_cannot_be_served_is_refused_with_the_reason(
 
 
 def test_a_device_that_is_none_is_refused_by_name(tiny_base: Path) -> None:
-    with pytest.raises(InvalidParameter, match="abacus is none of auto, cpu and cuda"):
+    with pytest.raises(InvalidParameter, match="abacus is not one of auto, cpu and cuda"):
         load_base_model(EngineConfig(str(tiny_base), device="abacus"))

@@ -268,8 +268,8 @@ def test_the_states_are_those_that_the_models_own_head_meets(family: str, tmp_pa
 @pytest.mark.parametrize(
     ("entry", "acceptance", "reason"),
     [
-        ("medusa", Acceptance.COUPLED, "needs a checkpoint"),
-        ("medusa_tree:{}", Acceptance.REJECTION, "needs coupled acceptance"),
+        ("medusa", Acceptance.COUPLED, "requires a checkpoint"),
+        ("medusa_tree:{}", Acceptance.REJECTION, "requires coupled acceptance"),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_start(
