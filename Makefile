@@ -90,12 +90,13 @@ bench-api: ## CPU time a request and a streamed token outside the engine, memory
 bench-shared-queues: ## a quiet tenant beside one that fills every queue that tenants share
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
-docs: $(INSTALLED) ## print the pages made from code and evidence: API, errors, CLI, settings, metrics, models
+docs: $(INSTALLED) ## write the pages generated from code and evidence
 	$(BIN)/python -m loraplex.api.openapi > docs/openapi.json
 	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
 	$(BIN)/python -m loraplex.api.metrics_reference > docs/metrics.md
+	$(BIN)/python -m loraplex.adapters.formats > docs/formats.md
 	$(BIN)/python -m benchmarks.model_list > docs/models.md
 	$(BIN)/python -m benchmarks.model_list --readme README.md
 

@@ -52,9 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> FeatureFiles:
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text() == format_reference(), (
-        "run: python -m loraplex.adapters.formats > docs/formats.md"
-    )
+    assert PAGE.read_text() == format_reference(), "run `make docs`"
 
 
 def test_rows_have_names_of_their_own_and_published_codes() -> None:
