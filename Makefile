@@ -7,7 +7,7 @@ S3_VENV := .venv-s3
 NODE_VENV := .venv-node
 CONSOLE := api/console
 BUNDLE := api/static/console
-export PYTHONDONTWRITEBYTECODE ?= 1
+
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \

@@ -106,7 +106,7 @@ def test_the_sentence_says_what_it_waits_for() -> None:
     words = judged(version(), LOAD).summary
     assert words.startswith("acme/bot@1: ")
     for figure in (
-        "500.0 MiB in",
+        "500.0 MiB of",
         "600.0 MiB are free",
         "block is 300.0 MiB",
         "700.0 MiB are in use",
