@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from weakref import WeakValueDictionary
 
 from ...engine.errors import EngineUnavailable, InvalidGrammar
@@ -61,7 +62,8 @@ class GrammarChecks:
         key = GrammarKey(tenant_id, spec)
         answer = self._answers.get(key)
         if answer is None or _has_failed(answer):
-            answer = asyncio.create_task(self._ask_in_turn(key))
+            # In a context of its own: the answer is kept for longer than the request that asks.
+            answer = asyncio.create_task(self._ask_in_turn(key), context=Context())
             self._answers.put(key, answer)
         refusal = await asyncio.shield(answer)
         if refusal is not None:
