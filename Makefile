@@ -91,14 +91,15 @@ bench-shared-queues: ## a quiet tenant beside one that fills every queue that te
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 
 docs: $(INSTALLED) ## write the pages generated from code and evidence
-	$(BIN)/python -m loraplex.api.openapi > docs/openapi.json
-	$(BIN)/python -m loraplex.api.error_codes > docs/errors.md
+	$(BIN)/python -m loraplex.api.openapi_reference > docs/openapi.json
+	$(BIN)/python -m loraplex.api.contract.error_codes > docs/errors.md
 	$(BIN)/python -m loraplex.api.cli.reference > docs/cli.md
 	$(BIN)/python -m loraplex.api.settings_reference > docs/settings.md
 	$(BIN)/python -m loraplex.api.metrics_reference > docs/metrics.md
 	$(BIN)/python -m loraplex.adapters.formats > docs/formats.md
 	$(BIN)/python -m benchmarks.model_list > docs/models.md
 	$(BIN)/python -m benchmarks.model_list --readme README.md
+	PYTHONPATH=tests $(BIN)/python -m support.packages docs/architecture.md
 
 screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
 	PYTHONPATH=.src:tests $(BIN)/python -m support.screenshots docs/images

@@ -45,7 +45,7 @@ class ExtraKind(StrEnum):
     """What an adapter may hold for a slice beside A and B.
 
     In the file are the tenant's own values; the engine turns them into the served ones at load
-    (`engine/block_preparation.py`).
+    (`engine/model/block_preparation.py`).
     """
 
     MAGNITUDE = "magnitude"

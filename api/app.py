@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.params import Depends as Dependency
 from fastapi.routing import APIRoute
 
-from .auth import authenticate
-from .console_files import ConsoleFiles
-from .errors import install_error_handlers
-from .idempotency import IdempotentRequests
-from .planned_route import PlannedRoute
-from .request_context import RequestContext
+from .http.auth import authenticate
+from .http.console_files import ConsoleFiles
+from .http.error_responses import install_error_handlers
+from .http.idempotency import IdempotentRequests
+from .http.planned_route import PlannedRoute
+from .http.request_context import RequestContext
 from .routes import (
     adapters,
     aliases,
@@ -44,7 +44,7 @@ from .routes import (
     usage,
     users,
 )
-from .runtime import Runtime
+from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),

@@ -12,11 +12,11 @@ from prometheus_client.registry import Collector
 
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.messages import EngineStats
-from .engine_metrics import EngineCollector, UtilizationCollector
-from .loop_histogram import LoopHistogram
-from .metrics import Metrics
-from .speculation_metrics import SpeculationCollector
-from .tier_metrics import TierCollector
+from .telemetry.engine_metrics import EngineCollector, UtilizationCollector
+from .telemetry.loop_histogram import LoopHistogram
+from .telemetry.metrics import Metrics
+from .telemetry.speculation_metrics import SpeculationCollector
+from .telemetry.tier_metrics import TierCollector
 
 
 class _Section(NamedTuple):

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from ..engine.config import EngineConfig
 from ..platform.database import database_name
-from .openapi_shapes import field_meanings
+from .contract.openapi_shapes import field_meanings
 from .settings import Settings
 
 _FILES = {"secret": "secret", "secret_previous": "secret.previous"}

@@ -22,11 +22,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from loraplex.engine.admission import check_config
-from loraplex.engine.base_model import BaseModel, load_base_model
+from loraplex.engine.checkpoint.weights import load_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.weights import load_config
+from loraplex.engine.model.admission import check_config
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from support.family_configs import MODEL_TYPES, NUM_TOKENS, tiny_config
 from support.paged import paged_logits
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.base_model import load_base_model
-from loraplex.engine.checkpoint import locate_base
+from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.base_folders import BASE_FOLDERS, BaseFolder, Templates, make_base_folder
 from support.paged import paged_logits
 

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from benchmarks.report import parse_options, print_report
 
+from loraplex.engine.execution.grammar_masks import restrict
 from loraplex.engine.grammars.compiler import GrammarCompiler, make_executor
-from loraplex.engine.grammars.masks import restrict
 from loraplex.engine.grammars.matcher import Matcher
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from support.grammars import random_schema

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.forward import PagedForward, run_model
-from loraplex.engine.inputs import Span, make_inputs
-from loraplex.engine.kv_cache import KvCache, KvFormat, kv_bytes_per_block
-from loraplex.engine.kv_groups import one_group
+from loraplex.engine.kv.cache import KvCache, KvFormat, kv_bytes_per_block
+from loraplex.engine.kv.groups import one_group
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.forward import PagedForward, run_model
+from loraplex.engine.model.inputs import Span, make_inputs
 
 BLOCK_SIZE = 16
 CHUNK = 64

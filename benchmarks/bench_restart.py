@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.supervisor import engine_environment
+from loraplex.engine.process.client import EngineClient, FetchedBlock
+from loraplex.engine.process.supervisor import engine_environment
 from support.models import make_tiny_llama
 
 MARGIN_SECONDS = 2.0

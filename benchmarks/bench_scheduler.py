@@ -19,15 +19,15 @@ from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
-from loraplex.engine.garbage import GarbageCollection
-from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.process.gc_tuning import GarbageCollection
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduler import Scheduler, SchedulerLimits
-from loraplex.engine.step_costs import StepCosts
+from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.scheduling.step_costs import StepCosts
 
 BLOCK = 16
 NUM_TENANTS = 50

@@ -47,7 +47,7 @@ import httpx
 import pytest
 from benchmarks.exact_usage import figures_of, least_tokens_of, ready_adapters
 
-from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.contract.error_codes import ERROR_CODES
 from loraplex.platform.keys.principal import Scope
 from support.beside_load import Pushes, pushing
 from support.exact_usage import Callers, check_exact

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import uvloop
 
-from loraplex.api.open_files import raise_open_files
+from loraplex.api.server.open_files import raise_open_files
 
 ADDRESSES_PER_MEMBER = 4
 """A connection's port is not free again for a minute after it; each address has 28,000."""

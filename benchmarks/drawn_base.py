@@ -14,7 +14,8 @@ from benchmarks.timed_engine import make_model
 from transformers import AutoModelForCausalLM
 
 from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config
-from loraplex.engine import base_model, checkpoint
+from loraplex.engine.checkpoint import files as checkpoint
+from loraplex.engine.model import base_model
 
 LARGE_SHAPE = BaseShape(
     vocab_size=128_256,

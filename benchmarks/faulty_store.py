@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import httpx
 from sqlalchemy import func, select
 
-from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.contract.error_codes import ERROR_CODES
 from loraplex.platform.adapters.states import UNFINISHED_STATES, UploadState
 from loraplex.platform.models import AdapterVersion, Upload
 from support.beside_load import Pushes, pushing, repeating

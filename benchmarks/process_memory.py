@@ -17,7 +17,7 @@ from support.exact_usage import CHECKER, ENGINE, FETCHER, INTAKE, MODULES, SERVE
 from support.processes import descendants
 
 ROLES: Mapping[str, str] = {
-    "loraplex.engine.process": ENGINE,
+    "loraplex.engine.process.main": ENGINE,
     MODULES[FETCHER]: FETCHER,
     MODULES[CHECKER]: CHECKER,
     MODULES[INTAKE]: INTAKE,

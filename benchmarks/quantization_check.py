@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.model.base_model import load_base_model
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import Bits, pack_linear
 from support.models import make_tiny_llama

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 from benchmarks.exact_usage import figures_of, least_tokens_of, ready_adapters
 
-from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.contract.error_codes import ERROR_CODES
 from support.beside_load import pushing
 from support.databases import RestartablePostgres, migrate
 from support.exact_usage import Callers, check_exact, num_unsettled

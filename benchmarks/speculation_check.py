@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from benchmarks.speculation_arms import Arm, Decoding, Job
 
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
+from loraplex.engine.draft import Draft
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import Acceptor, make_acceptor
-from loraplex.engine.speculation.draft import Draft
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from support.chi_square import p_value
 from support.medusa import make_heads

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import ADAPTER_STYLES, Style, held_out_requests
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
+from loraplex.engine.checkpoint.weights import load_config, load_weights
+from loraplex.engine.draft import Draft
 from loraplex.engine.request import Request
-from loraplex.engine.speculation.draft import Draft
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_training import MedusaRecipe, train_heads
 from loraplex.engine.speculation.proposer import Wanted
 from loraplex.engine.speculation.training_texts import read_texts
-from loraplex.engine.tokenizer import Tokenizer
-from loraplex.engine.weights import load_config, load_weights
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"

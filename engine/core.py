@@ -18,25 +18,23 @@ from ..adapters.host_cache import HostCache
 from ..adapters.identity import AdapterKey
 from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.residency import Residency
-from .adapter_reports import HitsByTier, explain, tier_stats
-from .base_model import BaseModel, load_base_model
-from .batch import ScheduledBatch, ScheduledSequence
-from .block_preparation import BlockPreparation
-from .checkpoint import locate_base
+from .checkpoint.files import locate_base
 from .config import EngineConfig
-from .decode_graphs import open_decode_graphs, serves_graphs
-from .device_peak import measure_peak
-from .drains import Drains
 from .errors import AdapterDeleted, EngineError, InvalidParameter
-from .execution import Drawn, Execution, StepRows
-from .grammars.grammars import open_grammars
+from .execution.decode_graphs import open_decode_graphs, serves_graphs
+from .execution.execution import Drawn, Execution, StepRows
+from .execution.grammars import open_grammars
+from .execution.profiling import plan_engine
+from .execution.prompt_reading import read_prompt
+from .execution.runner import ModelRunner, StepOutput
 from .heartbeat import Heartbeat
-from .info import describe_engine
-from .kv_blocks import KvBlocks
-from .kv_cache import KvCache, kv_bytes_per_block
-from .lone_steps import Part, parts_of
-from .memory import MemoryPlan
-from .memory_reports import map_memory
+from .kv.blocks import KvBlocks
+from .kv.cache import KvCache, kv_bytes_per_block
+from .kv.prefix_cache import CacheNamespace
+from .memory.device_peak import measure_peak
+from .memory.model_cost import model_cost
+from .memory.plan import MemoryPlan
+from .memory.utilization import KvReads, Utilization
 from .messages import (
     Abort,
     AdapterEvicted,
@@ -64,24 +62,26 @@ from .messages import (
     ToEngine,
     TokensGenerated,
 )
-from .model_cost import model_cost
+from .model.base_model import BaseModel, load_base_model
+from .model.block_preparation import BlockPreparation
 from .next_tokens import draw_next_tokens
-from .prefix_cache import CacheNamespace
-from .profiling import plan_engine
-from .prompt_reading import read_prompt
+from .reports.adapters import HitsByTier, explain, tier_stats
+from .reports.info import describe_engine
+from .reports.memory import map_memory
+from .reports.requests import list_requests
 from .request import Request
-from .request_reports import list_requests
-from .runner import ModelRunner, StepOutput
 from .sampling_params import MAX_LOGPROBS
-from .scheduler import Scheduler, SchedulerLimits
+from .scheduling.batch import ScheduledBatch, ScheduledSequence
+from .scheduling.drains import Drains
+from .scheduling.lone_steps import Part, parts_of
+from .scheduling.scheduler import Scheduler, SchedulerLimits
+from .scheduling.step_costs import StepCosts
+from .scheduling.tenant_service import TenantService
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
 from .speculation.medusa import heads_bytes, open_medusas
 from .speculation.speculation import open_speculation
-from .step_costs import StepCosts
-from .tenant_service import TenantService
 from .token_journal import TokenCounters
-from .utilization import KvReads, Utilization
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from .errors import EngineError
-from .execution import Drawn
-from .grammars.masks import Restricted
+from .execution.execution import Drawn
+from .execution.grammar_masks import Restricted
+from .execution.sampler import logprobs_of
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
-from .sampler import logprobs_of
 from .speculation.acceptors import Accepted, Acceptor
 
 Restrict = Callable[[Sequence[Request], Tensor], Restricted]

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..adapters.identity import AdapterKey
 from ..adapters.residency import Lease, Tier
+from .draft import NO_DRAFT, Draft
 from .grammars.matcher import Matcher
-from .kv_blocks import SequenceBlocks
+from .kv.blocks import SequenceBlocks
+from .kv.prefix_cache import CacheNamespace
 from .messages import GenerationRequest, Pooling
-from .prefix_cache import CacheNamespace
-from .speculation.draft import NO_DRAFT, Draft
 
 
 @dataclass(eq=False, slots=True)

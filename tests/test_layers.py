@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support.packages import LAYERS as DIVIDED
+from support.packages import from_bottom_to_top, package_imports, with_pictures
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("platform", "adapters", "engine", "kernels", "api", "migrations")
@@ -34,54 +38,59 @@ CORE_TORCH_FREE = (
     "adapters.fetcher_client",
     "adapters.fetcher_process",
     "adapters.store.opening",
-    "engine.scheduler",
-    "engine.backlog",
-    "engine.deadlines",
-    "engine.execution",
-    "engine.groups",
-    "engine.preemption",
-    "engine.room",
-    "engine.running",
-    "engine.shares",
-    "engine.step",
-    "engine.fairness",
-    "engine.waiting",
-    "engine.step_costs",
+    "engine.scheduling.scheduler",
+    "engine.scheduling.backlog",
+    "engine.scheduling.deadlines",
+    "engine.execution.execution",
+    "engine.scheduling.groups",
+    "engine.scheduling.preemption",
+    "engine.scheduling.room",
+    "engine.scheduling.running",
+    "engine.scheduling.shares",
+    "engine.scheduling.step",
+    "engine.scheduling.fairness",
+    "engine.scheduling.waiting",
+    "engine.scheduling.step_costs",
     "engine.speculation.control",
-    "engine.speculation.policy",
-    "engine.block_pool",
-    "engine.kv_blocks",
-    "engine.kv_layout",
-    "engine.swap_space",
-    "engine.prefix_cache",
-    "engine.kv_budget",
-    "engine.kv_groups",
+    "engine.scheduling.draft_policy",
+    "engine.kv.block_pool",
+    "engine.kv.blocks",
+    "engine.kv.layout",
+    "engine.kv.swap_space",
+    "engine.kv.prefix_cache",
+    "engine.memory.kv_budget",
+    "engine.kv.groups",
     "engine.grammars.compiler",
-    "engine.checkpoint",
+    "engine.checkpoint.files",
     "engine.messages",
-    "engine.tenant_service",
-    "engine.utilization",
-    "engine.client",
+    "engine.scheduling.tenant_service",
+    "engine.memory.utilization",
+    "engine.process.client",
     "engine.heartbeat",
-    "engine.quarantine",
-    "engine.reference_base",
+    "engine.process.quarantine",
+    "engine.process.reference_base",
     "engine.speculation.draft_cache",
     "api.cli",
     "api.cli.adapters",
     "api.app",
 )
+HTTP_FREE = {
+    *("contract", "control_plane", "adapters", "tools", "schemas", "telemetry", "inference"),
+    "upkeep",
+}
+"""Packages of `api/`."""
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}
 BANNED_CALLS = {"eval", "exec"}
 ENGINE_IMAGE = {"torch", "triton", "transformers", "peft", "safetensors", "numpy"}
 EDGES = {
-    "engine/transport.py": {"msgspec"},
-    "engine/process.py": {"msgspec"},
-    "engine/client.py": {"msgspec"},
-    "engine/supervisor.py": {"msgspec"},
-    "engine/tokenizer.py": {"tokenizers", "jinja2"},
-    "engine/detokenizer.py": {"tokenizers"},
-    "engine/token_coverage.py": {"tokenizers"},
-    "engine/checkpoint.py": {"huggingface_hub"},
+    "engine/process/transport.py": {"msgspec"},
+    "engine/process/main.py": {"msgspec"},
+    "engine/process/client.py": {"msgspec"},
+    "engine/process/supervisor.py": {"msgspec"},
+    "engine/text/tokenizer.py": {"tokenizers", "jinja2"},
+    "engine/text/detokenizer.py": {"tokenizers"},
+    "engine/text/token_coverage.py": {"tokenizers"},
+    "engine/checkpoint/files.py": {"huggingface_hub"},
     "engine/grammars/compiler.py": {"llguidance"},
     "engine/grammars/vocabulary.py": {"tokenizers"},
     "adapters/fetcher_messages.py": {"msgspec"},
@@ -132,6 +141,41 @@ def test_no_layer_imports_one_above_it() -> None:
     ]
     # Every layer may know the version.
     assert [line for line in upward if not line.endswith("loraplex.platform.version")] == []
+
+
+@pytest.mark.parametrize("layer", DIVIDED)
+def test_no_package_imports_one_above_it(layer: str) -> None:
+    # Raises CycleError, and names the cycle.
+    assert set(from_bottom_to_top(package_imports(layer))) == set(package_imports(layer))
+
+
+def test_services_know_no_http() -> None:
+    found = [
+        f"{where} imports {name}"
+        for path, tree in sources()
+        if (where := path.relative_to(ROOT)).parts[:2] in {("api", name) for name in HTTP_FREE}
+        for name in imported(path, tree)
+        if name.split(".")[0] in {"fastapi", "starlette", "uvicorn"}
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(("layer", "most"), [("engine", 25), ("api", 20)])
+def test_a_layer_has_few_flat_files(layer: str, most: int) -> None:
+    assert len(list((ROOT / layer).glob("*.py"))) <= most
+
+
+def test_the_pictures_of_the_packages_are_current() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert with_pictures(page) == page, "run `make docs`"
+
+
+def test_every_path_of_the_architecture_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    folders = "|".join((*LAYERS, "tests", "docs", "benchmarks"))
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*)`", page))
+    assert len(named) > 80
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
 def test_what_the_core_needs_imports_without_torch() -> None:

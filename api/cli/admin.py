@@ -13,7 +13,7 @@ import typer
 
 from ...platform.database import Database, database_name, failure_reason
 from ...platform.errors import DatabaseUnavailable, RevisionMismatch, RowSecurityMissing
-from ..running_servers import RunningServer, list_running_servers
+from ..server.running_servers import RunningServer, list_running_servers
 from ..settings import Settings, load_settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import note

@@ -18,7 +18,7 @@ import typer
 from ...adapters.confinement import Mechanism
 from ...adapters.store import check_usable, open_store
 from ...platform.database import Database, database_name
-from ..confinement import confinement_here
+from ..server.confinement import confinement_here
 from ..settings import Settings, load_settings
 from .admin import DatabaseUrl, DataDir, naming_the_database
 from .client import open_client

@@ -11,10 +11,10 @@ import typer
 from ...adapters.errors import AdapterError
 from ...adapters.store import open_store
 from ...platform.errors import InvalidValue
-from ..control_plane import ControlPlane
-from ..services.garbage import GRACE_SECONDS, Collected, Garbage
-from ..services.staging import Staging
+from ..adapters.staging import Staging
+from ..control_plane.control_plane import ControlPlane
 from ..settings import Settings, load_settings
+from ..upkeep.garbage import GRACE_SECONDS, Collected, Garbage
 from .admin import DatabaseUrl, DataDir, open_current_database
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json

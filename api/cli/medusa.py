@@ -83,14 +83,14 @@ def _train(
     model: str, data: Path, out: Path, recipe: MedusaRecipe, *, max_tokens: int, device: str
 ) -> list[float]:
     """Train and write the heads; returns how often each is right on what was held out."""
-    from ...engine.base_identity import compute_base_id
-    from ...engine.base_model import choose_device, choose_dtype
-    from ...engine.checkpoint import locate_base
+    from ...engine.checkpoint.base_identity import compute_base_id
+    from ...engine.checkpoint.files import locate_base
+    from ...engine.checkpoint.weights import load_config, load_weights
+    from ...engine.model.base_model import choose_device, choose_dtype
     from ...engine.speculation.medusa_checkpoint import save_heads
     from ...engine.speculation.medusa_training import head_accuracies, train_heads
     from ...engine.speculation.training_texts import read_texts
-    from ...engine.tokenizer import Tokenizer
-    from ...engine.weights import load_config, load_weights
+    from ...engine.text.tokenizer import Tokenizer
 
     model_dir = locate_base(model)
     texts = read_texts(data, Tokenizer(model_dir), max_tokens=max_tokens)

@@ -10,7 +10,7 @@ import typer
 
 from ...adapters.errors import AdapterError, ConfinementMissing
 from ...engine.config import EngineConfig
-from ..running_servers import registered
+from ..server.running_servers import registered
 from ..settings import Settings, default_data_dir, load_settings
 from .admin import describe_running_server, naming_the_database
 from .client import DEFAULT_URL
@@ -36,7 +36,7 @@ from .serve_options import (
 from .speculation import describe_speculation
 
 if TYPE_CHECKING:
-    from ..runtime import Runtime
+    from ..server.runtime import Runtime
 
 __all__ = ["DEFAULT_SPECULATION", "app", "next_steps"]
 
@@ -83,9 +83,9 @@ def _settings(platform: PlatformOptions, adapters: AdapterOptions, tools: ToolOp
 
 
 def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:
-    from ..data_dir_lock import DataDirInUse
-    from ..logs import configure_logging
-    from ..server import CannotListen, address, bind, run_server
+    from ..serve import CannotListen, address, bind, run_server
+    from ..server.data_dir_lock import DataDirInUse
+    from ..telemetry.logs import configure_logging
 
     configure_logging()
     try:

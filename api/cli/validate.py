@@ -133,7 +133,7 @@ def _ask_server() -> Base:
 def _from_config(base: Path) -> Base:
     """The layout of a base whose weights need not be here. Raises CommandFailed."""
     try:
-        from ...engine.skeleton import read_skeleton
+        from ...engine.model.skeleton import read_skeleton
     except ModuleNotFoundError as exc:
         raise CommandFailed(
             f"--base builds the model's layers and needs {exc.name}: pip install "

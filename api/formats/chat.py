@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from ...engine.tokenizer import Tokenizer
-from ..answering import PlainEvents
+from ...engine.text.tokenizer import Tokenizer
+from ..inference.inference import Order
+from ..inference.sequence_text import Delta
 from ..schemas.answers import (
     CalledFunction,
     ChatChoice,
@@ -24,10 +25,9 @@ from ..schemas.answers import (
     ToolCallDelta,
     Usage,
 )
-from ..services.inference import Order
-from ..services.sequence_text import Delta
 from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 from ..tools.answer_plan import AnswerPlan, Reader
+from .answering import PlainEvents
 from .chat_logprobs import chat_logprob
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...engine.messages import TokenLogprob, TokenLogprobs
-from ...engine.tokenizer import Tokenizer
-from ..routes.logprobs import reported
+from ...engine.text.tokenizer import Tokenizer
 from ..schemas.answers import ChatLogprob, TopLogprob
+from .logprobs import reported
 
 
 def chat_logprob(tokenizer: Tokenizer, entry: TokenLogprobs) -> ChatLogprob:

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ...engine.tokenizer import Tokenizer
-from ..errors import ApiError, error_body
-from ..json_response import encode_json
+from ...engine.text.tokenizer import Tokenizer
+from ..contract.errors import ApiError, error_body
+from ..http.json_response import encode_json
+from ..http.sse import sse_data
+from ..inference.inference import Order
+from ..inference.sequence_text import Delta
 from ..schemas.answers import Usage
 from ..schemas.response_objects import (
     ErrorEvent,
@@ -25,9 +28,6 @@ from ..schemas.response_objects import (
     Status,
 )
 from ..schemas.responses import ResponsesBody
-from ..services.inference import Order
-from ..services.sequence_text import Delta
-from ..sse import sse_data
 from ..tools.answer_plan import AnswerPlan
 from .chat_logprobs import chat_logprob
 from .response_output import EventNumbers, ResponseOutput

@@ -16,6 +16,7 @@ from ...platform.adapters.models import (
     AdapterWish,
     Upload,
 )
+from ..adapters.version_readiness import VersionReadiness
 from ..schemas.adapters import (
     AdapterSummaryView,
     AdapterView,
@@ -36,7 +37,6 @@ from ..schemas.residency import (
     ReadinessView,
     WishView,
 )
-from ..services.version_readiness import VersionReadiness
 
 
 class AdapterViews:

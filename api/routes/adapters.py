@@ -18,11 +18,9 @@ from ...platform.adapters.listing import (
 )
 from ...platform.adapters.states import VersionState
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal
-from ..auth import Confirmed, require_operator
-from ..contract import Raw, answers
-from ..json_response import json_response
-from ..pages import Page, PageRequest
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.promises import Raw, answers
+from ..http.auth import Confirmed, require_operator
+from ..http.json_response import json_response
 from ..schemas.adapters import (
     AdapterSummaryView,
     AdapterView,
@@ -34,6 +32,7 @@ from ..schemas.adapters import (
     TransitionView,
     VersionView,
 )
+from ..server.runtime import CurrentRuntime, Runtime
 from .adapter_views import (
     AdapterViews,
     base_view,
@@ -42,6 +41,7 @@ from .adapter_views import (
     tiers_of,
     transition_view,
 )
+from .pages import Page, PageRequest
 from .parameters import NO_VERSION, Number, Reader, RequestOrigin, Writer, find_version
 
 DEFAULT_DRAIN_SECONDS = 30.0

@@ -17,13 +17,13 @@ from ...platform.audit.event import Changed, Event
 from ...platform.base import JsonObject
 from ...platform.errors import AliasNotFound
 from ...platform.sessions import TenantSession
-from ..bodies import json_body
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.bodies import json_body
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.adapters import ListView
 from ..schemas.aliases import AliasBody, AliasChangeView, AliasView
+from ..server.runtime import CurrentRuntime
 from .adapter_views import alias_change_view, alias_view
 from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
 

@@ -16,15 +16,15 @@ from ...platform.audit.repository import PLATFORM_CHAIN, AuditFilter
 from ...platform.audit.verification import Verified
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ...platform.names import MAX_SLUG_LENGTH
-from ..auth import require, require_operator
-from ..contract import answers
-from ..errors import ApiError
-from ..json_response import json_response
-from ..pages import Page, PageRequest
-from ..runtime import CurrentRuntime
+from ..contract.errors import ApiError
+from ..contract.promises import answers
+from ..http.auth import require, require_operator
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.audit import AuditEntryView, BreachView, VerificationView
 from ..schemas.identity import ActorView
+from ..server.runtime import CurrentRuntime
+from .pages import Page, PageRequest
 
 DEFAULT_VERIFIED = 2000
 MAX_VERIFIED = 10_000

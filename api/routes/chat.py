@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import SERVED_HEADERS, answer_stream, answer_whole
-from ..auth import require
-from ..bodies import INFERENCE_BODY_BYTES, json_body
-from ..contract import answers
-from ..disconnects import unless_disconnected
+from ..contract.promises import answers
+from ..formats.answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..formats.chat import ChatFormat
-from ..runtime import CurrentRuntime
+from ..formats.chat_order import order_chat
+from ..formats.generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..http.auth import require
+from ..http.bodies import INFERENCE_BODY_BYTES, json_body
+from ..http.disconnects import unless_disconnected
 from ..schemas.answers import ChatChunk, ChatCompletion
 from ..schemas.chat import ChatBody
-from .chat_order import order_chat
-from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
 

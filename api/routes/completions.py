@@ -10,19 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import SERVED_HEADERS, answer_stream, answer_whole
-from ..auth import require
-from ..bodies import INFERENCE_BODY_BYTES, json_body
-from ..contract import answers
-from ..disconnects import unless_disconnected
-from ..request_context import split_key
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..formats.answering import SERVED_HEADERS, answer_stream, answer_whole
+from ..formats.completions import CompletionFormat
+from ..formats.generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..http.auth import require
+from ..http.bodies import INFERENCE_BODY_BYTES, json_body
+from ..http.disconnects import unless_disconnected
+from ..http.request_context import split_key
+from ..inference.echo import Echo
+from ..inference.inference import Order
 from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
-from ..services.echo import Echo
-from ..services.inference import Order
-from .completion_format import CompletionFormat
-from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
 

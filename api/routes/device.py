@@ -12,12 +12,12 @@ from ...engine.errors import EngineUnavailable
 from ...engine.messages import EngineStats
 from ...platform.adapters import repository
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
-from ..auth import require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.promises import answers
+from ..control_plane.tenant_names import tenant_names
+from ..http.auth import require_operator
+from ..http.json_response import json_response
 from ..schemas.device import ResidencyView, ResidentView, TierView
-from ..services.tenant_names import tenant_names
+from ..server.runtime import CurrentRuntime, Runtime
 
 router = APIRouter(prefix="/admin")
 

@@ -16,18 +16,18 @@ from starlette.responses import Response
 from ...engine.messages import Pooling
 from ...engine.sampling_params import SamplingParams
 from ...platform.keys.principal import Principal, Scope
-from ..answering import SERVED_HEADERS, answer_headers
-from ..auth import require
-from ..bodies import INFERENCE_BODY_BYTES, json_body
-from ..contract import answers
-from ..disconnects import unless_disconnected
-from ..errors import ApiError
-from ..json_response import encode_json
-from ..request_context import split_key
-from ..runtime import CurrentRuntime
+from ..contract.errors import ApiError
+from ..contract.promises import answers
+from ..formats.answering import SERVED_HEADERS, answer_headers
+from ..formats.generation_errors import GENERATION_ERRORS
+from ..http.auth import require
+from ..http.bodies import INFERENCE_BODY_BYTES, json_body
+from ..http.disconnects import unless_disconnected
+from ..http.json_response import encode_json
+from ..http.request_context import split_key
+from ..inference.inference import Order, Running
 from ..schemas.embeddings import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
-from ..services.inference import Order, Running
-from .generation_errors import GENERATION_ERRORS
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..contract import Raw, answers
-from ..runtime import CurrentRuntime
-from ..services.downloads import ExportedFile
+from ..adapters.downloads import ExportedFile
+from ..contract.promises import Raw, answers
+from ..server.runtime import CurrentRuntime
 from .parameters import NO_VERSION, Number, Reader, find_version
 
 

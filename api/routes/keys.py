@@ -14,16 +14,16 @@ from ...platform.base import JsonObject, utc_now
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import Confirmed, origin_of, require
-from ..bodies import json_body
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import Confirmed, origin_of, require
+from ..http.bodies import json_body
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.identity import IssuedKeyView, KeyBody, KeyView, RotateBody
+from ..server.runtime import CurrentRuntime
 from .identity_views import issued_key_view, key_view
+from .pages import Page
 
 router = APIRouter(prefix="/v1/keys")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ..auth import Caller
-from ..contract import answers
-from ..json_response import json_response
+from ..contract.promises import answers
+from ..http.auth import Caller
+from ..http.json_response import json_response
 from ..schemas.identity import MeView
 from .identity_views import me_view
 

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from ...platform.adapters import repository
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ...platform.tenants import repository as tenants
-from ..auth import require, require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import require, require_operator
+from ..http.json_response import json_response
 from ..schemas.memory import MemoryView
+from ..server.runtime import CurrentRuntime
 from .memory_views import OwnMemoryViews, PlatformMemoryViews
 
 router = APIRouter()

@@ -18,7 +18,7 @@ from ..schemas.memory import (
     KvUseView,
     ServerMemoryView,
 )
-from ..services.memories import SeenMap, ServerMap
+from ..telemetry.memories import SeenMap, ServerMap
 
 
 class PlatformMemoryViews:

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from ...platform.adapters import service
 from ...platform.adapters.models import Adapter
 from ...platform.keys.principal import Principal, Scope
-from ..auth import require
-from ..contract import answers
-from ..json_response import json_response
-from ..request_context import split_key
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.promises import answers
+from ..formats.generation_errors import MODEL_ERRORS
+from ..http.auth import require
+from ..http.json_response import json_response
+from ..http.request_context import split_key
 from ..schemas.answers import ModelCard, ModelList
-from .generation_errors import MODEL_ERRORS
+from ..server.runtime import CurrentRuntime, Runtime
 
 router = APIRouter(prefix="/v1")
 

@@ -9,12 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..auth import check_metrics_access
-from ..contract import Raw, answers, terms
-from ..json_response import json_response
-from ..openapi import openapi_json
-from ..runtime import CurrentRuntime
+from ..contract.promises import Raw, answers, terms
+from ..http.auth import check_metrics_access
+from ..http.json_response import json_response
+from ..http.openapi import openapi_json
 from ..schemas.operations import Health
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter()
 

@@ -15,14 +15,12 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.operators.models import Operator
 from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
-from ..auth import Confirmation, Confirmed, origin_of, read_confirmation, require_operator
-from ..bodies import json_body
-from ..browser import base_url, transport_of
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import Confirmation, Confirmed, origin_of, read_confirmation, require_operator
+from ..http.bodies import json_body
+from ..http.browser import base_url, transport_of
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.adapters import ListView, PageView
 from ..schemas.identity import (
     IssuedOperatorKeyView,
@@ -33,12 +31,14 @@ from ..schemas.identity import (
     OperatorView,
 )
 from ..schemas.sessions import InvitationView
+from ..server.runtime import CurrentRuntime
 from .identity_views import (
     invitation_view,
     issued_operator_key_view,
     operator_key_view,
     operator_view,
 )
+from .pages import Page
 
 router = APIRouter(prefix="/admin/operators")
 

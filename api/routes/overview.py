@@ -14,10 +14,9 @@ from ...platform.overview import service
 from ...platform.overview.figures import FigureSums
 from ...platform.overview.latencies import percentile
 from ...platform.overview.service import RANGES, Step, TenantTokens, Window, moment_of
-from ..auth import require, require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import require, require_operator
+from ..http.json_response import json_response
 from ..schemas.overview import (
     OverviewNow,
     OverviewSeries,
@@ -27,8 +26,9 @@ from ..schemas.overview import (
     Series,
     TenantLoadView,
 )
-from ..services.memories import SeenMap
-from ..services.overview import device_bytes
+from ..server.runtime import CurrentRuntime
+from ..telemetry.memories import SeenMap
+from ..telemetry.overview import device_bytes
 
 MAX_TENANTS = 50
 """Whose series are in the answer: those that generated most."""

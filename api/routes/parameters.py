@@ -14,9 +14,9 @@ from ...platform.adapters.models import Adapter, AdapterVersion
 from ...platform.audit.event import Origin
 from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..auth import Caller, origin_of, require
-from ..contract import terms
-from ..runtime import Runtime
+from ..contract.promises import terms
+from ..http.auth import Caller, origin_of, require
+from ..server.runtime import Runtime
 
 
 async def request_origin(request: Request, caller: Caller) -> Origin:

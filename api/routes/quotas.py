@@ -15,13 +15,13 @@ from ...platform.quotas import service
 from ...platform.quotas.service import Limits, QuotaUse
 from ...platform.sessions import TenantSession
 from ...platform.tenants.service import get_tenant
-from ..auth import origin_of, require, require_operator
-from ..bodies import json_body
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.promises import answers
+from ..http.auth import origin_of, require, require_operator
+from ..http.bodies import json_body
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.quotas import LimitsBody, LimitsView, LimitUseView, QuotaUseView
+from ..server.runtime import CurrentRuntime, Runtime
 
 router = APIRouter()
 

@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from ...adapters.confinement_probe import ConfinementReport
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
-from ..auth import require_operator
-from ..contract import answers
-from ..errors import ApiError
-from ..json_response import json_response
-from ..readiness import Readiness
-from ..runtime import CurrentRuntime
+from ..contract.errors import ApiError
+from ..contract.promises import answers
+from ..http.auth import require_operator
+from ..http.json_response import json_response
 from ..schemas.readiness import ConfinementView, MechanismView, PossibleActView, ServerReadinessView
+from ..server.readiness import Readiness
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/admin")
 

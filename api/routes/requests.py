@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.messages import RequestList, RequestState
-from ...engine.request_reports import REASONS
+from ...engine.reports.requests import REASONS
 from ...platform.audit.event import Changed, Event
 from ...platform.errors import RequestNotFound
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
@@ -19,16 +19,16 @@ from ...platform.requests import service
 from ...platform.requests.models import RequestLogEntry
 from ...platform.requests.repository import LogFilter
 from ...platform.sessions import TenantSession
-from ..auth import origin_of, require, require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.promises import answers
+from ..control_plane.tenant_names import tenant_names
+from ..http.auth import origin_of, require, require_operator
+from ..http.json_response import json_response
+from ..inference.inference import OpenRequest
 from ..schemas.adapters import PageView
 from ..schemas.requests import ExplanationView, LiveRequestsView, LiveRequestView, RequestView
-from ..services.inference import OpenRequest
-from ..services.request_explanation import phases_of, summary_of
-from ..services.tenant_names import tenant_names
+from ..server.runtime import CurrentRuntime, Runtime
+from ..telemetry.request_explanation import phases_of, summary_of
+from .pages import Page
 
 MAX_LIVE = 500
 

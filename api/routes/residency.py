@@ -18,12 +18,12 @@ from ...platform.adapters.states import WishKind
 from ...platform.audit.event import Changed, Event, Origin
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
-from ..bodies import json_body
-from ..contract import answers
-from ..json_response import json_response
-from ..runtime import CurrentRuntime, Runtime
+from ..adapters.version_readiness import judge
+from ..contract.promises import answers
+from ..http.bodies import json_body
+from ..http.json_response import json_response
 from ..schemas.residency import ReadinessView, WishBody
-from ..services.version_readiness import judge
+from ..server.runtime import CurrentRuntime, Runtime
 from .adapter_views import readiness_view
 from .parameters import (
     NO_VERSION,

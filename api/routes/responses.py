@@ -9,18 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..answering import SERVED_HEADERS, answer_stream, answer_whole
-from ..auth import require
-from ..bodies import INFERENCE_BODY_BYTES, json_body
-from ..contract import answers
-from ..disconnects import unless_disconnected
+from ..contract.promises import answers
+from ..formats.answering import SERVED_HEADERS, answer_stream, answer_whole
+from ..formats.chat_order import order_chat
+from ..formats.generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 from ..formats.responses import ResponsesFormat
-from ..runtime import CurrentRuntime
+from ..http.auth import require
+from ..http.bodies import INFERENCE_BODY_BYTES, json_body
+from ..http.disconnects import unless_disconnected
 from ..schemas.response_objects import Response as ResponseObject
 from ..schemas.response_objects import ResponseEvent
 from ..schemas.responses import ResponsesBody
-from .chat_order import order_chat
-from .generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
 

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
-from ..auth import require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import require_operator
+from ..http.json_response import json_response
 from ..schemas.adapters import ListView
 from ..schemas.server_settings import SettingView
+from ..server.runtime import CurrentRuntime
 from ..server_settings import list_settings_in_force
 
 router = APIRouter(prefix="/admin")

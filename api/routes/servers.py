@@ -12,13 +12,13 @@ from ...platform.base import utc_now
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.servers import service
 from ...platform.servers.models import Server
-from ..auth import require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import require_operator
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.servers import ServerView
+from ..server.runtime import CurrentRuntime
+from .pages import Page
 
 router = APIRouter()
 

@@ -20,9 +20,11 @@ from ...platform.errors import SessionEnded
 from ...platform.keys.principal import AnyPrincipal, OperatorPrincipal, Principal
 from ...platform.sessions import UnitOfWork
 from ...platform.version import __version__
-from ..auth import SessionCaller, origin_of
-from ..bodies import json_body
-from ..browser import (
+from ..contract.promises import answers, terms
+from ..control_plane.sign_in import own_tenant_id
+from ..http.auth import SessionCaller, origin_of
+from ..http.bodies import json_body
+from ..http.browser import (
     Transport,
     check_same_origin,
     check_transport,
@@ -31,10 +33,8 @@ from ..browser import (
     set_session_cookie,
     transport_of,
 )
-from ..contract import answers, terms
-from ..json_response import json_response
-from ..peer_address import peer_address
-from ..runtime import CurrentRuntime, Runtime
+from ..http.json_response import json_response
+from ..http.peer_address import peer_address
 from ..schemas.sessions import (
     ConfirmationBody,
     EnrolmentBody,
@@ -43,7 +43,7 @@ from ..schemas.sessions import (
     SessionView,
     SignInBody,
 )
-from ..services.sign_in import own_tenant_id
+from ..server.runtime import CurrentRuntime, Runtime
 
 SESSION_COOKIE = {"set-cookie": "The session cookie: `HttpOnly`, `SameSite=Strict`."}
 

@@ -13,16 +13,16 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.sessions import PlatformSession
 from ...platform.tenants import service
 from ...platform.tenants.models import Tenant
-from ..auth import Confirmation, origin_of, read_confirmation, require_operator
-from ..bodies import json_body
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import Confirmation, origin_of, read_confirmation, require_operator
+from ..http.bodies import json_body
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.identity import TenantBody, TenantChange, TenantView
+from ..server.runtime import CurrentRuntime
 from .identity_views import tenant_view
+from .pages import Page
 
 router = APIRouter(prefix="/admin/tenants")
 

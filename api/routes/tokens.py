@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.keys.principal import Principal, Scope
-from ..auth import require
-from ..bodies import INFERENCE_BODY_BYTES, json_body
-from ..contract import answers
-from ..errors import ApiError
-from ..json_response import json_response
-from ..request_context import split_key
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.errors import ApiError
+from ..contract.promises import answers
+from ..formats.generation_errors import MODEL_ERRORS
+from ..http.auth import require
+from ..http.bodies import INFERENCE_BODY_BYTES, json_body
+from ..http.json_response import json_response
+from ..http.request_context import split_key
 from ..schemas.messages import as_conversation
 from ..schemas.tokens import DetokenizeBody, Text, TokenizeBody, Tokens
-from .generation_errors import MODEL_ERRORS
+from ..server.runtime import CurrentRuntime, Runtime
 
 router = APIRouter()
 

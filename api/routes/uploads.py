@@ -18,12 +18,12 @@ from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import Origin
 from ...platform.errors import UploadNotFound
 from ...platform.keys.principal import Principal
-from ..bodies import body_chunks, check_encoding, declared_bytes, json_body
-from ..contract import Raw, answers, terms
-from ..error_codes import REJECTION_CODES
-from ..json_response import json_response
-from ..runtime import CurrentRuntime, Runtime
+from ..contract.error_codes import REJECTION_CODES
+from ..contract.promises import Raw, answers, terms
+from ..http.bodies import body_chunks, check_encoding, declared_bytes, json_body
+from ..http.json_response import json_response
 from ..schemas.adapters import ListView, UploadBody, UploadView, VersionView
+from ..server.runtime import CurrentRuntime, Runtime
 from .adapter_views import AdapterViews, upload_view
 from .parameters import RequestOrigin, Writer, find_version
 

@@ -19,13 +19,13 @@ from ...platform.quotas.limits import MAX_COUNT
 from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
 from ...platform.usage.repository import Group, GroupKey, UsageQuery, UsageSum
-from ..auth import require, require_operator
-from ..contract import answers
-from ..json_response import json_response
-from ..pages import MAX_PAGE, Page, PageRequest
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import require, require_operator
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.usage import UsageRecordView, UsageView
+from ..server.runtime import CurrentRuntime
+from .pages import MAX_PAGE, Page, PageRequest
 
 router = APIRouter()
 

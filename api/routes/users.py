@@ -14,18 +14,18 @@ from ...platform.keys.principal import Principal, Scope, TenantRole
 from ...platform.keys.service import ApiKeyService
 from ...platform.sessions import TenantSession
 from ...platform.users import service
-from ..auth import Confirmation, Confirmed, origin_of, read_confirmation, require
-from ..bodies import json_body
-from ..browser import base_url, transport_of
-from ..contract import answers
-from ..etags import TAGGED, IfMatch, tagged_response
-from ..json_response import json_response
-from ..pages import Page
-from ..runtime import CurrentRuntime
+from ..contract.promises import answers
+from ..http.auth import Confirmation, Confirmed, origin_of, read_confirmation, require
+from ..http.bodies import json_body
+from ..http.browser import base_url, transport_of
+from ..http.etags import TAGGED, IfMatch, tagged_response
+from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.identity import UserBody, UserChange, UserView
 from ..schemas.sessions import InvitationView
+from ..server.runtime import CurrentRuntime
 from .identity_views import invitation_view, user_view
+from .pages import Page
 
 router = APIRouter(prefix="/v1/users")
 

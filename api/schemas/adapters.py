@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 from pydantic import Field, StringConstraints
 
-from .request_model import RequestModel
+from ..contract.request_model import RequestModel
 
 MAX_ALIASES = 16
 

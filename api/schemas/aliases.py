@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from pydantic import Field
 
+from ..contract.request_model import RequestModel
 from .adapters import CanaryView
-from .request_model import RequestModel
 
 VersionNumber = Annotated[int, Field(ge=1, le=999_999_999)]
 

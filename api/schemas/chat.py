@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from ..contract.request_model import invalid
 from ..tools.conversation import ChatMessage
 from ..tools.tool import ToolUse
 from .generation import GenerationBody, NumLogprobs, OutputTokens
 from .messages import MAX_MESSAGES, Message, as_conversation
-from .request_model import invalid
 from .tools import MAX_TOOLS, ChatTool, OptionalToolChoice, tool_use
 
 

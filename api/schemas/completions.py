@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ..contract.request_model import invalid
 from .generation import MAX_OUTPUT_TOKENS, GenerationBody, NumLogprobs
 from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
-from .request_model import invalid
 
 MAX_SEQUENCES = 64
 """Prompts times choices of one request."""

@@ -17,8 +17,8 @@ from ...engine.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
+from ..contract.request_model import RequestModel, invalid
 from .output_format import ResponseFormat, StructuredOutputs
-from .request_model import RequestModel, invalid
 
 MAX_CHOICES = 8
 MAX_OUTPUT_TOKENS = 1 << 20

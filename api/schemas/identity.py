@@ -15,7 +15,7 @@ from ...platform.names import MAX_NAME_LENGTH, MAX_SLUG_LENGTH
 from ...platform.tenants.models import MAX_DISPLAY_NAME_LENGTH
 from ...platform.tenants.service import MAX_WEIGHT, MIN_WEIGHT
 from ...platform.users.models import MAX_EMAIL_LENGTH
-from .request_model import RequestModel
+from ..contract.request_model import RequestModel
 
 MAX_LIFETIME_DAYS = 3650
 MAX_ADAPTERS_PER_KEY = 100

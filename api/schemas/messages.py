@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import from_json
 
+from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.conversation import ChatMessage, PastCall
-from .request_model import RequestModel, invalid, unsupported
 from .tools import MAX_TOOLS, FunctionName, ToolType
 
 MAX_MESSAGES = 2048

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ...engine.grammars.limits import MAX_CHOICES
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
-from .request_model import RequestModel, invalid, unsupported
+from ..contract.request_model import RequestModel, invalid, unsupported
 
 FORMAT_TYPES = frozenset({"text", "json_object", "json_schema"})
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
+from ..contract.request_model import RequestModel
 from .generation import MAX_TOKEN_ID, TokenId
-from .request_model import RequestModel
 
 
 def as_prompts(value: object) -> object:

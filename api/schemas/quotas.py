@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...platform.quotas.limits import MAX_BIG, MAX_COUNT
 from ...platform.quotas.models import Period
-from .request_model import RequestModel
+from ..contract.request_model import RequestModel
 
 Flow = Annotated[int, Field(ge=1, le=MAX_COUNT)] | None
 BigFlow = Annotated[int, Field(ge=1, le=MAX_BIG)] | None

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from pydantic import Field
 
+from ..contract.request_model import RequestModel
 from .adapters import Reason
-from .request_model import RequestModel
 
 MAX_TTL_SECONDS = 365 * 24 * 3600
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..errors import ErrorBody
+from ..contract.errors import ErrorBody
 from .answers import ChatLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ...engine.grammars.spec import GrammarSpec
+from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.conversation import ChatMessage, PastCall
 from ..tools.tool import ToolUse
 from .generation import NumLogprobs, OutputTokens, SamplingBody
 from .messages import MAX_MESSAGES, MAX_PARTS, CallId, parsed_arguments
 from .output_format import OutputFormat, SchemaName
-from .request_model import RequestModel, invalid, unsupported
 from .tools import MAX_TOOLS, FunctionName, OptionalToolChoice, ResponsesTool, tool_use
 
 LOGPROBS = "message.output_text.logprobs"

@@ -13,7 +13,7 @@ from ...platform.accounts.passwords import MAX_PASSWORD_LENGTH, MIN_PASSWORD_LEN
 from ...platform.accounts.tokens import MAX_TOKEN_LENGTH
 from ...platform.names import MAX_SLUG_LENGTH
 from ...platform.users.models import MAX_EMAIL_LENGTH
-from .request_model import RequestModel
+from ..contract.request_model import RequestModel
 
 Password = Annotated[SecretStr, Field(min_length=1, max_length=MAX_PASSWORD_LENGTH)]
 """As somebody types it, right or wrong."""

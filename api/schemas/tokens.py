@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
+from ..contract.request_model import RequestModel, invalid
 from .generation import ModelName, TokenId
 from .messages import MAX_MESSAGES, Message
-from .request_model import RequestModel, invalid
 from .tools import MAX_TOOLS, ChatTool
 
 

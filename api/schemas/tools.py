@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.tool import NO_ARGUMENTS, Tool, ToolUse
-from .request_model import RequestModel, invalid, unsupported
 
 MAX_TOOLS = 128
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...engine.grammars.spec import GrammarSpec
-from ...engine.tokenizer import Tokenizer
-from ..errors import ApiError
+from ...engine.text.tokenizer import Tokenizer
+from ..contract.errors import ApiError
 from .answer_part import AnswerPart, Text
 from .answer_reader import AnswerReader
 from .call_grammar import call_grammar, needs_grammar

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from .tool import NO_ARGUMENTS, Tool, ToolUse
 from .tool_format import ToolFormat
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...engine.errors import EngineError
-from ...engine.tokenizer import Tokenizer
-from ..errors import ApiError
+from ...engine.text.tokenizer import Tokenizer
+from ..contract.errors import ApiError
 from .conversation import ChatMessage, PastCall
 from .tool import Tool
 from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from ..draft import ROOT, Draft
 from ..errors import GrammarFailed
-from ..speculation.draft import ROOT, Draft
 
 
 class Automaton(Protocol):

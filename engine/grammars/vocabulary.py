@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 
 _MARK = "\x02"
 """A character that merges with no other: a tokenizer that puts a space before a text puts it before

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..config import Acceptance
+from ..draft import ROOT
+from ..execution.sampler import SamplingRow, Stream, draw_from, probabilities_of, sample, uniforms
 from ..request import Request
-from ..sampler import SamplingRow, Stream, draw_from, probabilities_of, sample, uniforms
-from .draft import ROOT
 from .drawing import row_behind
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...adapters.identity import AdapterKey
 from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
-from ..step_costs import StepCosts, StepShape
+from ..scheduling.step_costs import StepCosts, StepShape
 from . import probes
 from .contrasts import Contrasts
 from .filling import Effort, Offer, fill

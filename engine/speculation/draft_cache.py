@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ..kv_blocks import KvBlocks, SequenceBlocks
-from ..kv_layout import KvGroup, KvOperation
-from ..prefix_cache import CacheNamespace
+from ..kv.blocks import KvBlocks, SequenceBlocks
+from ..kv.layout import KvGroup, KvOperation
+from ..kv.prefix_cache import CacheNamespace
 from ..request import Request
 
 

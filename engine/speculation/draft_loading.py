@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ..base_model import BaseModel, load_base_model
-from ..checkpoint import DRAFT, locate_base, naming_the_draft
+from ..checkpoint.files import DRAFT, locate_base, naming_the_draft
+from ..checkpoint.weights import load_config
 from ..config import EngineConfig
 from ..errors import InvalidParameter, TokenizerUnusable, UnsupportedModel
-from ..weights import load_config
+from ..model.base_model import BaseModel, load_base_model
 
 NAME = DRAFT
 

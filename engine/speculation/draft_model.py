@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..base_model import BaseModel
 from ..config import EngineConfig
-from ..forward import PagedForward, run_model
-from ..inputs import Span, make_inputs
-from ..kv_cache import KvCache
-from ..kv_groups import one_group
+from ..draft import NO_DRAFT, Draft
+from ..kv.cache import KvCache
+from ..kv.groups import one_group
+from ..model.base_model import BaseModel
+from ..model.forward import PagedForward, run_model
+from ..model.inputs import Span, make_inputs
 from ..request import Request
-from .draft import NO_DRAFT, Draft
 from .draft_cache import CachedSequence, DraftCache
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .fair_shares import fair_shares

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from .draft import ROOT, Draft
+from ..draft import ROOT, Draft
 
 
 class Candidates(NamedTuple):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..config import Acceptance
-from ..grammars.masks import restrict_guesses
+from ..draft import Draft
+from ..execution.grammar_masks import restrict_guesses
+from ..execution.sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
 from ..request import Request
-from ..sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
-from .draft import Draft
 
 
 class Guesses(NamedTuple):

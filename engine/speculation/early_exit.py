@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention_windows import LayerProbe
-from ..base_model import BaseModel
 from ..config import EngineConfig
+from ..draft import Draft
 from ..errors import InvalidParameter, UnsupportedModel
-from ..forward import run_model
-from ..inputs import Span
+from ..execution.runner import ModelRunner
+from ..model.attention_windows import LayerProbe
+from ..model.base_model import BaseModel
+from ..model.forward import run_model
+from ..model.inputs import Span
 from ..request import Request
-from ..runner import ModelRunner
-from .draft import Draft
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .proposer import Wanted
 

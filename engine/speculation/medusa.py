@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..base_model import BaseModel
-from ..checkpoint import locate_heads
+from ..checkpoint.files import locate_heads
 from ..config import Acceptance, EngineConfig
+from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
-from ..grammars.masks import restrict_guesses
+from ..execution.grammar_masks import restrict_guesses
+from ..execution.sampler import SamplingRow, perturbed
+from ..model.base_model import BaseModel
 from ..request import Request
-from ..sampler import SamplingRow, perturbed
-from .draft import NO_DRAFT, Draft
 from .draft_tree import Candidates, best_first_tree
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
 from .medusa_checkpoint import load_heads

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from ..errors import UnsupportedModel
-from ..model_ends import declare_ends
-from ..output_head import head_inputs
+from ..model.model_ends import declare_ends
+from ..model.output_head import head_inputs
 from .medusa_heads import MedusaHeads, untrained_heads
 from .training_texts import TrainingText
 

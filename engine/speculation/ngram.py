@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..draft import NO_DRAFT, Draft
 from ..request import Request
-from .draft import NO_DRAFT, Draft
 from .fair_shares import fair_shares
 from .ngram_index import Match, NgramIndex
 from .proposer import Wanted

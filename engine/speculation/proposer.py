@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..draft import Draft
 from ..request import Request
-from .draft import Draft
 
 
 class Wanted(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..base_model import BaseModel
 from ..config import PROPOSERS, EngineConfig
 from ..errors import InvalidParameter
-from ..runner import ModelRunner
+from ..execution.runner import ModelRunner
+from ..model.base_model import BaseModel
 from .early_exit import open_early_exit
 from .ngram import NgramProposer
 from .proposer import Proposer

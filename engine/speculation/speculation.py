@@ -10,17 +10,17 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from ...adapters.identity import AdapterKey
-from ..base_model import BaseModel
-from ..batch import ScheduledSequence
 from ..config import EngineConfig
+from ..draft import NO_DRAFT, Draft
 from ..errors import ProposerNotServed
+from ..execution.runner import ModelRunner
 from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
+from ..model.base_model import BaseModel
 from ..request import Request
-from ..runner import ModelRunner
-from ..step_costs import StepCosts
+from ..scheduling.batch import ScheduledSequence
+from ..scheduling.step_costs import StepCosts
 from .acceptors import Acceptor, make_acceptor
 from .control import Choice, Control
-from .draft import NO_DRAFT, Draft
 from .proposer import Proposer, Wanted
 from .proposers import open_proposers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import EngineError, InvalidParameter
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 
 MIN_TOKENS = 4
 

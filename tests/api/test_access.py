@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from loraplex.api.app import create_app
-from loraplex.api.openapi import api_routes
+from loraplex.api.http.openapi import api_routes
 from loraplex.platform.base import utc_now
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import select
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.request_measures import RequestMeasures
-from loraplex.api.server_id import FILE, load_or_create_server_id
-from loraplex.api.services import admission as module
-from loraplex.api.services.admission import Admission
-from loraplex.api.services.ledger_writer import Charge, LedgerWriter, Owner
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.inference import admission as module
+from loraplex.api.inference.admission import Admission
+from loraplex.api.inference.ledger_writer import Charge, LedgerWriter, Owner
+from loraplex.api.server.server_id import FILE, load_or_create_server_id
+from loraplex.api.telemetry.request_measures import RequestMeasures
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation

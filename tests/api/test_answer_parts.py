@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import h11
 from starlette.types import Receive, Scope, Send
 
-from loraplex.api.sse import PARTS_EXTENSION, EventStream, sse_data
+from loraplex.api.http.sse import PARTS_EXTENSION, EventStream, sse_data
 from support.served_app import ServedApp
 
 READ_BYTES = 1 << 16

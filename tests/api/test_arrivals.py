@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from loraplex.api.errors import ApiError
-from loraplex.api.services.arrivals import MAX_PIECES, Arrivals
-from loraplex.api.services.sequence_text import Delta
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.inference.arrivals import MAX_PIECES, Arrivals
+from loraplex.api.inference.sequence_text import Delta
 from loraplex.engine.messages import RequestStarted, TokenLogprob, TokenLogprobs
 
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from loraplex.api import database_watch
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.attestation import Attestations
-from loraplex.api.services.leases import Leases
-from loraplex.engine.client import EngineClient
+from loraplex.api.adapters.attestation import Attestations
+from loraplex.api.control_plane import database_watch
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.leases import Leases
 from loraplex.engine.errors import NumericalError
+from loraplex.engine.process.client import EngineClient
 from loraplex.platform import database as database_module
 from loraplex.platform.adapters import repository
 from loraplex.platform.adapters.models import AdapterVersion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from loraplex.api.auth_cache import (
+from loraplex.api.control_plane.auth_cache import (
     MAX_STALE_SECONDS,
     TTL_SECONDS,
     AuthCache,

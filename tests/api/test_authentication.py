@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, select
 
-from loraplex.api import auth_cache
-from loraplex.api.control_plane import ControlPlane
+from loraplex.api.control_plane import auth_cache
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.platform.audit.event import BY_SYSTEM, Changed, Event
 from loraplex.platform.database import Database
 from loraplex.platform.errors import ApiKeyRevoked

@@ -9,9 +9,9 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from loraplex.api import bodies
-from loraplex.api.bodies import read_body
-from loraplex.api.errors import ApiError
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.http import bodies
+from loraplex.api.http.bodies import read_body
 
 LIMIT = 8
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.api.routes.completion_format import CompletionFormat
-from loraplex.api.services.inference import Order, ServedModel
+from loraplex.api.formats.completions import CompletionFormat
+from loraplex.api.inference.inference import Order, ServedModel
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.scripted_generation import PROMPT, Event, Scenario, finished, run, started
 
 LETTERS = "abc\u00e9"

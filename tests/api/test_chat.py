@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 

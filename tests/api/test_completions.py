@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api.routes.logprobs import distinct_spellings
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.api.formats.logprobs import distinct_spellings
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.server import Caller
 
 GO_ON = {"ignore_eos": True}

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from loraplex.adapters.confinement_probe import ConfinementReport, measure_confinement
-from loraplex.api import confinement
 from loraplex.api.cli import main
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.server import confinement
 from support.server import ServerUnderTest, child_environment
 
 
@@ -50,8 +50,8 @@ import asyncio, json, sys
 from support.container_profile import forbid_confinement
 forbid_confinement()
 from loraplex.api.cli import doctor, main
-from loraplex.api.confinement import check_confinement
-from loraplex.api.logs import configure_logging
+from loraplex.api.server.confinement import check_confinement
+from loraplex.api.telemetry.logs import configure_logging
 from loraplex.api.routes.readiness import _view
 configure_logging()
 view = _view(asyncio.run(check_confinement(is_required=False)))
@@ -111,7 +111,7 @@ def test_the_setting_asks_for_it_as_the_option_does(
     monkeypatch.setattr(
         "loraplex.adapters.child.PYTHON", (str(tmp_path / "no-python"),)
     )  # nothing can be measured
-    monkeypatch.setattr("loraplex.api.logs.configure_logging", lambda: None)
+    monkeypatch.setattr("loraplex.api.telemetry.logs.configure_logging", lambda: None)
     confinement.confinement_here.cache_clear()
     monkeypatch.setenv("LORAPLEX_REQUIRE_CONFINEMENT", "true")
     arguments = ["--model", str(tmp_path), "--data-dir", str(tmp_path / "data"), "--port", "0"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
-from loraplex.api.connections import Connections
+from loraplex.api.http.connections import Connections
 from support.served_app import ServedApp
 from support.server import child_environment
 
@@ -115,7 +115,7 @@ def test_a_flood_is_closed_without_a_word() -> None:
 
 def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
     code = (
-        "import resource; from loraplex.api.open_files import raise_open_files\n"
+        "import resource; from loraplex.api.server.open_files import raise_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))\n"
         "print(raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from loraplex.api.console_files import ConsoleFiles
+from loraplex.api.http.console_files import ConsoleFiles
 from support.console_policy import POLICY
 from support.server import ServerUnderTest
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loraplex.api import database_watch
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.database_watch import DatabaseWatch
-from loraplex.api.last_seen import LastSeen
+from loraplex.api.control_plane import database_watch
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.database_watch import DatabaseWatch
+from loraplex.api.control_plane.last_seen import LastSeen
 from loraplex.platform.audit.event import BY_SYSTEM, Changed, Event
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, InvalidApiKey

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex.adapters.disk_room import DiskSize
-from loraplex.api.services.disk_reserve import MAX_FILE_BYTES, DiskReserve, open_reserve
+from loraplex.api.upkeep.disk_reserve import MAX_FILE_BYTES, DiskReserve, open_reserve
 
 MIB = 1 << 20
 RESERVE = 8 * MIB

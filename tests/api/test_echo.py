@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.server import Caller, ServerUnderTest
 
 TOLERANCE = 1e-4

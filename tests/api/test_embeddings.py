@@ -16,7 +16,7 @@ from peft import PeftModel
 from sqlalchemy import select
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.models import UsageRecord
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest

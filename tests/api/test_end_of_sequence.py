@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import make_tiny_llama
 from support.server import ServerUnderTest, serving
 

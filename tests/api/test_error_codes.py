@@ -8,8 +8,8 @@ import pytest
 
 from loraplex.adapters.errors import AdapterError, AdapterRejected
 from loraplex.adapters.rejections import REJECTIONS
-from loraplex.api.error_codes import BASE_CODES, ERROR_CODES, START_CODES, error_reference
-from loraplex.api.errors import as_api_error, from_error_info
+from loraplex.api.contract.error_codes import BASE_CODES, ERROR_CODES, START_CODES, error_reference
+from loraplex.api.contract.errors import as_api_error, from_error_info
 from loraplex.engine.errors import EngineError, InvalidParameter
 from loraplex.engine.messages import ErrorInfo
 from loraplex.platform.errors import BaseMismatch, ModelNotFound, PlatformError
@@ -49,7 +49,7 @@ def test_every_code_that_a_layer_raises_is_published() -> None:
 def test_the_documentation_is_current() -> None:
     printed = Path(__file__).parents[2] / "docs" / "errors.md"
     assert printed.read_text() == error_reference(), (
-        "run `python -m loraplex.api.error_codes > docs/errors.md`"
+        "run `python -m loraplex.api.contract.error_codes > docs/errors.md`"
     )
 
 

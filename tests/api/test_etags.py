@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from loraplex.api.errors import ApiError
-from loraplex.api.etags import Condition, etag_of, read_condition, tagged_response
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.http.etags import Condition, etag_of, read_condition, tagged_response
 
 
 class Thing(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
 from loraplex.adapters.store.local import LocalStore
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.garbage import Collected, Garbage
-from loraplex.api.services.staging import Staging
+from loraplex.api.adapters.staging import Staging
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.upkeep.garbage import Collected, Garbage
 from loraplex.platform.adapters import service, uploads
 from loraplex.platform.adapters.states import UploadState
 from loraplex.platform.adapters.uploads import NewUpload
@@ -193,7 +193,7 @@ def test_uploads_that_were_given_up_are_abandoned_and_their_files_go(
     upload_id = installation.open_upload("bot")
     path = installation.stage(upload_id)
     later = utc_now() + timedelta(seconds=OLD_SECONDS)
-    monkeypatch.setattr("loraplex.api.services.garbage.utc_now", lambda: later)
+    monkeypatch.setattr("loraplex.api.upkeep.garbage.utc_now", lambda: later)
 
     collected = installation.collect()
 
@@ -210,7 +210,7 @@ def test_a_dry_run_finds_the_same_and_removes_nothing(
     path = installation.stage("unknown")
     upload_id = installation.open_upload("bot")
     later = utc_now() + timedelta(seconds=OLD_SECONDS)
-    monkeypatch.setattr("loraplex.api.services.garbage.utc_now", lambda: later)
+    monkeypatch.setattr("loraplex.api.upkeep.garbage.utc_now", lambda: later)
 
     planned = installation.collect(dry_run=True)
 

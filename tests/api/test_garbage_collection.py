@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.api.garbage import YOUNG_OBJECTS, look_for_garbage_seldom
+from loraplex.api.server.gc_tuning import YOUNG_OBJECTS, look_for_garbage_seldom
 
 
 @pytest.fixture(autouse=True)

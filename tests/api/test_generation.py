@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from loraplex.adapters.residency import Tier
-from loraplex.api.errors import ApiError
-from loraplex.api.services import generation
-from loraplex.api.services.sequence_text import Delta, SequenceText
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.inference import generation
+from loraplex.api.inference.sequence_text import Delta, SequenceText
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import (
     FinishReason,
     RequestStarted,
     TokensGenerated,
 )
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.scripted_generation import (
     Event,
     Scenario,

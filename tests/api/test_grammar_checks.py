@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from loraplex.api.services.grammar_checks import CHECK_COMMAND, GrammarChecks
-from loraplex.api.services.inference import Inference, Order, ServedModel
+from loraplex.api.inference.grammar_checks import CHECK_COMMAND, GrammarChecks
+from loraplex.api.inference.inference import Inference, Order, ServedModel
 from loraplex.engine.errors import EngineUnavailable, GrammarNotServed, InvalidGrammar
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.grammars import needs_llguidance
 
 GOOD = GrammarSpec(GrammarKind.REGEX, "a+")

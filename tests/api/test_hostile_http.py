@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from loraplex.api.error_codes import ERROR_CODES
-from loraplex.api.http_head import MAX_HEAD_BYTES
-from loraplex.api.http_protocol import HEAD_SECONDS
+from loraplex.api.contract.error_codes import ERROR_CODES
+from loraplex.api.http.head import MAX_HEAD_BYTES
+from loraplex.api.http.protocol import HEAD_SECONDS
 from support.server import Caller, ServerUnderTest
 
 MIB = 1 << 20

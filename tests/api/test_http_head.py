@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loraplex.api.errors import ApiError
-from loraplex.api.http_head import MAX_HEAD_BYTES, SINGLETONS, Head, check_head
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.http.head import MAX_HEAD_BYTES, SINGLETONS, Head, check_head
 
 HOST = (b"host", b"api.example")
 

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from loraplex.api import http_protocol
-from loraplex.api.http_head import MAX_HEAD_BYTES
+from loraplex.api.http import protocol as http_protocol
+from loraplex.api.http.head import MAX_HEAD_BYTES
 from support.served_app import ServedApp
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from loraplex.api.app import create_app
-from loraplex.api.idempotency import _is_concerned
+from loraplex.api.http.idempotency import _is_concerned
 from loraplex.platform.idempotency.models import IdempotentAnswer
 from support.server import Caller, ServerUnderTest
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services import leases as leases_module
-from loraplex.api.services.jobs import RETRY, Job, Jobs
-from loraplex.api.services.leases import LeaseLost, Leases
+from loraplex.api.control_plane import leases as leases_module
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.jobs import RETRY, Job, Jobs
+from loraplex.api.control_plane.leases import LeaseLost, Leases
 from loraplex.platform.database import Database
 from loraplex.platform.jobs.models import JobLease
 from loraplex.platform.jobs.service import LEASE

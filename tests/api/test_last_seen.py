@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loraplex.api.last_seen import LastSeen
+from loraplex.api.control_plane.last_seen import LastSeen
 
 STALE_SECONDS = 100.0
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services import ledger_writer
-from loraplex.api.services.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.inference import ledger_writer
+from loraplex.api.inference.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce

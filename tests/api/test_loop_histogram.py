@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from loraplex.api.loop_histogram import LoopHistogram
+from loraplex.api.telemetry.loop_histogram import LoopHistogram
 
 BOUNDS = (0.001, 0.5, 1.0, 10.0)
 

@@ -16,11 +16,11 @@ import pytest
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport
 from loraplex.adapters.store.local import LocalStore
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.errors import ApiError
-from loraplex.api.services.lost_uploads import PATIENCE, end_lost_uploads
-from loraplex.api.services.pushes import Pushes
-from loraplex.api.services.staging import Staging
+from loraplex.api.adapters.lost_uploads import PATIENCE, end_lost_uploads
+from loraplex.api.adapters.pushes import Pushes
+from loraplex.api.adapters.staging import Staging
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.platform.adapters import repository, upload_upkeep, uploads
 from loraplex.platform.adapters.models import Upload
 from loraplex.platform.adapters.states import UploadState

@@ -16,14 +16,14 @@ from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.metrics import Metrics
-from loraplex.api.services import metering
-from loraplex.api.services.generation import Outcome, TokenCounts
-from loraplex.api.services.ledger_writer import LedgerWriter
-from loraplex.api.services.metering import Account, Metering
-from loraplex.engine.client import EngineClient
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.inference import metering
+from loraplex.api.inference.generation import Outcome, TokenCounts
+from loraplex.api.inference.ledger_writer import LedgerWriter
+from loraplex.api.inference.metering import Account, Metering
+from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
+from loraplex.engine.process.client import EngineClient
 from loraplex.engine.token_journal import TokenCounters, TokenJournal
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState

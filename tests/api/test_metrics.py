@@ -11,8 +11,8 @@ from loraplex.adapters.disk_cache import DiskCacheStats
 from loraplex.adapters.fetcher_client import FetcherStats
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.api.metrics import Metrics
-from loraplex.api.services.sequence_times import ABORTED, SequenceTimes
+from loraplex.api.inference.sequence_times import ABORTED, SequenceTimes
+from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.messages import (
     AdapterResidency,
     AdapterTierStats,
@@ -23,7 +23,7 @@ from loraplex.engine.messages import (
     SpeculationStats,
     UtilizationStats,
 )
-from loraplex.engine.tenant_service import MAX_TENANTS, OTHER_TENANTS
+from loraplex.engine.scheduling.tenant_service import MAX_TENANTS, OTHER_TENANTS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 STATS = EngineStats(

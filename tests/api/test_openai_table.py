@@ -13,9 +13,9 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from loraplex.api.contract.request_model import RequestModel
 from loraplex.api.schemas.chat import ChatBody
 from loraplex.api.schemas.completions import CompletionBody
-from loraplex.api.schemas.request_model import RequestModel
 from loraplex.api.schemas.responses import ResponsesBody
 from support.envelopes import check_envelope
 from support.server import Caller

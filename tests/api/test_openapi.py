@@ -12,9 +12,9 @@ import pytest
 import schemathesis
 
 from loraplex.api.app import create_app
-from loraplex.api.error_codes import ERROR_CODES
-from loraplex.api.openapi import openapi_json
-from loraplex.api.schemas.request_model import RequestModel
+from loraplex.api.contract.error_codes import ERROR_CODES
+from loraplex.api.contract.request_model import RequestModel
+from loraplex.api.http.openapi import openapi_json
 from support.published import DOCUMENT, OPEN, PRINTED
 from support.server import ServerUnderTest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loraplex.api.pages import PageRequest
+from loraplex.api.routes.pages import PageRequest
 
 ROWS = ["a", "b", "c", "d", "e"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from loraplex.api.peer_address import peer_address
+from loraplex.api.http.peer_address import peer_address
 from loraplex.api.settings import load_settings
 from loraplex.platform.errors import InvalidValue
 from loraplex.platform.networks import parse_networks

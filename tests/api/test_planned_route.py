@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.testclient import TestClient
 
-from loraplex.api.planned_route import PlannedRoute
+from loraplex.api.http.planned_route import PlannedRoute
 
 calls: list[str] = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.api.cli.reference import cli_reference
-from loraplex.api.error_codes import error_reference
+from loraplex.api.contract.error_codes import error_reference
 from loraplex.api.metrics_reference import metrics_reference
 from loraplex.api.settings import Settings
 from loraplex.api.settings_reference import settings_reference

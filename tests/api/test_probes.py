@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from loraplex.api.services.probes import (
+from loraplex.api.adapters.probes import (
     NUM_RANDOM_PROBES,
     RANDOM_PROBE_TOKENS,
     ROUNDING,

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.pushes import Pushed, Pushes
-from loraplex.api.services.staging import Staging
+from loraplex.api.adapters.pushes import Pushed, Pushes
+from loraplex.api.adapters.staging import Staging
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.platform.adapters import service, uploads
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.audit.event import BY_SYSTEM

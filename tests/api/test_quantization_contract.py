@@ -20,15 +20,15 @@ from loraplex.adapters.errors import StoreUnavailable
 from loraplex.adapters.fetcher import FetchedBlock
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.api.cli.push import SETTLED_STATES
-from loraplex.api.services.probes import Logits, probe_prompts
-from loraplex.api.services.quantization_contract import (
+from loraplex.api.adapters.probes import Logits, probe_prompts
+from loraplex.api.adapters.quantization_contract import (
     REFERENCE_COMMAND,
     NotMeasured,
     QuantizationContract,
     check_reference,
     compare_with_reference,
 )
+from loraplex.api.cli.push import SETTLED_STATES
 from loraplex.engine.config import Quantization
 from loraplex.platform.errors import InvalidValue
 from support.engine import LocalEngine

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.api.cli import main
-from loraplex.api.limit_headers import duration
+from loraplex.api.http.limit_headers import duration
 from loraplex.platform.audit.models import AuditEntry
 from loraplex.platform.keys.principal import OperatorRole
 from support.envelopes import check_envelope

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.reconciliation import Reconciliation
-from loraplex.engine.client import EngineClient
+from loraplex.api.adapters.reconciliation import Reconciliation
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.engine.process.client import EngineClient
 from loraplex.platform.adapters import service, wishes
 from loraplex.platform.adapters.states import WishKind
 from loraplex.platform.base import utc_now
@@ -152,7 +152,7 @@ def test_expired_wishes_and_versions_of_another_base_are_not_asked_for(
     wish(database, tenant_id, "brief", WishKind.PIN, ttl=60.0)
     wish(database, tenant_id, "foreign", WishKind.PIN)
     later = utc_now() + timedelta(seconds=61)
-    monkeypatch.setattr("loraplex.api.services.reconciliation.utc_now", lambda: later)
+    monkeypatch.setattr("loraplex.api.adapters.reconciliation.utc_now", lambda: later)
     engine = RecordingEngine()
 
     run(database, engine, lambda reconciliation: reconciliation.reconcile())
@@ -164,7 +164,7 @@ def test_a_database_that_is_away_delays_and_ends_nothing(
 ) -> None:
     key = add_ready(database, tenant_id, "bot")
     wish(database, tenant_id, "bot", WishKind.PIN)
-    monkeypatch.setattr("loraplex.api.services.reconciliation.INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("loraplex.api.adapters.reconciliation.INTERVAL_SECONDS", 0.01)
     engine, num_looks = RecordingEngine(), 0
     real = wishes.list_live_wishes_of_all_tenants
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services import refusals as module
-from loraplex.api.services.refusals import MAX_ENTRIES, OTHERS, Refusals
+from loraplex.api.control_plane import refusals as module
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.refusals import MAX_ENTRIES, OTHERS, Refusals
 from loraplex.platform.audit import repository
 from loraplex.platform.audit.event import UNKNOWN, Party
 from loraplex.platform.audit.models import AuditEntry, PlatformAuditEntry

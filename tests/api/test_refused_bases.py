@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api import logs
 from loraplex.api.cli import main
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.telemetry import logs
 from support.base_folders import BASE_FOLDERS, Templates, make_base_folder
 
 BY_NAME = {case.name: case for case in BASE_FOLDERS}

@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from loraplex.api.metrics import Metrics
-from loraplex.api.readiness import Readiness
-from loraplex.api.request_context import RequestContext
-from loraplex.engine.client import EngineClient
+from loraplex.api.http.request_context import RequestContext
+from loraplex.api.server.readiness import Readiness
+from loraplex.api.telemetry.metrics import Metrics
+from loraplex.engine.process.client import EngineClient
 
 
 class Exchange:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.metrics import Metrics
-from loraplex.api.request_measures import RequestMeasures
-from loraplex.api.services.request_log import RequestLog
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.telemetry.metrics import Metrics
+from loraplex.api.telemetry.request_log import RequestLog
+from loraplex.api.telemetry.request_measures import RequestMeasures
 from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.requests.models import LogRow
 

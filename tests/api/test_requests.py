@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import APIError
 
-from loraplex.api.services.request_explanation import phases_of
+from loraplex.api.telemetry.request_explanation import phases_of
 from loraplex.platform.requests.models import RequestLogEntry
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for

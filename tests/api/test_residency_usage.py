@@ -12,8 +12,8 @@ from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.residency_usage import ResidencyIntegral, ResidencyUsage
+from loraplex.api.adapters.residency_usage import ResidencyIntegral, ResidencyUsage
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.engine.messages import AdapterResidency, EngineStats
 from loraplex.platform.database import Database
 from loraplex.platform.models import UsageDay

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api.running_servers import RunningServer, list_running_servers, registered
+from loraplex.api.server.running_servers import RunningServer, list_running_servers, registered
 
 SERVER = RunningServer("http://127.0.0.1:8000", "/srv/data", has_embedded_database=True)
 HOLD = """
 import sys
-from loraplex.api.running_servers import RunningServer, registered
+from loraplex.api.server.running_servers import RunningServer, registered
 with registered(RunningServer("http://127.0.0.1:9", "/gone", has_embedded_database=False)):
     print("held", flush=True)
     sys.stdin.read()

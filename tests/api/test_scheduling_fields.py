@@ -13,10 +13,10 @@ from unittest.mock import AsyncMock
 import pytest
 from starlette.requests import Request
 
-from loraplex.api.errors import ApiError, as_api_error, error_response, from_error_info
-from loraplex.api.metrics import Metrics
-from loraplex.api.services.inference import Inference, Order, ServedModel
-from loraplex.engine.client import EngineClient
+from loraplex.api.contract.errors import ApiError, as_api_error, from_error_info
+from loraplex.api.http.error_responses import error_response
+from loraplex.api.inference.inference import Inference, Order, ServedModel
+from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import (
     EngineError,
     EngineUnavailable,
@@ -31,7 +31,8 @@ from loraplex.engine.messages import (
     RequestFinished,
     SpeculationParams,
 )
-from loraplex.engine.request_stream import RequestEvent
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info

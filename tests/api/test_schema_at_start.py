@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from loraplex.api.runtime import _open_control_plane
+from loraplex.api.server.runtime import _open_control_plane
 from loraplex.api.settings import Settings
 from loraplex.platform import revisions
 from loraplex.platform.database import Database, make_engine

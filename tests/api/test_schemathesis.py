@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.contract.error_codes import ERROR_CODES
 from loraplex.platform.keys.principal import OperatorRole, Scope
 from support.published import DOCUMENT, OPEN
 from support.server import Caller, ServerUnderTest

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.api.services.seen_adapters import FRESH_SECONDS, SeenAdapters
+from loraplex.api.inference.seen_adapters import FRESH_SECONDS, SeenAdapters
 from loraplex.platform.adapters.registry import AdapterRef, Meaning
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.errors import DatabaseUnavailable

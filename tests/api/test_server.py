@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loraplex.api.server import CannotListen, address, bind, listen
+from loraplex.api.serve import CannotListen, address, bind, listen
 
 
 def test_the_slower_of_two_servers_at_one_address_does_not_listen() -> None:

@@ -12,9 +12,9 @@ from threading import Event
 import pytest
 from sqlalchemy import Engine, event
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.errors import ApiError
-from loraplex.api.services.sign_in import MAX_WAITING, NUM_HASHING, SignIn
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.sign_in import MAX_WAITING, NUM_HASHING, SignIn
 from loraplex.platform.accounts.failures import MAX_FAILURES, Subjects, note_failure
 from loraplex.platform.accounts.passwords import Passwords
 from loraplex.platform.base import utc_now

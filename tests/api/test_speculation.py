@@ -11,7 +11,7 @@ from loraplex.api.cli.residency import details
 from loraplex.api.routes.adapter_views import proposer_view
 from loraplex.api.schemas.completions import CompletionBody
 from loraplex.engine.messages import SpeculationParams, SpeculationStats
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.envelopes import check_envelope
 from support.server import Caller
 from support.waiting import wait_for

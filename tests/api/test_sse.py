@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from loraplex.api import sse
-from loraplex.api.disconnects import ClientDisconnected, unless_disconnected
-from loraplex.api.sse import DONE, PING, EventStream, sse_data
+from loraplex.api.http import sse
+from loraplex.api.http.disconnects import ClientDisconnected, unless_disconnected
+from loraplex.api.http.sse import DONE, PING, EventStream, sse_data
 
 BREAKS = [char for char in map(chr, range(0x110000)) if len(f"a{char}b".splitlines()) > 1]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.errors import StorageFull
-from loraplex.api.services import staging as staging_module
-from loraplex.api.services.staging import Staging
+from loraplex.api.adapters import staging as staging_module
+from loraplex.api.adapters.staging import Staging
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from loraplex.adapters.errors import StorageFull
-from loraplex.api.services.staging_budget import Hold, StagingBudget
+from loraplex.api.adapters.staging_budget import Hold, StagingBudget
 from loraplex.platform.errors import DiskShareExceeded
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.api.errors import ApiError
-from loraplex.api.tenant_turns import TenantTurns
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.control_plane.tenant_turns import TenantTurns
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from loraplex.api.answering import PlainEvents
+from loraplex.api.formats.answering import PlainEvents
 from loraplex.api.formats.chat import ChatFormat
-from loraplex.api.routes.completion_format import CompletionFormat
-from loraplex.api.services.inference import Order, ServedModel
-from loraplex.api.services.sequence_text import Delta
-from loraplex.api.text_events import TextEvents
+from loraplex.api.formats.completions import CompletionFormat
+from loraplex.api.http.text_events import TextEvents
+from loraplex.api.inference.inference import Order, ServedModel
+from loraplex.api.inference.sequence_text import Delta
 from loraplex.api.tools.answer_plan import AnswerPlan
 from loraplex.engine.messages import TokenLogprob, TokenLogprobs
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 
 TEXTS = [
     "a",

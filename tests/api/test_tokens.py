@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.envelopes import check_envelope
 from support.server import Caller
 

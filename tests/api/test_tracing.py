@@ -15,18 +15,18 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
 from starlette.types import Message, Receive, Scope, Send
 
-from loraplex.api import tracing
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.metrics import Metrics
-from loraplex.api.readiness import Readiness
-from loraplex.api.request_context import RequestContext
-from loraplex.api.request_measures import RequestMeasures
-from loraplex.api.services.memories import Memories
-from loraplex.api.services.overview import Overview
-from loraplex.api.services.refusals import Refusals
-from loraplex.api.services.request_log import RequestLog
-from loraplex.api.tracing import EndedRequest, Tracing, open_tracing
-from loraplex.engine.client import EngineClient
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.refusals import Refusals
+from loraplex.api.http.request_context import RequestContext
+from loraplex.api.server.readiness import Readiness
+from loraplex.api.telemetry import tracing
+from loraplex.api.telemetry.memories import Memories
+from loraplex.api.telemetry.metrics import Metrics
+from loraplex.api.telemetry.overview import Overview
+from loraplex.api.telemetry.request_log import RequestLog
+from loraplex.api.telemetry.request_measures import RequestMeasures
+from loraplex.api.telemetry.tracing import EndedRequest, Tracing, open_tracing
+from loraplex.engine.process.client import EngineClient
 from loraplex.platform.errors import InvalidValue
 from support.server import child_environment
 
@@ -201,7 +201,8 @@ def test_the_operators_no_goes_before_opentelemetrys_own_variables() -> None:
 
 def test_off_it_imports_nothing_of_opentelemetrys_sdk() -> None:
     script = (
-        "import sys, loraplex.api.runtime; from loraplex.api.tracing import open_tracing;"
+        "import sys, loraplex.api.server.runtime;"
+        "from loraplex.api.telemetry.tracing import open_tracing;"
         "open_tracing(is_wanted=None, environment={});"
         "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
     )

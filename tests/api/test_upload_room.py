@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.errors import StoreUnavailable
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.staging import Staging
-from loraplex.api.services.staging_budget import Hold
-from loraplex.api.services.upload_room import UploadRoom
+from loraplex.api.adapters.staging import Staging
+from loraplex.api.adapters.staging_budget import Hold
+from loraplex.api.adapters.upload_room import UploadRoom
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.platform.adapters import uploads
 from loraplex.platform.adapters.models import Upload
 from loraplex.platform.adapters.states import UploadState

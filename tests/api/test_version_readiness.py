@@ -12,7 +12,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.record import State
 from loraplex.adapters.residency import Tier
-from loraplex.api.services.version_readiness import REASONS, VersionReadiness, judge
+from loraplex.api.adapters.version_readiness import REASONS, VersionReadiness, judge
 from loraplex.engine.messages import AdapterExplanation, ErrorInfo
 from loraplex.platform.adapters.models import AdapterVersion
 from loraplex.platform.adapters.states import VersionState

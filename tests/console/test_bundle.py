@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loraplex.api.console_files import BUNDLE
+from loraplex.api.http.console_files import BUNDLE
 from support.console import PAGES, Visitor
 from support.console_policy import POLICY
 from support.seeded import Seeded

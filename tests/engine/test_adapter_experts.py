@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import loraplex.engine.experts
+import loraplex.engine.model.experts
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.examination import examine
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import SliceKind
-from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
@@ -337,7 +337,7 @@ def test_a_step_that_touches_no_experts_runs_none_of_their_lora(
     ]
     resident = make_resident(base, tuned, tmp_path)
     sequences = draw_sequences(2)
-    monkeypatch.setattr(loraplex.engine.experts, "add_experts", fail)
+    monkeypatch.setattr(loraplex.engine.model.experts, "add_experts", fail)
     ours, _ = resident.logits(sequences, [0, None])
     assert (ours - dense_logits(tuned[0], sequences[0])).abs().max() < TOLERANCE
     with pytest.raises(AssertionError, match="touches these experts"):

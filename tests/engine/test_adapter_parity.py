@@ -10,8 +10,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.model.base_model import load_base_model
 from support.arena import load_adapters
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.models import make_adapter

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.inputs import Span, make_inputs
-from loraplex.engine.kv_cache import KvCache, KvFormat
-from loraplex.engine.kv_groups import LayerKvShape, one_group
+from loraplex.engine.kv.cache import KvCache, KvFormat
+from loraplex.engine.kv.groups import LayerKvShape, one_group
+from loraplex.engine.model.inputs import Span, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 from support.attention_cases import AttentionCase, Sequences
 

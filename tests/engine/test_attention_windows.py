@@ -13,9 +13,9 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from loraplex.engine.admission import probe_kv_shapes
-from loraplex.engine.attention_windows import MaskFunction, read_window
 from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.model.admission import probe_kv_shapes
+from loraplex.engine.model.attention_windows import MaskFunction, read_window
 from support.families import SERVED, save_family
 
 

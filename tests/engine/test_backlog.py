@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from loraplex.engine.backlog import Backlog
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.step_costs import StepCosts, StepShape
+from loraplex.engine.scheduling.backlog import Backlog
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
 
 RUNNING = StepShape(0, 10, 1000)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from loraplex.engine.base_identity import compute_base_id, compute_runtime_id
-from loraplex.engine.base_model import load_base_model
+from loraplex.engine.checkpoint.base_identity import compute_base_id, compute_runtime_id
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.model.base_model import load_base_model
 from support.models import make_tiny_llama
 from support.paged import paged_logits
 from support.quantized import load_rounded

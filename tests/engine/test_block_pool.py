@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from loraplex.engine.block_pool import NULL_BLOCK, BlockPool
+from loraplex.engine.kv.block_pool import NULL_BLOCK, BlockPool
 
 
 def test_never_hands_out_the_null_block_and_gives_all_or_nothing() -> None:

@@ -13,10 +13,10 @@ from loraplex.adapters.arena import Arena
 from loraplex.adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind
 from loraplex.adapters.errors import AdapterUnavailable, ObjectCorrupt
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
-from loraplex.engine.adapted_module import BaseWeights
-from loraplex.engine.block_preparation import BlockPreparation
-from loraplex.engine.input_embedding import InputEmbedding
-from loraplex.engine.output_head import OutputHead
+from loraplex.engine.model.adapted_module import BaseWeights
+from loraplex.engine.model.block_preparation import BlockPreparation
+from loraplex.engine.model.input_embedding import InputEmbedding
+from loraplex.engine.model.output_head import OutputHead
 from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.linear_packing import Bits, pack_linear
 from support.quantized import rounded_weight

@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from loraplex.engine.checkpoint import locate_base
+from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.errors import CompositeBase, UnsupportedModel
 
 

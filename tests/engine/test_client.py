@@ -16,8 +16,6 @@ import uvloop
 from loraplex.adapters.errors import ObjectNotFound, StoreUnavailable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.engine import supervisor
-from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable, InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import (
@@ -27,6 +25,8 @@ from loraplex.engine.messages import (
     RequestStarted,
     TokensGenerated,
 )
+from loraplex.engine.process import supervisor
+from loraplex.engine.process.client import EngineClient, FetchedBlock
 from support.fake_client import (
     FAKE_ENGINE,
     TIMEOUT_SECONDS,
@@ -592,7 +592,7 @@ def test_stopping_during_the_start_leaves_no_process(tmp_path: Path) -> None:
 def test_the_engine_dies_when_its_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
         import asyncio
-        from loraplex.engine.client import EngineClient
+        from loraplex.engine.process.client import EngineClient
         from loraplex.engine.config import EngineConfig
 
         async def main():

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine import client as client_module
-from loraplex.engine.client import EngineClient, EngineState, FetchedBlock
 from loraplex.engine.errors import AdapterQuarantined, Overloaded, RequestQuarantined
 from loraplex.engine.messages import FinishReason
-from loraplex.engine.request_stream import RequestEvent
+from loraplex.engine.process import client as client_module
+from loraplex.engine.process.client import EngineClient, EngineState, FetchedBlock
+from loraplex.engine.process.request_stream import RequestEvent
 from support.fake_client import (
     collect,
     end_of,

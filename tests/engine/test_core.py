@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.execution.runner import StepOutput
+from loraplex.engine.execution.sampler import sample
 from loraplex.engine.messages import Abort, EvictAdapter, FinishReason, GenerationRequest, Submit
-from loraplex.engine.runner import StepOutput
-from loraplex.engine.sampler import sample
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.step_costs import StepCosts
+from loraplex.engine.scheduling.step_costs import StepCosts
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
 from support.engine import LocalEngine
 from support.greedy import parts_at_near_tie

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loraplex.engine.deadlines import SLACK, Deadlines
+from loraplex.engine.scheduling.deadlines import SLACK, Deadlines
 
 
 class Mortal(NamedTuple):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine import decode_graphs, runner
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.decode_graphs import max_rows, row_sizes
+from loraplex.engine.execution import decode_graphs, runner
+from loraplex.engine.execution.decode_graphs import max_rows, row_sizes
+from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
-from loraplex.engine.runner import StepOutput
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
 from support.models import make_adapter

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from loraplex.engine.detokenizer import Detokenizer, Piece
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.detokenizer import Detokenizer, Piece
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 
 EOS = 256

@@ -10,8 +10,8 @@ from itertools import combinations
 
 import pytest
 
-from loraplex.engine.fairness import MAX_IDLE_PARTIES, TokenCounters
-from loraplex.engine.waiting import WaitingQueue
+from loraplex.engine.scheduling.fairness import MAX_IDLE_PARTIES, TokenCounters
+from loraplex.engine.scheduling.waiting import WaitingQueue
 
 LONGEST_PROMPT = 8
 MEMORY_TOKENS = 24

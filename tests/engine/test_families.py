@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.model.base_model import load_base_model
 from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
 

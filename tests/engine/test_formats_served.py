@@ -17,9 +17,9 @@ from loraplex.adapters.examination import examine
 from loraplex.adapters.formats import SERVED
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.paged import paged_logits
 from support.peft_features import (

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.engine import garbage
-from loraplex.engine.garbage import (
+from loraplex.engine.process import gc_tuning as garbage
+from loraplex.engine.process.gc_tuning import (
     BUSY_SECONDS,
     IDLE_SECONDS,
     RETURN_SECONDS,

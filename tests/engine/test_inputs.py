@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from loraplex.engine import inputs as inputs_module
-from loraplex.engine.inputs import MAX_GROUPED_ROWS, Span, StepInputs, make_inputs
-from loraplex.engine.kv_groups import one_group
-from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.kv.groups import one_group
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.model import inputs as inputs_module
+from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, Span, StepInputs, make_inputs
 
 BLOCK = 4
 

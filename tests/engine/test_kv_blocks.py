@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.block_pool import NULL_BLOCK
-from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks
-from loraplex.engine.kv_layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
-from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.kv.block_pool import NULL_BLOCK
+from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv.layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")

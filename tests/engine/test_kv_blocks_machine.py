@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.block_pool import NULL_BLOCK
-from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks
-from loraplex.engine.kv_layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
-from loraplex.engine.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
+from loraplex.engine.kv.block_pool import NULL_BLOCK
+from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 
 SIZE = 2
 SECRET = b"s" * 32

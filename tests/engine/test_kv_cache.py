@@ -9,9 +9,9 @@ import torch
 
 from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.kv_cache import KvCache, KvFormat, choose_kv_format, kv_bytes_per_block
-from loraplex.engine.kv_groups import LayerKvShape, group_layers
-from loraplex.engine.kv_layout import (
+from loraplex.engine.kv.cache import KvCache, KvFormat, choose_kv_format, kv_bytes_per_block
+from loraplex.engine.kv.groups import LayerKvShape, group_layers
+from loraplex.engine.kv.layout import (
     CopyBlock,
     KvGroup,
     KvOperation,

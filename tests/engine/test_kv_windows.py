@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig, KvDtype
+from loraplex.engine.model.base_model import load_base_model
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits, served_logits
 

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine import profiling
 from loraplex.engine.config import MAX_READ_ROWS, EngineConfig
 from loraplex.engine.errors import InsufficientMemory
-from loraplex.engine.forward import run_model
-from loraplex.engine.kv_budget import MIB
-from loraplex.engine.kv_groups import one_group
-from loraplex.engine.kv_layout import KvGroup
-from loraplex.engine.memory import DraftDemand, MemoryPlan, available_bytes, plan_memory
+from loraplex.engine.execution import profiling
+from loraplex.engine.kv.groups import one_group
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.memory.kv_budget import MIB
+from loraplex.engine.memory.plan import DraftDemand, MemoryPlan, available_bytes, plan_memory
+from loraplex.engine.model.forward import run_model
 from support.engine import LocalEngine
 
 SIZES: dict[str, Any] = {
@@ -227,7 +227,7 @@ def test_pools_never_exceed_what_is_given_and_hold_what_one_sequence_needs(
 def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:
     # In a process of its own: this one's allocator may hold pages of earlier tests.
     script = (
-        "import torch; from loraplex.engine.memory import peak_bytes; "
+        "import torch; from loraplex.engine.memory.plan import peak_bytes; "
         "run = lambda: torch.ones(64 << 20, dtype=torch.uint8).max(); "
         "print(peak_bytes(torch.device('cpu'), run))"
     )

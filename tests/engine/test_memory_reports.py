@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loraplex.engine.memory_reports import map_memory
 from loraplex.engine.messages import LineUse, MemoryMap
+from loraplex.engine.reports.memory import map_memory
 from support.blocks import make_key
 from support.residency import ResidencyWorld
 from support.scheduling import SchedulerBench

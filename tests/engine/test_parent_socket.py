@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraplex.engine.frames import FrameReader, Frames, pack
-from loraplex.engine.parent_socket import MAX_UNSENT_MESSAGES, ParentGone, ParentSocket
+from loraplex.engine.process.frames import FrameReader, Frames, pack
+from loraplex.engine.process.parent_socket import MAX_UNSENT_MESSAGES, ParentGone, ParentSocket
 
 Ends = tuple[ParentSocket, socket.socket]
 BIG = 1 << 20

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.kv_layout import KvGroup
-from loraplex.engine.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.frames import FrameReader, Frames, pack
 from loraplex.engine.messages import (
     Abort,
     EngineFailed,
@@ -32,8 +31,9 @@ from loraplex.engine.messages import (
     ToEngine,
     TokensGenerated,
 )
+from loraplex.engine.process.frames import FrameReader, Frames, pack
+from loraplex.engine.process.transport import decode_from_engine, encode
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.transport import decode_from_engine, encode
 from support.fake_engine import FAIL_FILE, HANG, RAISE
 
 TIMEOUT_SECONDS = 60

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.forward import run_model
+from loraplex.engine.execution.pooling import pool
 from loraplex.engine.messages import FinishReason, Pooling
-from loraplex.engine.pooling import pool
+from loraplex.engine.model.forward import run_model
 from support import peft_features
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
@@ -223,7 +223,7 @@ def test_no_step_computes_more_logits_than_were_planned_for(
         sizes.append(len(logits))
         return logits
 
-    monkeypatch.setattr("loraplex.engine.runner.run_model", noting)
+    monkeypatch.setattr("loraplex.engine.execution.runner.run_model", noting)
     engine = LocalEngine(base, tmp_path, max_num_batched_tokens=200, max_num_seqs=4)
     limits = engine.core._scheduler.limits
     object.__setattr__(limits, "max_read_rows", 32)
@@ -266,7 +266,7 @@ def test_an_embedding_that_is_not_finite_ends_its_request_alone(
     def spoiling(request: Any, states: Tensor) -> bytes | None:
         return pool(request, states * float("inf") if request.request_id == spoilt else states)
 
-    monkeypatch.setattr("loraplex.engine.prompt_reading.pool", spoiling)
+    monkeypatch.setattr("loraplex.engine.execution.prompt_reading.pool", spoiling)
     engine.run()
     error = engine.answers[spoilt].end.error
     assert error is not None

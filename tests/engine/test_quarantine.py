@@ -7,7 +7,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import ErrorInfo, FinishReason, GenerationRequest, RequestFinished
-from loraplex.engine.quarantine import (
+from loraplex.engine.process.quarantine import (
     ALL_STEPS,
     FIRST_LONE_STEPS,
     MAX_TENANT_CRASHES,

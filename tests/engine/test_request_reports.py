@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.messages import ListRequests, RequestList, RequestState
-from loraplex.engine.request_reports import REASONS, list_requests
+from loraplex.engine.reports.requests import REASONS, list_requests
 from support.scheduling import SchedulerBench
 
 ABSENT = AdapterKey("acme", "sha256:aa")

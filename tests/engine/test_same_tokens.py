@@ -18,9 +18,9 @@ from types import MappingProxyType
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
+from loraplex.engine.model.base_model import load_base_model
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie

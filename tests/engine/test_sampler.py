@@ -15,9 +15,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from loraplex.engine import sampler
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.sampler import SamplingRow, gumbel_noise, logprobs_of, sample
+from loraplex.engine.execution import sampler
+from loraplex.engine.execution.sampler import SamplingRow, gumbel_noise, logprobs_of, sample
 from loraplex.engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 40

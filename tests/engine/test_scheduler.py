@@ -8,12 +8,12 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Tier
-from loraplex.engine.batch import ScheduledBatch
 from loraplex.engine.errors import PromptTooLong
-from loraplex.engine.kv_layout import CopyBlock, SwapIn, SwapOut
+from loraplex.engine.kv.layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler import EXPECT_INTERVAL_SECONDS
-from loraplex.engine.step_costs import StepShape
+from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.scheduler import EXPECT_INTERVAL_SECONDS
+from loraplex.engine.scheduling.step_costs import StepShape
 from support.scheduling import BLOCK, SchedulerBench, counts, steps_until
 
 A = AdapterKey("acme", "sha256:aa")

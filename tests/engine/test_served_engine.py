@@ -13,10 +13,10 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated
+from loraplex.engine.process.client import EngineClient, FetchedBlock
 from loraplex.engine.sampling_params import SamplingParams
 from support.engine import MIB, LocalEngine
 from support.models import make_adapter

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.layout import layout_from_json
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.skeleton import read_skeleton
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.skeleton import read_skeleton
 from support.families import REFUSED, SERVED, save_family
 
 RENAMED_HEADS = {"gpt_neox"}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loraplex.engine.step_costs import StepCosts, StepShape
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
 
 
 def true_seconds(shape: StepShape, speed: float = 1.0) -> float:

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from loraplex.engine.engine_socket import EngineSocket
-from loraplex.engine.frames import FrameReader, Frames, pack
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import FromEngine, StepEvents
-from loraplex.engine.supervisor import EngineProcess, RestartPolicy, engine_environment
-from loraplex.engine.transport import encode
+from loraplex.engine.process.engine_socket import EngineSocket
+from loraplex.engine.process.frames import FrameReader, Frames, pack
+from loraplex.engine.process.supervisor import EngineProcess, RestartPolicy, engine_environment
+from loraplex.engine.process.transport import encode
 
 
 def test_delays_double_up_to_the_longest() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loraplex.engine.swap_space import SwapSpace
+from loraplex.engine.kv.swap_space import SwapSpace
 
 
 def test_every_slot_has_one_holder_and_comes_back() -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.llama import modeling_llama
 
-from loraplex.engine import attention_windows, threshold_test
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.rope import batch_wide_limit
-from loraplex.engine.small_copy import find_thresholds, small_copies
+from loraplex.engine.model import attention_windows, threshold_test
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.rope import batch_wide_limit
+from loraplex.engine.model.small_copy import find_thresholds, small_copies
 from support.families import save_family
 
 WINDOW = 64

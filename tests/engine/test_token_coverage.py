@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from loraplex.engine import tokenizer as module
 from loraplex.engine.errors import PromptTooLong
-from loraplex.engine.token_coverage import most_bytes_per_token
+from loraplex.engine.text import tokenizer as module
+from loraplex.engine.text.token_coverage import most_bytes_per_token
 
 MERGES = [("a", "b"), ("ab", "ab"), ("abab", "abab")]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

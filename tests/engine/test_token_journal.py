@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
 from loraplex.engine import token_journal
-from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.supervisor import RestartPolicy
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.token_journal import (
     MAX_OUTCOME_BYTES,
     MAX_OWNER_BYTES,

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from loraplex.engine.errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 
 
@@ -114,7 +114,8 @@ def test_a_missing_directory_is_an_unsupported_model(tmp_path: Path) -> None:
 
 def test_tokenizing_imports_no_torch(model_dir: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from loraplex.engine.tokenizer import Tokenizer\n"
+        "import sys; from pathlib import Path\n"
+        "from loraplex.engine.text.tokenizer import Tokenizer\n"
         f"Tokenizer(Path({str(model_dir)!r})).encode_chat([dict(role='user', content='x')])\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -51,8 +51,8 @@ from loraplex.engine.messages import (
     TokensGenerated,
     UtilizationStats,
 )
+from loraplex.engine.process.transport import decode_from_engine, decode_to_engine, encode
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.transport import decode_from_engine, decode_to_engine, encode
 
 KEY = AdapterKey("acme", "sha256:" + "ab" * 32)
 ERROR = ErrorInfo("store_unavailable", "no answer")

@@ -9,18 +9,18 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.device_peak import measure_peak
-from loraplex.engine.model_cost import model_cost
-from loraplex.engine.tenant_service import OTHER_TENANTS, TenantLabels
-from loraplex.engine.utilization import (
+from loraplex.engine.memory.device_peak import measure_peak
+from loraplex.engine.memory.model_cost import model_cost
+from loraplex.engine.memory.utilization import (
     DevicePeak,
     KvReads,
     ModelCost,
     StepWork,
     Utilization,
 )
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.scheduling.tenant_service import OTHER_TENANTS, TenantLabels
 from loraplex.kernels.linear_packing import Bits
 from support.engine import LocalEngine
 from support.families import SERVED, save_family

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from loraplex.engine.fairness import TokenCounters
-from loraplex.engine.waiting import Candidates, WaitingQueue
+from loraplex.engine.scheduling.fairness import TokenCounters
+from loraplex.engine.scheduling.waiting import Candidates, WaitingQueue
 
 AGEING = 10.0
 

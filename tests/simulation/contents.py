@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 
 VOCABULARY = 40
 STOP_TOKEN = 0

@@ -12,8 +12,7 @@ from itertools import chain
 from random import Random
 from typing import NamedTuple, assert_never
 
-from loraplex.engine.batch import ScheduledSequence
-from loraplex.engine.kv_layout import (
+from loraplex.engine.kv.layout import (
     CopyBlock,
     KvGroup,
     KvOperation,
@@ -21,7 +20,8 @@ from loraplex.engine.kv_layout import (
     SwapOut,
     ZeroBlocks,
 )
-from loraplex.engine.step_costs import StepShape
+from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.step_costs import StepShape
 
 from .contents import ZERO, Contents, is_foreign
 from .violation import Invariant, require

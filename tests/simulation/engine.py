@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Residency
-from loraplex.engine.batch import ScheduledBatch
-from loraplex.engine.drains import Drains
 from loraplex.engine.errors import AdapterDeleted, EngineError
-from loraplex.engine.execution import Execution
-from loraplex.engine.kv_blocks import KvBlocks
+from loraplex.engine.execution.execution import Execution
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import EvictionReceipt, FinishReason, GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler import Schedule, Scheduler
-from loraplex.engine.step_costs import StepCosts
+from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.drains import Drains
+from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
+from loraplex.engine.scheduling.step_costs import StepCosts
 from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import STOP_TOKEN, Contents

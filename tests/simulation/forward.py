@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from loraplex.engine.batch import ScheduledSequence
-from loraplex.engine.execution import Drawn
+from loraplex.engine.execution.execution import Drawn
 from loraplex.engine.messages import TokensGenerated
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledSequence
 from support.residency import FakeArena
 
 from .contents import NAN, Contents, next_token

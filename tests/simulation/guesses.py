@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
-from loraplex.engine.batch import ScheduledSequence
+from loraplex.engine.draft import Draft
 from loraplex.engine.request import Request
-from loraplex.engine.speculation.draft import Draft
+from loraplex.engine.scheduling.batch import ScheduledSequence
 
 from .contents import VOCABULARY, Contents, next_token
 from .scenario import Scenario

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.engine.batch import ScheduledBatch, ScheduledSequence
 from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 
 from .contents import STOP_TOKEN, Contents, next_token, values_of_block
 from .displacements import DisplacementChecks

@@ -19,23 +19,23 @@ from loraplex.adapters.record import Record, State
 from loraplex.adapters.residency import Lease, Residency
 from loraplex.adapters.retirements import Retirements
 from loraplex.adapters.room import Room as DeviceRoom
-from loraplex.engine.batch import ScheduledSequence
-from loraplex.engine.block_pool import BlockPool
-from loraplex.engine.deadlines import Deadlines
-from loraplex.engine.drains import Drains
-from loraplex.engine.execution import Execution
-from loraplex.engine.fairness import TokenCounters
-from loraplex.engine.groups import Groups
-from loraplex.engine.kv_blocks import KvBlocks, SequenceBlocks, _Group
-from loraplex.engine.kv_layout import KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
-from loraplex.engine.preemption import Preemption
-from loraplex.engine.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
+from loraplex.engine.execution.execution import Execution
+from loraplex.engine.kv.block_pool import BlockPool
+from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks, _Group
+from loraplex.engine.kv.layout import KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
+from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
-from loraplex.engine.room import Room
-from loraplex.engine.scheduler import Schedule, Scheduler
-from loraplex.engine.step import Step
-from loraplex.engine.swap_space import SwapSpace
-from loraplex.engine.waiting import WaitingQueue, _Visit
+from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.deadlines import Deadlines
+from loraplex.engine.scheduling.drains import Drains
+from loraplex.engine.scheduling.fairness import TokenCounters
+from loraplex.engine.scheduling.groups import Groups
+from loraplex.engine.scheduling.preemption import Preemption
+from loraplex.engine.scheduling.room import Room
+from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
+from loraplex.engine.scheduling.step import Step
+from loraplex.engine.scheduling.waiting import WaitingQueue, _Visit
 
 from .runner import STEPS_PER_SEED, run_seed
 

@@ -1,13 +1,13 @@
-"""What is asked of prompts, in the place of `engine.prompt_reading`: that it is given once."""
+"""What is asked of prompts, in place of `execution.prompt_reading`: that it is given once."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from loraplex.engine.batch import ScheduledSequence
-from loraplex.engine.execution import StepRows
+from loraplex.engine.execution.execution import StepRows
 from loraplex.engine.messages import Pooling
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledSequence
 
 from .contents import Contents
 from .forward import Rows

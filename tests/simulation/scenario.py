@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.kv_layout import KvGroup
-from loraplex.engine.scheduler import SchedulerLimits
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.scheduling.scheduler import SchedulerLimits
 
 from .device import StepSeconds
 

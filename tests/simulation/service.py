@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.scheduling.scheduler import Scheduler
 
 from .violation import Invariant, require
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import MAX_BACKOFF_SECONDS
-from loraplex.engine.batch import ScheduledBatch
 from loraplex.engine.errors import AdapterDeleted, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledBatch
 
 from .demand import Demand
 from .engine import SimulatedEngine

@@ -10,7 +10,7 @@ from loraplex.adapters.block import read_block_header
 from loraplex.adapters.examination import examine
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loraplex.engine.inputs import Span, make_inputs
-from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.model.inputs import Span, make_inputs
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
 from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
 

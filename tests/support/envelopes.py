@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from loraplex.api.error_codes import ERROR_CODES
+from loraplex.api.contract.error_codes import ERROR_CODES
 
 
 def check_envelope(answer: httpx.Response, code: str, param: str | None = None) -> dict[str, Any]:

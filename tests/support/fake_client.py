@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.engine.client import EngineClient, FetchedBlock
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.messages import (
     ErrorInfo,
@@ -24,9 +23,10 @@ from loraplex.engine.messages import (
     SpeculationParams,
     TokensGenerated,
 )
-from loraplex.engine.request_stream import RequestEvent, RequestStream
+from loraplex.engine.process.client import EngineClient, FetchedBlock
+from loraplex.engine.process.request_stream import RequestEvent, RequestStream
+from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.supervisor import RestartPolicy
 
 TIMEOUT_SECONDS = 60
 FAKE_ENGINE = (sys.executable, "-P", "-m", "support.fake_engine")

@@ -52,7 +52,7 @@ from loraplex.engine.messages import (
     ToEngine,
     TokensGenerated,
 )
-from loraplex.engine.process import main
+from loraplex.engine.process.main import main
 from loraplex.engine.token_journal import TokenCounters
 
 HANG = [1000]

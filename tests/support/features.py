@@ -19,9 +19,9 @@ from loraplex.adapters.arena import Arena
 from loraplex.adapters.extents import Placement
 from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel, load_base_model
-from loraplex.engine.block_preparation import BlockPreparation
 from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.int8_linear import int8_linear_reference
 from loraplex.kernels.linear_packing import Bits
 from loraplex.kernels.lora_batch import LoraBatchBuilder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.sampler import gumbel_noise
+from loraplex.engine.execution.sampler import gumbel_noise
 from support.engine import LocalEngine
 
 

@@ -10,12 +10,12 @@ from itertools import product
 from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
 from loraplex.engine.speculation.control import Choice, Control
-from loraplex.engine.step_costs import StepCosts, StepShape
 
 MAX_TOKENS = 8
 

@@ -25,22 +25,22 @@ from unittest.mock import patch
 import httpx
 import msgspec
 
-from loraplex.api import runtime
-from loraplex.api.logs import configure_logging
-from loraplex.api.runtime import JOURNAL_FILE
-from loraplex.api.server import bind, run_server
-from loraplex.api.services.ledger_writer import Owner
+from loraplex.api.inference.ledger_writer import Owner
+from loraplex.api.serve import bind, run_server
+from loraplex.api.server import runtime
+from loraplex.api.server.runtime import JOURNAL_FILE
 from loraplex.api.settings import Settings
-from loraplex.engine.client import EngineClient
+from loraplex.api.telemetry.logs import configure_logging
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.supervisor import RestartPolicy
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.token_journal import SLOT_BYTES
 from support.databases import database_of_server
 from support.server import ServerUnderTest, child_environment, free_port
 from support.waiting import wait_for
 
 FAKE_ENGINE = "support.fake_engine"
-REAL_ENGINE = "loraplex.engine.process"
+REAL_ENGINE = "loraplex.engine.process.main"
 SMALL: dict[str, Any] = {
     "num_threads": 1,
     "memory_bytes": 1 << 29,

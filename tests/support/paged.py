@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from loraplex.engine.base_model import BaseModel
-from loraplex.engine.forward import PagedForward, run_model
-from loraplex.engine.inputs import MAX_GROUPED_ROWS, Span, make_inputs
-from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.kv_cache import KvCache
-from loraplex.engine.kv_groups import group_layers, one_group
-from loraplex.engine.prefix_cache import CacheNamespace
-from loraplex.engine.step_adapters import StepAdaptersBuilder
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.cache import KvCache
+from loraplex.engine.kv.groups import group_layers, one_group
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.forward import PagedForward, run_model
+from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, Span, make_inputs
+from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4

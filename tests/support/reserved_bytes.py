@@ -19,7 +19,7 @@ from loraplex.adapters.host_cache import PIECE_ELEMENTS
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.memory import WINDOW_FRACTION
+from loraplex.engine.memory.plan import WINDOW_FRACTION
 from loraplex.kernels.lora_batch import ActiveAdapter
 from loraplex.kernels.lora_window import LoraWindow
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Failure, Lease, Tier
-from loraplex.engine.batch import ScheduledBatch
-from loraplex.engine.block_pool import padding_class
 from loraplex.engine.errors import EngineError
-from loraplex.engine.kv_blocks import KvBlocks
-from loraplex.engine.kv_layout import KvGroup
+from loraplex.engine.kv.block_pool import padding_class
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, RequestStarted
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduler import Scheduler, SchedulerLimits
-from loraplex.engine.step_costs import StepCosts
+from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.scheduling.step_costs import StepCosts
 
 BLOCK = 4
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.residency import Tier
-from loraplex.api.errors import ApiError
-from loraplex.api.metrics import Metrics
-from loraplex.api.request_measures import RequestMeasures
-from loraplex.api.services.generation import Generation, Outcome, SequenceSpec
-from loraplex.api.services.sequence_text import Delta
-from loraplex.engine.client import EngineClient
+from loraplex.api.contract.errors import ApiError
+from loraplex.api.inference.generation import Generation, Outcome, SequenceSpec
+from loraplex.api.inference.sequence_text import Delta
+from loraplex.api.telemetry.metrics import Metrics
+from loraplex.api.telemetry.request_measures import RequestMeasures
 from loraplex.engine.messages import (
     ErrorInfo,
     FinishReason,
@@ -23,9 +22,10 @@ from loraplex.engine.messages import (
     RequestStarted,
     TokensGenerated,
 )
-from loraplex.engine.request_stream import RequestEvent
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 
 Event = RequestStarted | TokensGenerated | RequestFinished
 PROMPT = [65, 66, 67]

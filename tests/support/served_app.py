@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from loraplex.api.connections import Connections
-from loraplex.api.http_protocol import protocol_among
+from loraplex.api.http.connections import Connections
+from loraplex.api.http.protocol import protocol_among
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 

@@ -92,7 +92,7 @@ class ServerUnderTest:
         (pid,) = (
             int(child)
             for child in children.split()
-            if b"loraplex.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"loraplex.engine.process.main" in Path(f"/proc/{child}/cmdline").read_bytes()
         )
         return pid
 

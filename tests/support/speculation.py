@@ -10,8 +10,8 @@ from math import isclose
 
 from torch import Tensor
 
+from loraplex.engine.draft import ROOT, Draft
 from loraplex.engine.request import Request
-from loraplex.engine.speculation.draft import ROOT, Draft
 from loraplex.engine.speculation.proposer import Proposer, Wanted
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import Answer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loraplex.api.control_plane import ControlPlane
-from loraplex.api.services.staging import Staging
-from loraplex.api.services.staging_budget import StagingBudget
-from loraplex.api.services.upload_room import UploadRoom
+from loraplex.api.adapters.staging import Staging
+from loraplex.api.adapters.staging_budget import StagingBudget
+from loraplex.api.adapters.upload_room import UploadRoom
+from loraplex.api.control_plane.control_plane import ControlPlane
 
 GIB = 1 << 30
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loraplex.engine.base_model import BaseModel
-from loraplex.engine.forward import PagedForward, run_model
-from loraplex.engine.inputs import Span, make_inputs
-from loraplex.engine.kv_cache import KvCache
-from loraplex.engine.kv_groups import group_layers
-from loraplex.engine.step_adapters import StepAdaptersBuilder
+from loraplex.engine.kv.cache import KvCache
+from loraplex.engine.kv.groups import group_layers
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.forward import PagedForward, run_model
+from loraplex.engine.model.inputs import Span, make_inputs
+from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4

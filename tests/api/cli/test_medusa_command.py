@@ -14,7 +14,7 @@ from loraplex.api import cli
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.medusa import app
 from loraplex.api.demo.manifest import WEIGHTS
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.speculation.medusa_checkpoint import load_heads
 from support.medusa import write_demo_texts
 

@@ -9,7 +9,7 @@ import pytest
 
 from loraplex.api.cli.admin import load_settings_beside_server
 from loraplex.api.cli.exit_codes import CommandFailed
-from loraplex.api.running_servers import RunningServer, registered
+from loraplex.api.server.running_servers import RunningServer, registered
 
 URL = "http://127.0.0.1:8000"
 

@@ -18,8 +18,8 @@ from loraplex.adapters.intake import IntakeRequest, run_intake
 from loraplex.adapters.layout import layout_to_json
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.push import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.engine.base_model import load_base_model
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.model.base_model import load_base_model
 from support.broken_adapters import BROKEN, SERVED
 from support.command import Command
 from support.families import SERVED as FAMILIES

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from loraplex.api.errors import ApiError
+from loraplex.api.contract.errors import ApiError
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
 from loraplex.api.tools.tool import NO_ARGUMENTS, Tool, ToolUse
 from loraplex.api.tools.tool_format import HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance", reason="grammars need llguidance")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api.errors import ApiError
+from loraplex.api.contract.errors import ApiError
 from loraplex.api.schemas.chat import ChatBody
 from loraplex.api.tools.chat_prompt import ChatPrompts
 from loraplex.api.tools.conversation import ChatMessage, PastCall
 from loraplex.api.tools.tool import Tool
 from loraplex.api.tools.tool_format import ToolFormatName
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.chat_templates import (
     HERMES_TEMPLATE,
     LLAMA_TEMPLATE,

@@ -20,21 +20,21 @@ from tokenizers import AddedToken
 
 from loraplex.api.formats.chat import ChatFormat
 from loraplex.api.formats.responses import ResponsesFormat
-from loraplex.api.json_response import encode_json
+from loraplex.api.http.json_response import encode_json
+from loraplex.api.inference.inference import Order, ServedModel
+from loraplex.api.inference.sequence_text import Delta
 from loraplex.api.schemas.answers import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
 from loraplex.api.schemas.responses import ResponsesBody
-from loraplex.api.services.inference import Order, ServedModel
-from loraplex.api.services.sequence_text import Delta
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.tool import Tool, ToolUse
 from loraplex.api.tools.tool_format import HERMES, MISTRAL, ToolFormat
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 from support.scripted_generation import PROMPT, Scenario, finished, run, started
 

@@ -14,7 +14,7 @@ import torch
 
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import ErrorInfo, FinishReason
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.chi_square import p_value
 from support.engine import Answer, LocalEngine
 from support.grammars import needs_llguidance, random_schema

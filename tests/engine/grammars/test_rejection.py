@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.grammars.masks import restrict
+from loraplex.engine.draft import NO_DRAFT, Draft
+from loraplex.engine.execution.grammar_masks import restrict
 from loraplex.engine.grammars.matcher import Matcher
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import Acceptor, CoupledAcceptor, RejectionAcceptor
-from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.drawing import (
     CoupledDrawing,
     DraftDrawing,

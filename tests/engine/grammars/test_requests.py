@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.engine.errors import InvalidGrammar
-from loraplex.engine.grammars.grammars import Backend, Grammars
+from loraplex.engine.execution.grammars import Backend, Grammars
 from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (

@@ -11,7 +11,7 @@ import pytest
 
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
 from support.grammars import needs_llguidance, random_schema
 from support.speculation import (

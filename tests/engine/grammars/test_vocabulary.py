@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.grammars.vocabulary import Vocabulary
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.grammars import needs_llguidance
 
 END, OTHER_END = "</s>", "<|eot|>"

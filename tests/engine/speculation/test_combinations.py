@@ -14,13 +14,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import FinishReason, SpeculationParams
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import Answer, LocalEngine
 from support.grammars import has_llguidance
 from support.pairwise import Row, all_pairs, covering_rows, pairs_of

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
 from loraplex.engine.speculation import control as control_module
 from loraplex.engine.speculation.control import (
     FIRST_TOKENS,
@@ -18,7 +19,6 @@ from loraplex.engine.speculation.control import (
     Choice,
     Control,
 )
-from loraplex.engine.step_costs import StepCosts, StepShape
 from support.modelled_device import (
     MAX_TOKENS,
     Costs,

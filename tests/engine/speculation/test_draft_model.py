@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
+from loraplex.engine.execution.sampler import SamplingRow
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
-from loraplex.engine.prefix_cache import CacheNamespace
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.request import Request
-from loraplex.engine.sampler import SamplingRow
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import draft_model
 from loraplex.engine.speculation.draft_model import DraftModelProposer

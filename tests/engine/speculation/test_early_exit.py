@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loraplex.adapters.residency import Lease
-from loraplex.engine.base_model import BaseModel, load_base_model
 from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
-from loraplex.engine.inputs import Span
+from loraplex.engine.execution.runner import ModelRunner, StepOutput
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.runner import ModelRunner, StepOutput
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.inputs import Span
 from loraplex.engine.speculation.drawing import make_drawing
 from loraplex.engine.speculation.early_exit import (
     EarlyExitProposer,

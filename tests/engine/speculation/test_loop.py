@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.batch import ScheduledSequence
+from loraplex.engine.draft import NO_DRAFT, Draft
+from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
     Abort,
@@ -22,10 +23,9 @@ from loraplex.engine.messages import (
     SpeculationParams,
 )
 from loraplex.engine.request import Request
-from loraplex.engine.runner import StepOutput
-from loraplex.engine.speculation.draft import NO_DRAFT, Draft
+from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.step_costs import StepCosts
 from loraplex.engine.speculation.proposer import Wanted
-from loraplex.engine.step_costs import StepCosts
 from support.engine import LocalEngine
 from support.speculation import (
     ScriptedProposer,

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import Acceptance
+from loraplex.engine.draft import ROOT, Draft
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.kv_budget import MIB
+from loraplex.engine.execution.sampler import gumbel_noise
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.memory.kv_budget import MIB
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
-from loraplex.engine.sampler import gumbel_noise
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.speculation.draft import ROOT, Draft
 from loraplex.engine.speculation.drawing import CoupledDrawing, IndependentDrawing
 from loraplex.engine.speculation.medusa import MedusaProposer, chains_by, coupled_trees
 from loraplex.engine.speculation.medusa_checkpoint import save_heads

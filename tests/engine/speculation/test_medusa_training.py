@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import held_out_requests
-from loraplex.engine.base_identity import compute_base_id
+from loraplex.engine.checkpoint.base_identity import compute_base_id
+from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
@@ -24,8 +25,7 @@ from loraplex.engine.speculation.medusa_training import (
     train_heads,
 )
 from loraplex.engine.speculation.training_texts import TrainingText, read_texts
-from loraplex.engine.tokenizer import Tokenizer
-from loraplex.engine.weights import load_config, load_weights
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
 from support.medusa import make_heads, write_demo_texts
 

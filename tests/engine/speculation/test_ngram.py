@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import Style, held_out_requests
+from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
-from loraplex.engine.prefix_cache import CacheNamespace
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import ngram
 from loraplex.engine.speculation.ngram import GUESSES_PER_TOKEN, MAX_INDEXED_PER_CALL, NgramProposer
 from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES
 from loraplex.engine.speculation.proposer import Wanted
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
 
 

@@ -17,19 +17,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import Acceptance
-from loraplex.engine.messages import GenerationRequest, SpeculationParams
-from loraplex.engine.prefix_cache import CacheNamespace
-from loraplex.engine.request import Request
-from loraplex.engine.sampler import (
+from loraplex.engine.draft import NO_DRAFT, Draft
+from loraplex.engine.execution.sampler import (
     Stream,
     gumbel_noise,
     sample,
     uniform_noise,
 )
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.messages import GenerationRequest, SpeculationParams
+from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import acceptors
 from loraplex.engine.speculation.acceptors import Acceptor, CoupledAcceptor, RejectionAcceptor
-from loraplex.engine.speculation.draft import NO_DRAFT, Draft
 from loraplex.engine.speculation.drawing import (
     CoupledDrawing,
     DraftDrawing,

@@ -1,0 +1,1 @@
+"""An adapter version from upload to deletion, without HTTP."""

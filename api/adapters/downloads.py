@@ -1,0 +1,101 @@
+"""Adapters on their way back to their owners: PEFT's two files, made anew from the stored block."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import mmap
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from ...adapters.disk_room import DiskRoom, full_disk_told
+from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
+from ...adapters.export import run_export
+from ...adapters.identity import AdapterKey
+from ...engine.process.client import FetchedBlock
+from ..control_plane.tenant_turns import TenantTurns
+
+NUM_EXPORTERS = 2
+"""Threads, of different tenants."""
+PIECE_BYTES = 1 << 20
+MAX_ATTEMPTS = 3
+"""The disk cache may drop a block before it is read."""
+
+
+class ExportedFile:
+    """One file, open; its name is gone already, so that nothing has to be tidied up behind it.
+
+    It is mapped and sent from the mapping: no copy of its bytes is made in this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size_bytes = len(self._mapped)
+        self._sha256 = hashlib.sha256(self._mapped).digest()
+
+    @property
+    def repr_digest(self) -> str:
+        """The file's SHA-256 as RFC 9530 writes it."""
+        return f"sha-256=:{base64.b64encode(self._sha256).decode()}:"
+
+    async def pieces(self) -> AsyncIterator[memoryview]:
+        """The whole content. A piece is released when the next is asked for."""
+        with memoryview(self._mapped) as view:
+            for start in range(0, self.size_bytes, PIECE_BYTES):
+                with view[start : start + PIECE_BYTES] as piece:
+                    yield piece
+
+    def close(self) -> None:
+        """Let go of the file; what the connection has not sent yet holds on to it until then."""
+        del self._mapped
+
+
+class Downloads:
+    """Exports versions; one for the server, and `directory` is its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        fetch_block: Callable[[AdapterKey], Awaitable[FetchedBlock]],
+        room: DiskRoom | None = None,
+    ) -> None:
+        """`fetch_block` brings a block to this machine's disk, or raises; `room` is the disk's."""
+        shutil.rmtree(directory, ignore_errors=True)  # what a crash left
+        directory.mkdir(mode=0o700, parents=True)
+        self._directory = directory
+        self._room = DiskRoom(directory) if room is None else room
+        self._fetch_block = fetch_block
+        self._turns = TenantTurns("exports", NUM_EXPORTERS)
+
+    async def export(
+        self, key: AdapterKey, name: str, *, base_model_name: str | None = None
+    ) -> ExportedFile:
+        """The file `name` of this content, trained on the base that its trainer called so.
+
+        Raises AdapterUnavailable, StorageFull, or as the store does.
+        """
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                block = await self._fetch_block(key)
+                return await self._turns.run(
+                    key.tenant_id, self._export, block.path, name, base_model_name
+                )
+            except FileNotFoundError:
+                continue
+            except (ObjectNotFound, ObjectCorrupt, OSError) as exc:
+                raise AdapterUnavailable("The adapter's files could not be recreated.") from exc
+        raise AdapterUnavailable(
+            "The adapter was evicted from this machine's disk during the download."
+        )
+
+    def close(self) -> None:
+        self._turns.close()
+
+    def _export(self, block: Path, name: str, base_model_name: str | None) -> ExportedFile:
+        self._room.check(block.stat().st_size)
+        with full_disk_told(), tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            run_export(block, Path(directory), base_model_name=base_model_name)
+            return ExportedFile(Path(directory) / name)

@@ -1,0 +1,184 @@
+"""The quantization contract: how far the served base strays from the unquantized one, per adapter.
+
+With `--reference-base` every new version is asked the probe prompts on both. A process of its own
+loads the reference for as long as it measures and is gone afterwards; the engine never waits for
+it. What cannot be measured says why; it does not hold the version up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...adapters.errors import AdapterError
+from ...adapters.fetcher import FetchedBlock
+from ...adapters.identity import AdapterKey
+from ...adapters.niceness import yield_processor
+from ...engine.checkpoint.base_identity import compute_base_id
+from ...engine.process.reference_base import ReferenceRequest
+from ...engine.process.supervisor import engine_environment
+from ...platform.errors import InvalidValue, PlatformError
+from .probes import Logits, kl_divergence
+
+NOT_MEASURED = "not measured"
+DRIFTED = "quantization_drift"
+MEASURE_SECONDS = 900.0
+"""For fetching the block, loading the reference and asking it."""
+MAX_REASON_CHARACTERS = 300
+REFERENCE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.reference_base")
+
+
+class NotMeasured(Exception):
+    """The reference gave no answer; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The served base against the reference under one adapter, over the probe prompts."""
+
+    kl_mean: float
+    """KL(reference ‖ served) of the next token, in nats."""
+    kl_max: float
+    top_token_changed: int
+    """Prompts whose most probable token differs."""
+    num_probes: int
+    limit: float | None
+    """Of `kl_max`, as the operator set it."""
+
+    @property
+    def is_within_limit(self) -> bool:
+        return self.limit is None or self.kl_max <= self.limit
+
+    def as_report(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        """For who pushed a version that drifts too far."""
+        return (
+            "With this adapter, the quantized base differs from the unquantized one by a KL "
+            f"of {self.kl_max:.3g}; this server allows {self.limit:.3g}. Push it to a server "
+            "of the unquantized base, lower alpha, or train on the quantized base; the "
+            "operator may raise --max-reference-kl."
+        )
+
+
+def compare_with_reference(
+    reference: Sequence[Logits], served: Sequence[Logits], *, limit: float | None
+) -> Drift:
+    """Both are one `[vocab_size]` per prompt."""
+    pairs = list(zip(reference, served, strict=True))
+    divergences = [kl_divergence(one, other) for one, other in pairs]
+    return Drift(
+        kl_mean=sum(divergences) / len(divergences),
+        kl_max=max(divergences),
+        top_token_changed=sum(bool(one.argmax() != other.argmax()) for one, other in pairs),
+        num_probes=len(pairs),
+        limit=limit,
+    )
+
+
+class QuantizationContract:
+    """Measures drift, one adapter at a time."""
+
+    def __init__(
+        self,
+        *,
+        reference_dir: Path,
+        base_id: str,
+        prompts: Sequence[list[int]],
+        fetch: Callable[[AdapterKey], Awaitable[FetchedBlock]],
+        limit: float | None,
+        num_threads: int | None,
+        measure_seconds: float = MEASURE_SECONDS,
+        command: Sequence[str] = REFERENCE_COMMAND,
+    ) -> None:
+        """`fetch` brings an adapter's block to the local disk; `limit` is of the largest KL."""
+        self._reference_dir = reference_dir
+        self._base_id = base_id
+        self._prompts = list(prompts)
+        self._fetch = fetch
+        self._limit = limit
+        self._num_threads = num_threads
+        self._measure_seconds = measure_seconds
+        self._command = command
+        self._turn = asyncio.Lock()  # memory for one reference, not for two
+
+    async def measure(self, key: AdapterKey, served: Sequence[Logits]) -> Drift:
+        """Compare the served logits of the probe prompts, in their order, with the reference's.
+
+        Raises NotMeasured.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._measure_seconds):
+                    block = await self._fetch(key)
+                    answer = await self._ask(self._request(block.path))
+            except TimeoutError as exc:
+                raise NotMeasured(f"it took longer than {self._measure_seconds:g} s") from exc
+            except (AdapterError, PlatformError, OSError) as exc:
+                raise NotMeasured(str(exc)) from exc
+        return self._compare(answer, served)
+
+    def _request(self, block: Path) -> ReferenceRequest:
+        return ReferenceRequest(
+            model=str(self._reference_dir),
+            base_id=self._base_id,
+            block_path=str(block),
+            prompts=self._prompts,
+            num_threads=self._num_threads,
+        )
+
+    async def _ask(self, request: ReferenceRequest) -> bytes:
+        """The child's answer; however this ends, the child has ended too. Raises NotMeasured."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            request.to_json(),
+            stdin=asyncio.subprocess.PIPE,  # stays open: its end tells the child that we are gone
+            stdout=asyncio.subprocess.PIPE,
+            env=engine_environment(os.environ),
+            start_new_session=True,
+        )
+        yield_processor(process.pid)  # serving goes before measuring
+        assert process.stdout is not None
+        try:
+            answer = await process.stdout.read()
+            status = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if status == 1 and answer:
+            raise NotMeasured(answer.decode(errors="replace")[:MAX_REASON_CHARACTERS])
+        if status != 0:
+            raise NotMeasured(f"the reference process ended with status {status}")
+        return answer
+
+    def _compare(self, answer: bytes, served: Sequence[Logits]) -> Drift:
+        sizes = {len(logits) for logits in served}
+        vocab_size = sizes.pop()
+        if sizes or len(answer) != 4 * vocab_size * len(served):
+            raise NotMeasured("the reference process gave no whole answer")
+        reference = np.frombuffer(answer, np.float32).reshape(len(served), vocab_size)
+        if not np.isfinite(reference).all():
+            raise NotMeasured("the reference's own output is not finite")
+        return compare_with_reference(list(reference), served, limit=self._limit)
+
+
+def check_reference(reference_dir: Path, base_id: str) -> None:
+    """Raise InvalidValue if the folder does not hold the base that is served; reads it whole."""
+    found = compute_base_id(reference_dir)
+    if found != base_id:
+        raise InvalidValue(
+            f"--reference-base {reference_dir} holds another model or tokenizer ({found}) than the "
+            f"one that is served ({base_id}).",
+            param="reference_base",
+        )

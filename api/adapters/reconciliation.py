@@ -1,0 +1,97 @@
+"""The desired state made true: what tenants want resident is, after every kind of restart.
+
+The database says what is wished for, and the engine what is there. Nothing else is remembered, so a
+server that starts, an engine that comes back and a wish that was just made are all the same case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from ...adapters.identity import AdapterKey
+from ...engine.errors import EngineError
+from ...engine.process.client import EngineClient
+from ...platform.adapters import wishes
+from ...platform.adapters.states import WishKind
+from ...platform.adapters.wishes import WishedContent
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ..control_plane.control_plane import ControlPlane
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 60.0
+
+
+class Reconciliation:
+    """Compares and corrects, every few seconds and when told to; one for the server."""
+
+    def __init__(self, *, engine: EngineClient, control_plane: ControlPlane) -> None:
+        self._engine = engine
+        self._control_plane = control_plane
+        self._is_due = asyncio.Event()
+        self._prefetched: dict[AdapterKey, int] = {}
+        """What was asked of the engine, and in which of its lives: a prefetch is done once."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def hasten(self) -> None:
+        """A wish was made or withdrawn: look now."""
+        self._is_due.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def reconcile(self) -> None:
+        """Look once. Raises a PlatformError or EngineError; the next look tries again."""
+        now = utc_now()
+        base_id = self._engine.info.base_id
+        wished = await self._control_plane.read_all_tenants(
+            lambda session: wishes.list_live_wishes_of_all_tenants(session, now, base_id=base_id)
+        )
+        # The latest first: where not all pins find room, the engine keeps those.
+        pins = [wish.key for wish in reversed(wished) if wish.kind is WishKind.PIN]
+        self._engine.set_pinned(pins)
+        self._prefetch([wish for wish in wished if wish.kind is WishKind.PREFETCH])
+
+    def _prefetch(self, wished: list[WishedContent]) -> None:
+        life = self._engine.num_restarts
+        self._prefetched = {
+            wish.key: self._prefetched[wish.key] for wish in wished if wish.key in self._prefetched
+        }
+        for wish in wished:
+            if self._engine.is_ready and self._prefetched.get(wish.key) != life:
+                self._engine.prefetch(wish.key, stay_seconds=_seconds_left(wish))
+                self._prefetched[wish.key] = life
+
+    async def _run(self) -> None:
+        pause = INTERVAL_SECONDS
+        while True:
+            self._is_due.clear()
+            try:
+                await self.reconcile()
+                pause = INTERVAL_SECONDS
+            except (PlatformError, EngineError) as exc:
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                log.warning("reconciliation_delayed", error=str(exc), seconds=pause)
+            except Exception:
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                log.exception("reconciliation_failed", seconds=pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._is_due.wait()
+
+
+def _seconds_left(wish: WishedContent) -> float:
+    """How long a prefetched adapter shall stay; 0 leaves it to the ordinary order of eviction."""
+    if wish.expires_at is None:
+        return 0.0
+    return max(0.0, (wish.expires_at - utc_now()).total_seconds())

@@ -1,0 +1,135 @@
+"""How long which bytes of which tenant lay on the device, for the ledger's daily sums."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+
+import structlog
+
+from ...adapters.identity import AdapterKey
+from ...adapters.residency import Tier
+from ...engine.messages import EngineStats
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ...platform.sessions import TenantSession
+from ...platform.usage import service as ledger
+from ...platform.usage.repository import Residency
+from ..control_plane.control_plane import ControlPlane
+
+log = structlog.get_logger(__name__)
+
+WRITE_SECONDS = 60.0
+LOOK_SECONDS = 0.5
+"""As often as the engine tells what it holds."""
+
+
+class ResidencyIntegral:
+    """Byte-seconds by day and content: what was on the device counts until the next look."""
+
+    def __init__(
+        self,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._monotonic = monotonic
+        self._now = now
+        self._looked_at: float | None = None
+        self._held: Mapping[AdapterKey, int] = {}
+        self._byte_seconds: defaultdict[tuple[date, AdapterKey], float] = defaultdict(float)
+
+    def look(self, held: Mapping[AdapterKey, int]) -> None:
+        """These bytes are on the device now."""
+        moment, now = self._monotonic(), self._now().astimezone(UTC)
+        if self._looked_at is not None:
+            for day, seconds in _by_day(now, moment - self._looked_at):
+                for key, num_bytes in self._held.items():
+                    self._byte_seconds[day, key] += num_bytes * seconds
+        self._looked_at, self._held = moment, held
+
+    def take(self) -> dict[str, list[Residency]]:
+        """What has come together since it was last taken, by tenant; fractions stay."""
+        taken: defaultdict[str, list[Residency]] = defaultdict(list)
+        for (day, key), amount in list(self._byte_seconds.items()):
+            whole = int(amount)
+            self._byte_seconds[day, key] -= whole
+            if whole:
+                taken[key.tenant_id].append(Residency(day, key.digest, whole))
+            if key not in self._held:
+                del self._byte_seconds[day, key]
+        return taken
+
+    def put_back(self, tenant_id: str, residencies: list[Residency]) -> None:
+        """These could not be written."""
+        for residency in residencies:
+            key = AdapterKey(tenant_id, residency.digest)
+            self._byte_seconds[residency.day, key] += residency.byte_seconds
+
+
+def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
+    """The last so many seconds, cut at midnight."""
+    parts = []
+    end = now
+    while seconds > 0:
+        day = (end - timedelta(microseconds=1)).date()
+        midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        of_day = min(seconds, (end - midnight).total_seconds())
+        parts.append((day, of_day))
+        seconds -= of_day
+        end = midnight
+    return parts
+
+
+class ResidencyUsage:
+    """Looks at what the engine holds and adds it to the sums; one for the server."""
+
+    def __init__(
+        self, stats: Callable[[], EngineStats | None], control_plane: ControlPlane
+    ) -> None:
+        """`stats` gives the engine's last snapshot, or None where there is no engine."""
+        self._stats = stats
+        self._control_plane = control_plane
+        self._integral = ResidencyIntegral()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what has come together."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._write()
+
+    async def _run(self) -> None:
+        looks_per_write = round(WRITE_SECONDS / LOOK_SECONDS)
+        while True:
+            for _ in range(looks_per_write):
+                self._integral.look(_held(self._stats()))
+                await asyncio.sleep(LOOK_SECONDS)
+            await self._write()
+
+    async def _write(self) -> None:
+        for tenant_id, residencies in self._integral.take().items():
+
+            def add(session: TenantSession, residencies: list[Residency] = residencies) -> None:
+                ledger.add_residency(session, residencies)
+
+            try:
+                await self._control_plane.write(tenant_id, add)
+            except PlatformError as exc:
+                self._integral.put_back(tenant_id, residencies)
+                log.warning("residency_not_recorded", error=str(exc))
+            except Exception:
+                log.exception("residency_not_recorded")
+
+
+def _held(stats: EngineStats | None) -> dict[AdapterKey, int]:
+    if stats is None:
+        return {}
+    return {entry.key: entry.device_bytes for entry in stats.adapters if entry.tier is Tier.DEVICE}

@@ -1,0 +1,120 @@
+"""Where uploads lie until they are examined: one private folder, one file for each upload."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from ...adapters.disk_room import DiskRoom, full_disk_told
+from ...adapters.wiping import file_digest
+from ..control_plane.tenant_turns import TenantTurns
+
+NUM_WRITERS = 4
+
+
+class Staging:
+    """Files by upload id, which is the server's own and so safe in a path."""
+
+    def __init__(self, directory: Path, room: DiskRoom | None = None) -> None:
+        """`room`: of the folder's disk, beside the default reserve if it is not given."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self.room = DiskRoom(directory) if room is None else room
+        self._turns = TenantTurns("uploads", NUM_WRITERS)
+
+    def weights_path(self, upload_id: str) -> Path:
+        return self._directory / f"{upload_id}.safetensors"
+
+    def config_path(self, upload_id: str) -> Path:
+        return self._directory / f"{upload_id}.json"
+
+    def block_path(self, upload_id: str) -> Path:
+        return self._directory / f"{upload_id}.block"
+
+    async def append(
+        self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
+    ) -> None:
+        """Write the chunks from `offset` on and make them durable.
+
+        If `chunks` raises, what came before is durable all the same. Returns nothing: what is
+        durable is the file's size, see `num_bytes`. Raises StorageFull.
+        """
+        with full_disk_told():
+            await self._append(tenant_id, upload_id, offset, chunks)
+
+    async def _append(
+        self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
+    ) -> None:
+        path = self.weights_path(upload_id)
+        file = await self._turns.run(tenant_id, _open_at, path, offset)
+        try:
+            async for chunk in chunks:
+                await self._write(tenant_id, file, chunk)
+        finally:
+            await self._turns.run(tenant_id, _finish, file)
+
+    async def _write(self, tenant_id: str, file: int, chunk: bytes) -> None:
+        self.room.check(len(chunk))
+        writing = self._turns.run(tenant_id, _write_all, file, chunk)
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait([writing])  # cancelling the request does not stop its thread
+
+    def num_bytes(self, upload_id: str) -> int:
+        """How many bytes of the weights are here; 0 if they are discarded meanwhile."""
+        try:
+            return self.weights_path(upload_id).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def sha256(self, upload_id: str) -> str:
+        digest: str = file_digest(self.weights_path(upload_id)).hexdigest()
+        return digest
+
+    def discard(self, upload_id: str) -> None:
+        """Delete what is left of an upload."""
+        self.weights_path(upload_id).unlink(missing_ok=True)
+        self.discard_block(upload_id)
+
+    def discard_block(self, upload_id: str) -> None:
+        """Delete what its examination has written."""
+        for path in (self.config_path, self.block_path):
+            path(upload_id).unlink(missing_ok=True)
+
+    def list_uploads(self, before: datetime) -> set[str]:
+        """The ids of uploads of which files lie here, none of them touched since `before`."""
+        touched: dict[str, float] = {}
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # discarded meanwhile
+                latest = touched.get(path.stem, 0.0)
+                touched[path.stem] = max(latest, path.stat().st_mtime)
+        return {upload_id for upload_id, at in touched.items() if at <= before.timestamp()}
+
+    def close(self) -> None:
+        self._turns.close()
+
+
+def _open_at(path: Path, offset: int) -> int:
+    """A descriptor at `offset`; what lies behind it was never acknowledged and goes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.ftruncate(descriptor, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return descriptor
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _finish(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

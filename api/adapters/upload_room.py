@@ -1,0 +1,140 @@
+"""Room for uploads on this server's disk, and how more of it is made when there is too little.
+
+Under pressure the cheapest goes first: files of uploads that ended elsewhere, copies of stored
+adapters, and then the uploads that nobody carried on for an hour, the oldest before the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+
+import structlog
+
+from ...adapters.errors import AdapterError
+from ...platform.adapters import staged, uploads
+from ...platform.adapters.staged import StagedUpload
+from ...platform.audit.event import BY_SYSTEM, Changed, Event
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ...platform.sessions import PlatformSession, TenantSession
+from ..control_plane.control_plane import ControlPlane
+from ..control_plane.threads import WorkerThreads
+from .staging import Staging
+from .staging_budget import Hold, StagingBudget
+
+log = structlog.get_logger(__name__)
+
+SILENCE = timedelta(hours=1)
+"""An upload that received nothing for so long may be given up for others."""
+
+
+REFRESH_SECONDS = 60.0
+
+
+class UploadRoom:
+    """The budget, kept true to the database and to the disk; one for the server."""
+
+    def __init__(
+        self,
+        *,
+        budget: StagingBudget,
+        staging: Staging,
+        control_plane: ControlPlane,
+        server_id: str | None,
+        trim_cache: Callable[[int], int] = lambda num_bytes: 0,
+    ) -> None:
+        """`trim_cache` gives up copies of stored adapters; it may raise an AdapterError."""
+        self.budget = budget
+        self._staging = staging
+        self._control_plane = control_plane
+        self._server_id = server_id
+        self._trim_cache = trim_cache
+        self._threads = WorkerThreads("upload-room", 1)
+        self._making = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def refresh(self) -> Sequence[StagedUpload]:
+        """Hold what the database says is unfinished here, which is returned; let go what ended.
+
+        Others may end this server's uploads: upkeep, and tenants that call another server.
+        """
+        held = self.budget.held_ids
+
+        def read(session: PlatformSession) -> tuple[Sequence[StagedUpload], Sequence[str]]:
+            return staged.list_staged(session, self._server_id), staged.list_closed(session, held)
+
+        unfinished, closed = await self._control_plane.read_all_tenants(read)
+        self.budget.restore(Hold(each.id, each.tenant_id, each.num_bytes) for each in unfinished)
+        for upload_id in closed:
+            await self._threads.run(self.release, upload_id)
+        return unfinished
+
+    async def make(self, lacking_bytes: Callable[[], int], *, keep: Collection[str]) -> bool:
+        """Give up what is missed least until nothing lacks; False if that was not enough.
+
+        `keep`: the uploads that receive now, however long their last bytes were acknowledged ago.
+        Raises a PlatformError.
+        """
+        async with self._making:
+            unfinished = await self.refresh()
+            if (lacking := lacking_bytes()) > 0:
+                await self._trim(lacking)
+            for upload in _silent(unfinished):
+                if lacking_bytes() <= 0:
+                    break
+                if upload.id not in keep:
+                    await self._abandon(upload)
+        lacking = lacking_bytes()
+        if lacking > 0:
+            log.warning("storage_full", lacking_bytes=lacking, held_bytes=self.budget.held_bytes)
+        return lacking <= 0
+
+    def release(self, upload_id: str) -> None:
+        """Delete what is left of an upload that has ended."""
+        self._staging.discard(upload_id)
+        self.budget.release(upload_id)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._threads.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.refresh()
+            except PlatformError as exc:
+                log.warning("upload_room_not_refreshed", error=str(exc))
+
+    async def _trim(self, num_bytes: int) -> None:
+        try:
+            freed_bytes = await self._threads.run(self._trim_cache, num_bytes)
+        except AdapterError as exc:
+            log.warning("disk_cache_not_trimmed", error=str(exc))
+        else:
+            log.info("disk_cache_trimmed", lacking_bytes=num_bytes, freed_bytes=freed_bytes)
+
+    async def _abandon(self, upload: StagedUpload) -> None:
+        older_than = utc_now() - SILENCE
+
+        def abandon(session: TenantSession) -> Changed[bool]:
+            is_silent = uploads.abandon_if_stale(session, upload.id, older_than)
+            details = {"adapter": upload.adapter_name, "reason": "storage_full"}
+            event = Event("upload.abandon", upload.id, details)
+            return Changed(is_silent, event if is_silent else None)
+
+        if await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon):
+            await self._threads.run(self.release, upload.id)
+            log.warning("upload_given_up", upload_id=upload.id, num_bytes=upload.num_bytes)
+
+
+def _silent(unfinished: Sequence[StagedUpload]) -> list[StagedUpload]:
+    latest = utc_now() - SILENCE
+    return [upload for upload in unfinished if upload.updated_at < latest]

@@ -1,0 +1,383 @@
+"""Every error code that a caller can meet, with its HTTP status and what it means.
+
+This table is the published list. `docs/errors.md` is the output of
+`python -m loraplex.api.contract.error_codes`; tests compare it with what the layers can raise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ...adapters.errors import ConfinementMissing
+from ...adapters.rejections import REJECTIONS
+from ...engine.errors import BASE_ERRORS
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+class ErrorCode(NamedTuple):
+    """What one code means to the caller."""
+
+    status: int
+    meaning: str
+    retryable: bool = False
+    """The same request may succeed later, unchanged."""
+
+    @property
+    def type(self) -> str:
+        """The family, in the words of OpenAI's API."""
+        fallback = "server_error" if self.status >= 500 else "invalid_request_error"
+        return _TYPES.get(self.status, fallback)
+
+
+REQUEST_CODES: Mapping[str, ErrorCode] = {
+    "invalid_json": ErrorCode(400, "The body is not valid JSON."),
+    "invalid_parameter": ErrorCode(
+        400, "A parameter is missing, out of range or of the wrong type; `param` names it."
+    ),
+    "unsupported_parameter": ErrorCode(
+        400, "The parameter, or this value of it, would change the answer and is not supported."
+    ),
+    "proposer_not_served": ErrorCode(
+        400, "This proposer is not active on the server; the message lists the active ones."
+    ),
+    "invalid_grammar": ErrorCode(
+        400, "The schema or grammar is invalid or not supported; the message says where and why."
+    ),
+    "grammar_not_served": ErrorCode(400, "The server does not support schemas and grammars."),
+    "grammar_failed": ErrorCode(
+        422,
+        "The output can no longer follow its grammar: the work limit was reached, or no "
+        "token continues it.",
+    ),
+    "context_length_exceeded": ErrorCode(
+        400, "The prompt and the requested output exceed the context length or the KV cache."
+    ),
+    "missing_api_key": ErrorCode(
+        401, "The request has neither an `Authorization: Bearer <key>` header nor a session."
+    ),
+    "invalid_api_key": ErrorCode(401, "The API key is malformed, unknown, expired or revoked."),
+    "insufficient_scope": ErrorCode(403, "The key does not have the required scope."),
+    "address_not_allowed": ErrorCode(403, "The key cannot be used from this network."),
+    "tenant_required": ErrorCode(
+        400, "An operator must name the tenant: `X-Loraplex-Tenant: <slug>`."
+    ),
+    "tenant_suspended": ErrorCode(403, "The tenant of this key is suspended."),
+    "not_found": ErrorCode(404, "No such path."),
+    "method_not_allowed": ErrorCode(405, "The path does not support this method."),
+    "etag_mismatch": ErrorCode(
+        412, "The resource has changed and does not match `If-Match`: read it again."
+    ),
+    "idempotency_conflict": ErrorCode(
+        409, "The `Idempotency-Key` was used for another request: use a new key for each request."
+    ),
+    "idempotency_in_progress": ErrorCode(
+        409, "The first request with this `Idempotency-Key` is still running.", True
+    ),
+    "idempotent_answer_lost": ErrorCode(
+        409,
+        "The first request with this `Idempotency-Key` was executed, but its response was "
+        "not stored: check what changed.",
+    ),
+    "tenant_queue_full": ErrorCode(
+        429, "The tenant has reached its limit of waiting requests.", True
+    ),
+    "request_timeout": ErrorCode(408, "The request did not arrive in time.", True),
+    "malformed_request": ErrorCode(400, "The request is not valid HTTP/1.1."),
+    "headers_too_large": ErrorCode(431, "The request line and headers exceed 64 KiB."),
+    "host_not_allowed": ErrorCode(
+        421, "The server is not configured for this `Host`; the operator sets the allowed ones."
+    ),
+    "rate_limited": ErrorCode(
+        429,
+        "The tenant's requests or tokens per minute are used up. The message names the "
+        "limit; `retry-after-ms` says when this request fits.",
+        True,
+    ),
+    "too_many_requests_at_once": ErrorCode(
+        429, "The tenant has reached its limit of concurrent requests.", True
+    ),
+    "insufficient_quota": ErrorCode(
+        429,
+        "The tenant has fewer tokens left for this day or month than the request may use; "
+        "the message has the numbers.",
+    ),
+    "body_too_large": ErrorCode(413, "The body exceeds the limit of the route."),
+    "unsupported_media_type": ErrorCode(
+        415, "The route does not accept this content type or encoding."
+    ),
+}
+
+SIGN_IN_CODES: Mapping[str, ErrorCode] = {
+    "sign_in_failed": ErrorCode(401, "Incorrect name or password."),
+    "sign_in_locked": ErrorCode(
+        429,
+        "Too many failed sign-ins for this name or from this address; `Retry-After` says "
+        "when to try again.",
+        True,
+    ),
+    "session_ended": ErrorCode(401, "The session has expired or was ended: sign in again."),
+    "session_required": ErrorCode(403, "This requires a session; API keys are not accepted."),
+    "confirmation_required": ErrorCode(
+        403,
+        "Confirm the password again with `POST /v1/session/confirmation`; this is valid for "
+        "ten minutes.",
+    ),
+    "csrf_failed": ErrorCode(
+        403,
+        "Changes in a session must come from the same origin and send the session's "
+        "`csrf_token` as `X-CSRF-Token`.",
+    ),
+    "insecure_transport": ErrorCode(
+        403,
+        "Sign-in over plain HTTP is only allowed from localhost: use HTTPS through a proxy "
+        "that is in `LORAPLEX_TRUSTED_PROXIES` and sets `X-Forwarded-Proto`.",
+    ),
+    "invitation_ended": ErrorCode(
+        403, "The invitation is invalid, expired or already used: request a new one."
+    ),
+}
+
+MODEL_CODES: Mapping[str, ErrorCode] = {
+    "model_not_found": ErrorCode(
+        404, "No such model, adapter, version or alias is available to this key."
+    ),
+    "adapter_not_ready": ErrorCode(
+        409, "The version is still being checked or was rejected; see its `state`."
+    ),
+    "adapter_loading": ErrorCode(503, "The adapter is still being loaded to the device.", True),
+    "adapter_load_failed": ErrorCode(
+        503,
+        "The adapter's weights could not be loaded to the device. `retryable` is false if "
+        "the stored weights are lost or damaged: push the same files again.",
+        True,
+    ),
+    "adapter_too_large": ErrorCode(
+        422, "The adapter is larger than the memory reserved for adapters."
+    ),
+    "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
+    "quantization_drift": ErrorCode(
+        422,
+        "With this adapter, the quantized base differs more from the unquantized one than "
+        "the operator allows. Push it to a server of the unquantized base, lower alpha, or "
+        "train on the quantized base.",
+    ),
+    "chat_template_missing": ErrorCode(
+        400, "The base model has no chat template; use `/v1/completions`."
+    ),
+    "numerical_error": ErrorCode(422, "The model's output with this adapter is not finite."),
+    "adapter_quarantined": ErrorCode(
+        422,
+        "The engine repeatedly crashed or computed non-finite values with this version: "
+        "check it and push a new one.",
+    ),
+    "request_cancelled": ErrorCode(
+        409, "A user of the tenant or an operator cancelled the request."
+    ),
+    "request_quarantined": ErrorCode(
+        422,
+        "The engine crashed while this request ran, and again while it ran alone, or "
+        "repeatedly under requests of this tenant. They are refused for ten minutes.",
+    ),
+}
+
+PLATFORM_CODES: Mapping[str, ErrorCode] = {
+    "tenant_not_found": ErrorCode(404, "No such tenant."),
+    "tenant_exists": ErrorCode(409, "A tenant with this slug already exists."),
+    "quota_exceeded": ErrorCode(
+        403,
+        "The tenant has reached its quota of adapters, versions, stored bytes, keys or "
+        "users; the message says which. Remove some, or ask the operator for more.",
+    ),
+    "key_not_found": ErrorCode(404, "No such API key for this caller."),
+    "user_not_found": ErrorCode(404, "No such user of this tenant."),
+    "user_exists": ErrorCode(409, "The tenant already has a user with this address."),
+    "operator_not_found": ErrorCode(404, "No such operator."),
+    "operator_exists": ErrorCode(409, "An operator with this name already exists."),
+    "grant_too_wide": ErrorCode(
+        403, "You can only grant permissions that you hold yourself; `param` names the excess."
+    ),
+    "own_account": ErrorCode(403, "You cannot change your own role or disable yourself."),
+    "last_administrator": ErrorCode(
+        409,
+        "The last active owner of a tenant or administrator of the platform cannot be "
+        "disabled or given another role.",
+    ),
+}
+
+RESOURCE_CODES: Mapping[str, ErrorCode] = {
+    "request_not_found": ErrorCode(404, "No such request for this key, or its entry has expired."),
+    "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
+    "version_not_found": ErrorCode(404, "The adapter has no such version."),
+    "alias_not_found": ErrorCode(404, "The adapter has no such alias."),
+    "version_aliased": ErrorCode(409, "An alias points at the version; move or remove it first."),
+    "nothing_to_roll_back": ErrorCode(
+        409, "The alias had no earlier target, or a version of that target no longer exists."
+    ),
+    "too_many_pins": ErrorCode(
+        409, "The tenant has reached its limit of pinned versions; unpin another one first."
+    ),
+    "adapter_being_deleted": ErrorCode(
+        409, "The same content is being deleted; push it again when that is done.", True
+    ),
+    "state_conflict": ErrorCode(409, "The state of the version or upload does not allow this."),
+    "upload_not_found": ErrorCode(404, "No such upload for this key."),
+    "upload_elsewhere": ErrorCode(
+        409, "The upload's bytes are on another server: send it there, or declare it again."
+    ),
+    "upload_lost": ErrorCode(
+        409,
+        "The server with the upload's bytes did not return to examine them; push again.",
+    ),
+    "upload_conflict": ErrorCode(
+        409,
+        "The offset is not the number of received bytes, or there are too few or too many bytes.",
+    ),
+    "disk_share_exceeded": ErrorCode(
+        429,
+        "The tenant's unfinished uploads, or all its adapters, use the tenant's share of the "
+        "server's disk: finish or abandon uploads, or delete adapters.",
+        True,
+    ),
+    "digest_mismatch": ErrorCode(422, "The received bytes do not have the declared SHA-256."),
+}
+
+SERVER_CODES: Mapping[str, ErrorCode] = {
+    "internal_error": ErrorCode(500, "An unexpected error occurred.", True),
+    "engine_error": ErrorCode(500, "The engine failed to process this request.", True),
+    "engine_restarted": ErrorCode(
+        503, "The engine stopped while this request ran; send it again.", True
+    ),
+    "overloaded": ErrorCode(
+        503, "The queue is full, or the request cannot finish by its deadline.", True
+    ),
+    "too_many_connections": ErrorCode(
+        503, "All connections that the server's limit of open files allows are in use.", True
+    ),
+    "deadline_exceeded": ErrorCode(504, "The request's deadline passed before it finished."),
+    "shutting_down": ErrorCode(503, "The server is shutting down; use another one.", True),
+    "engine_unavailable": ErrorCode(503, "The engine is starting or down.", True),
+    "database_unavailable": ErrorCode(503, "The database did not answer in time.", True),
+    "stale_extent": ErrorCode(503, "The adapter moved while the request ran; send it again.", True),
+    "intake_unavailable": ErrorCode(
+        503,
+        "The server could not examine the adapter. The uploaded bytes are kept: commit the "
+        "upload again.",
+        True,
+    ),
+    "storage_full": ErrorCode(
+        507,
+        "The server's disk is full: the remaining space is reserved for the database. The "
+        "uploaded bytes are kept.",
+        True,
+    ),
+    "store_unavailable": ErrorCode(503, "The adapter store did not answer in time.", True),
+    "store_denied": ErrorCode(
+        503, "The adapter store denies this server access; the operator must fix it."
+    ),
+}
+
+REJECTION_CODES: Mapping[str, ErrorCode] = {
+    reason: ErrorCode(422, f"{rejection.meaning} {rejection.way_out}")
+    for reason, rejection in REJECTIONS.items()
+}
+
+BASE_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in BASE_ERRORS}
+"""Of base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
+
+START_CODES: Mapping[str, str] = {
+    ConfinementMissing.code: "`--require-confinement` is set, but namespaces, Landlock or limits "
+    "are not in force for examinations. The message names what is missing and what to do.",
+}
+"""Of machines on which `loraplex serve` does not start: its `Error:` line ends with one of them."""
+
+ERROR_CODES: Mapping[str, ErrorCode] = {
+    **REQUEST_CODES,
+    **SIGN_IN_CODES,
+    **MODEL_CODES,
+    **RESOURCE_CODES,
+    **PLATFORM_CODES,
+    **SERVER_CODES,
+    **REJECTION_CODES,
+}
+
+_SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
+    "The request": REQUEST_CODES,
+    "Sign-in": SIGN_IN_CODES,
+    "The requested model": MODEL_CODES,
+    "Adapters, versions and uploads": RESOURCE_CODES,
+    "Tenants, users, keys and quotas": PLATFORM_CODES,
+    "The server": SERVER_CODES,
+    "Why an adapter is rejected": REJECTION_CODES,
+}
+
+_INTRODUCTION = """\
+# Error codes
+
+Every error response, and the last event of a failed stream, is one object:
+
+```json
+{"error": {"message": "...", "type": "...", "param": null, "code": "...", "retryable": false,
+           "request_id": "req-..."}}
+```
+
+`code` is one of the codes below, `param` the field or tensor at fault. `retryable` says whether the
+same request may succeed later; the header `x-should-retry` tells the official clients, and
+`retry-after-ms` says when. A stream ends in `data: [DONE]` only if it succeeded.
+
+This page is printed by `python -m loraplex.api.contract.error_codes`.
+"""
+
+
+_BASE_INTRODUCTION = """
+## Why a base model is refused
+
+`loraplex serve` checks the base model, a draft model and the reference base before it serves. It
+stops with exit status 2 and one `Error:` line, which ends with a code.
+
+| code | meaning |
+|---|---|
+"""
+
+_START_INTRODUCTION = """
+## Why a server does not start
+
+The server stops with exit status 1 and one `Error:` line that ends with the code.
+
+| code | meaning |
+|---|---|
+"""
+
+
+def error_reference() -> str:
+    """The text of `docs/errors.md`."""
+    return (
+        _INTRODUCTION
+        + "".join(
+            f"\n## {title}\n\n| code | status | retry | meaning |\n|---|---|---|---|\n"
+            + "".join(_table_rows(codes))
+            for title, codes in _SECTIONS.items()
+        )
+        + _BASE_INTRODUCTION
+        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in BASE_CODES.items())
+        + _START_INTRODUCTION
+        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in START_CODES.items())
+    )
+
+
+def _table_rows(codes: Mapping[str, ErrorCode]) -> Iterator[str]:
+    for code, published in codes.items():
+        retry = "yes" if published.retryable else "no"
+        yield f"| `{code}` | {published.status} | {retry} | {published.meaning} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(error_reference())

@@ -1,0 +1,130 @@
+"""Whom a key belongs to, remembered for a few seconds: most requests ask the database nothing.
+
+What another server changes is seen after `TTL_SECONDS`; what this one changes at once, by `clear`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...platform.base import utc_now
+from ...platform.keys.principal import AnyPrincipal, Principal
+
+TTL_SECONDS = 3.0
+"""A revocation is to hold within 5 s on every server: the rest is for the look-up itself."""
+MAX_STALE_SECONDS = 300.0
+"""How old an entry may be that is used because the database does not answer, if not said."""
+MAX_ENTRIES = 20_000
+
+
+class _Entry(NamedTuple):
+    principal: AnyPrincipal
+    looked_up_at: float
+
+
+class AuthCache:
+    """Principals by the SHA-256 of key and tenant. Safe to share between threads."""
+
+    def __init__(
+        self,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        stale_seconds: float = MAX_STALE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_entries = max_entries
+        self._stale_seconds = stale_seconds
+        self._clock = clock
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._num_changes = 0
+        self._lock = threading.Lock()
+
+    def get(
+        self, token: str, tenant_slug: str | None, *, allow_stale: bool = False
+    ) -> AnyPrincipal | None:
+        """Whom the key belonged to when it was looked up last; None if that is too long ago.
+
+        `allow_stale` is for when it cannot be looked up. Whether the key has ended since is the
+        caller's to ask.
+        """
+        max_age = self._stale_seconds if allow_stale else TTL_SECONDS
+        with self._lock:
+            entry = self._entries.get(_digest(token, tenant_slug))
+        if entry is None or self._clock() - entry.looked_up_at > max_age:
+            return None
+        return entry.principal
+
+    def begin(self) -> Ticket:
+        """To be taken before a look-up: what was changed since makes its result worthless."""
+        with self._lock:
+            return Ticket(self._num_changes, self._clock())
+
+    def put(
+        self, token: str, tenant_slug: str | None, principal: AnyPrincipal, ticket: Ticket
+    ) -> None:
+        """Remember the result of a look-up, unless something was changed while it ran."""
+        digest = _digest(token, tenant_slug)
+        with self._lock:
+            if ticket.num_changes != self._num_changes:
+                return
+            self._entries[digest] = _Entry(principal, ticket.began_at)
+            self._entries.move_to_end(digest)
+            while len(self._entries) > self._max_entries or self._is_oldest_stale():
+                self._entries.popitem(last=False)
+
+    def drop(self, token: str, tenant_slug: str | None) -> None:
+        """Forget a key that was refused."""
+        with self._lock:
+            self._entries.pop(_digest(token, tenant_slug), None)
+
+    def clear(self) -> None:
+        """Forget everything: tenants or operators were changed."""
+        with self._lock:
+            self._num_changes += 1
+            self._entries.clear()
+
+    def clear_tenant(self, tenant_id: str) -> None:
+        """Forget who acts within the tenant: keys or users of it were changed.
+
+        The others' entries stay: who changes much shall not cost them a look-up for each request,
+        nor what they live on while the database is away.
+        """
+        with self._lock:
+            self._num_changes += 1
+            concerned = [
+                digest
+                for digest, entry in self._entries.items()
+                if isinstance(entry.principal, Principal) and entry.principal.tenant_id == tenant_id
+            ]
+            for digest in concerned:
+                del self._entries[digest]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _is_oldest_stale(self) -> bool:
+        oldest = next(iter(self._entries.values()), None)
+        max_age = max(TTL_SECONDS, self._stale_seconds)
+        return oldest is not None and self._clock() - oldest.looked_up_at > max_age
+
+
+class Ticket(NamedTuple):
+    """When a look-up began."""
+
+    num_changes: int
+    began_at: float
+
+
+def is_current(principal: AnyPrincipal) -> bool:
+    """The key has not ended since it was looked up."""
+    return principal.expires_at is None or utc_now() < principal.expires_at
+
+
+def _digest(token: str, tenant_slug: str | None) -> bytes:
+    # No key and no slug holds a NUL: headers do not.
+    return hashlib.sha256(f"{token}\0{tenant_slug or ''}".encode()).digest()

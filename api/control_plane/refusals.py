@@ -1,0 +1,140 @@
+"""Writes down whom the server has refused: gathered in memory, in the audit log every minute.
+
+What was refused changed nothing, so an entry has no transaction to share, and a flood must not fill
+the log: what one party was refused by one code at one route is one entry a minute with a count, and
+of each chain's parties those beyond the first share another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from ...platform.audit.event import Event, Origin, Party
+from ...platform.errors import DatabaseUnavailable
+from ...platform.keys.principal import SYSTEM, AnyPrincipal, Principal
+from .control_plane import ControlPlane
+
+log = structlog.get_logger(__name__)
+
+WRITE_SECONDS = 60.0
+MAX_ENTRIES = 20
+"""For one chain of the log at a time, beside the one for all others."""
+OTHERS = "others"
+REFUSALS = frozenset(
+    {
+        "insufficient_scope",
+        "address_not_allowed",
+        "tenant_suspended",
+        "grant_too_wide",
+        "own_account",
+        "session_required",
+        "invalid_api_key",
+        "sign_in_failed",
+        "sign_in_locked",
+    }
+)
+"""The codes that say who may do what: no limits, no states, nothing that is missing."""
+
+
+class _Refused(NamedTuple):
+    party: Party
+    code: str
+    resource: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of one refusal how often, and the first time."""
+
+    request_id: str
+    address: str | None
+    times: int = 0
+
+
+class Refusals:
+    """One for the server."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._control_plane = control_plane
+        self._seen: dict[_Refused, _Seen] = {}
+        self._num_entries: Counter[str | None] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._write_on())
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self.write()
+
+    def add(
+        self, party: Party, *, code: str, resource: str, request_id: str, address: str | None
+    ) -> None:
+        """Take note of a refusal. `resource` is what was not to be had: a route."""
+        self._count(_Refused(party, code, resource), _Seen(request_id, address), 1)
+
+    async def write(self) -> None:
+        """Write what was gathered; while the database is away it is kept."""
+        seen, self._seen = self._seen, {}
+        self._num_entries.clear()
+        try:
+            while seen:
+                await self._write_one(seen)
+        except DatabaseUnavailable:
+            log.warning("refusals_not_written", num_entries=len(seen))
+        finally:  # also of who closes this while it writes
+            for refused, first in seen.items():
+                self._count(refused, first, first.times)
+
+    async def _write_one(self, seen: dict[_Refused, _Seen]) -> None:
+        """Take one and write it; it goes back if the database is away."""
+        refused, first = seen.popitem()
+        try:
+            await self._write_entry(refused, first)
+        except DatabaseUnavailable:
+            seen[refused] = first
+            raise
+        except Exception:  # of this one: the others shall be written still
+            log.exception("refusal_not_written", code=refused.code)
+
+    async def _write_entry(self, refused: _Refused, seen: _Seen) -> None:
+        party, code, resource = refused
+        # Not as the request that the entry comes from: what has an entry was carried out.
+        details = {"code": code, "times": seen.times, "first_request": seen.request_id}
+        await self._control_plane.note(
+            party.tenant_id,
+            Origin(party.actor, address=seen.address),
+            Event("access.refuse", resource, details),
+        )
+
+    def _count(self, refused: _Refused, first: _Seen, times: int) -> None:
+        chain = refused.party.tenant_id
+        if refused not in self._seen and self._num_entries[chain] >= MAX_ENTRIES:
+            refused = _Refused(Party(chain, SYSTEM), OTHERS, OTHERS)
+        seen = self._seen.get(refused)
+        if seen is None:
+            seen = self._seen[refused] = _Seen(first.request_id, first.address)
+            self._num_entries[chain] += 1
+        seen.times += times
+
+    async def _write_on(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await self.write()
+
+
+def party_of(caller: AnyPrincipal) -> Party:
+    """As whom the caller stands in the log: an operator in the platform's, wherever it acts."""
+    if isinstance(caller, Principal) and caller.operator_role is None:
+        return Party(caller.tenant_id, caller.actor)
+    return Party(None, caller.actor)

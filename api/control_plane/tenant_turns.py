@@ -1,0 +1,65 @@
+"""Threads that tenants share by turns, as the event loop sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from ...adapters.tenant_threads import TenantThreads
+from ..contract.errors import ApiError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class TenantTurns:
+    """Runs blocking calls in threads of their own; see `TenantLines` for whose turn it is."""
+
+    def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
+        """`max_calls`: of one tenant, waiting and running; more are refused."""
+        self._threads = TenantThreads(name, num_threads)
+        self._max_calls = max_calls
+        self._num_calls: Counter[str | None] = Counter()
+
+    def run(
+        self,
+        tenant_id: str | None,
+        function: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> asyncio.Future[Result]:
+        """The function's result. `tenant_id`: whose call it is; None is the server's own.
+
+        If the caller is cancelled, a function that runs keeps its thread until it ends, and one
+        that waits is never called. Raises ApiError if the tenant has too many calls.
+        """
+        if self._num_calls[tenant_id] >= self._max_calls:
+            raise ApiError("tenant_queue_full")
+        self._num_calls[tenant_id] += 1
+        call = asyncio.wrap_future(self._threads.submit(tenant_id, function, *args, **kwargs))
+        call.add_done_callback(lambda done: self._leave(tenant_id))
+        return call
+
+    def start(
+        self,
+        tenant_id: str | None,
+        function: Callable[Parameters, object],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> None:
+        """Have the function run some time; nobody waits for it, and its errors are its own."""
+        self._threads.submit(tenant_id, function, *args, **kwargs)
+
+    def close(self) -> None:
+        """Wait for what runs; start nothing more."""
+        self._threads.close()
+
+    def _leave(self, tenant_id: str | None) -> None:
+        self._num_calls[tenant_id] -= 1
+        if not self._num_calls[tenant_id]:
+            del self._num_calls[tenant_id]

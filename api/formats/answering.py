@@ -1,0 +1,193 @@
+"""Answering with a generation: whole or as a stream, in the format of the route."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..contract.errors import ApiError, as_api_error, encode_error
+from ..http.disconnects import unless_disconnected
+from ..http.json_response import encode_json
+from ..http.sse import DONE, EventStream, sse_data
+from ..http.text_events import TextEvents
+from ..inference.generation import TokenCounts
+from ..inference.inference import Running
+from ..inference.sequence_text import Delta
+from ..schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+
+SERVED_HEADERS: Mapping[str, str] = {
+    "openai-processing-ms": "From arrival to the first schedule.",
+    "x-loraplex-adapter": "The pinned name of the adapter that answered.",
+    "x-loraplex-adapter-version": "Its number.",
+    "x-loraplex-digest": "Its content.",
+    "x-loraplex-alias": "The requested alias.",
+    "x-loraplex-canary": "`true` if the alias's canary was selected.",
+    "x-loraplex-tier": "The tier of the weights when the request arrived.",
+    "x-loraplex-load-ms": "Duration of the load that the request waited for.",
+    "x-loraplex-wait-ms": "Time in which only the adapter was missing.",
+    **{
+        f"x-ratelimit-{what}-{of}": f"{meaning} of {of} per minute, where they are limited."
+        for what, meaning in (
+            ("limit", "The limit"),
+            ("remaining", "What is left"),
+            ("reset", "When all is left again,"),
+        )
+        for of in ("requests", "tokens")
+    },
+}
+"""Of an answer by the model; those of the adapter only if one answered."""
+
+log = structlog.get_logger(__name__)
+
+
+class AnswerFormat(Protocol):
+    """How a route's answers look."""
+
+    ending: bytes
+    """What a stream that succeeded ends in, behind its last chunk."""
+
+    def opening(self) -> Iterable[msgspec.Struct]:
+        """The chunks that a stream begins with."""
+
+    def events(self, delta: Delta) -> bytes:
+        """What a delta adds to the stream; nothing if it says nothing."""
+
+    def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
+        """The chunks behind the last delta."""
+
+    def event(self, chunk: msgspec.Struct) -> bytes:
+        """A chunk as an event of the stream."""
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """The event that a stream ends with if it fails."""
+
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
+        """The whole answer; `choices[index]` are the deltas of one choice."""
+
+
+class PlainEvents(ABC):
+    """The events of chats and completions: the chunk alone."""
+
+    ending = DONE
+
+    def __init__(self, *, has_plain_text: bool) -> None:
+        """`has_plain_text`: what only adds text is one chunk, which says nothing else."""
+        self._has_plain_text = has_plain_text
+        self._texts: dict[int, TextEvents] = {}
+        """By choice."""
+
+    @abstractmethod
+    def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
+        """The chunks of a delta; none if it says nothing."""
+
+    @abstractmethod
+    def text_chunk(self, index: int, text: str) -> msgspec.Struct:
+        """The chunk of a delta that only adds text to a choice."""
+
+    def events(self, delta: Delta) -> bytes:
+        if self._has_plain_text and delta.text and delta.finish_reason is None and delta.is_text:
+            texts = self._texts.get(delta.index) or self._add_texts(delta.index)
+            return texts.event(delta.text)
+        return b"".join(map(self.event, self.chunks(delta)))
+
+    def event(self, chunk: msgspec.Struct) -> bytes:
+        return sse_data(encode_json(chunk))
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        return sse_data(encode_error(error, request_id))
+
+    def _add_texts(self, index: int) -> TextEvents:
+        texts = TextEvents(lambda text: self.event(self.text_chunk(index, text)))
+        self._texts[index] = texts
+        return texts
+
+
+async def answer_whole(request: Request, running: Running, form: AnswerFormat) -> Response:
+    """Wait for everything. Raises ApiError or ClientDisconnected; either way nothing runs on."""
+    generation = running.generation
+    try:
+        choices = await unless_disconnected(request.receive, generation.whole())
+        body = encode_json(form.whole(choices, usage_of(generation.counts)))
+    finally:
+        await generation.aclose()
+    return Response(body, media_type="application/json", headers=answer_headers(running))
+
+
+def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
+    """Send each delta as it comes; owns the generation from here on."""
+
+    def send_at_once(delta: Delta) -> bool:
+        parts = stream.parts
+        if parts is None or not parts.is_ready:
+            return False
+        if event := form.events(delta):
+            parts.write(event)
+        return True
+
+    stream = EventStream(
+        _events(request, running, form, send_at_once),
+        headers=answer_headers(running),
+        close=running.generation.aclose,
+        patience_seconds=request.app.state.runtime.settings.reader_patience_seconds,
+    )
+    return stream
+
+
+def usage_of(counts: TokenCounts) -> Usage:
+    return Usage(
+        prompt_tokens=counts.num_prompt_tokens,
+        completion_tokens=counts.num_completion_tokens,
+        total_tokens=counts.num_prompt_tokens + counts.num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(counts.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=counts.num_accepted_tokens,
+            rejected_prediction_tokens=counts.num_draft_tokens - counts.num_accepted_tokens,
+        ),
+    )
+
+
+def answer_headers(running: Running) -> dict[str, str]:
+    """Which version answers, where it was, and what the wait was."""
+    started, adapter = running.started, running.order.model.adapter
+    elapsed = time.monotonic() - running.order.arrived_at
+    headers = {"openai-processing-ms": str(round(elapsed * 1000))}
+    if adapter is None:
+        return headers
+    headers |= {
+        "x-loraplex-adapter": adapter.pinned,
+        "x-loraplex-adapter-version": str(adapter.version),
+        "x-loraplex-digest": adapter.key.digest,
+        "x-loraplex-tier": str(started.adapter_tier),
+        "x-loraplex-load-ms": str(round(started.adapter_load_ms or 0.0)),
+        "x-loraplex-wait-ms": str(round(started.adapter_wait_seconds * 1000)),
+    }
+    if adapter.alias is not None:
+        headers["x-loraplex-alias"] = adapter.alias
+        headers["x-loraplex-canary"] = "true" if adapter.is_canary else "false"
+    return headers
+
+
+async def _events(
+    request: Request, running: Running, form: AnswerFormat, take: Callable[[Delta], bool]
+) -> AsyncIterator[bytes]:
+    try:
+        for chunk in form.opening():
+            yield form.event(chunk)
+        async for deltas in running.generation.deltas(take):
+            if said := b"".join(map(form.events, deltas)):
+                yield said
+        closing = form.closing(usage_of(running.generation.counts))
+        yield b"".join(map(form.event, closing)) + form.ending
+    except Exception as exc:
+        error = as_api_error(exc)
+        if error.code == "internal_error":
+            log.exception("stream_failed_unexpectedly", request_id=running.order.request_id)
+        request.state.error_code = error.code
+        yield form.failure(error, running.order.request_id)

@@ -1,0 +1,56 @@
+"""A conversation as an order: what chats and responses have in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from ...platform.keys.principal import Principal
+from ..http.request_context import split_key
+from ..inference.inference import Inference, Order
+from ..schemas.chat import ChatBody
+from ..schemas.responses import ResponsesBody
+from ..tools.answer_plan import AnswerPlan
+
+
+class ChatOrder(NamedTuple):
+    """What is generated, and how the answers are read."""
+
+    order: Order
+    plan: AnswerPlan
+
+
+async def order_chat(
+    request: Request, inference: Inference, principal: Principal, body: ChatBody | ResponsesBody
+) -> ChatOrder:
+    """Raises ApiError, PlatformError or EngineError if it cannot be generated."""
+    model = await inference.resolve(principal, body.model, request_id=split_key(request))
+    use = body.tool_use
+    plan = inference.plan_answer(
+        use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
+    )
+    tools = use.tools if use else ()
+    prompt = await inference.encode_chat(principal, body.conversation(), tools)
+    order = Order(
+        request_id=request.state.request_id,
+        arrived_at=request.state.started_at,
+        measures=request.state.measures,
+        principal=principal,
+        model=model,
+        prompts=[prompt],
+        num_choices=body.num_choices,
+        priority=body.priority or 0,
+        deadline_ms=body.deadline_ms,
+        speculation=body.speculation_params,
+        sampling=body.sampling(
+            max_tokens=body.output_limit or inference.room_for_output(prompt),
+            num_logprobs=body.num_logprobs,
+            grammar=plan.grammar,
+        ),
+        stop=tuple(body.stop or ()),
+        continues_prompt=False,
+        visible_token_ids=plan.visible_token_ids,
+        grammar_param="tools" if plan.may_call else body.form_param,
+    )
+    return ChatOrder(order, plan)

@@ -1,0 +1,1 @@
+"""HTTP: the connection, the request's context, who calls, and streams."""

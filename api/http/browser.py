@@ -1,0 +1,132 @@
+"""What a browser's request says of itself: over what it came, by which cookie, from which page.
+
+A session's cookie is taken over TLS, or on the server's own machine, and nowhere else. This server
+speaks no TLS itself: the proxies that the operator names say which scheme their callers used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import Enum
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...platform.networks import Network, is_within, parse_address
+from ..contract.errors import ApiError
+from .hosts import host_name
+from .peer_address import peer_address
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+CSRF_HEADER = "x-csrf-token"
+IDLE_HEADER = "x-loraplex-idle-seconds"
+"""How long ago the person at the page did something last: pages also ask by themselves."""
+MAX_IDLE_DIGITS = 9
+FORWARDED_PROTO = "x-forwarded-proto"
+STRICT_TRANSPORT = "max-age=31536000"
+"""`Strict-Transport-Security`: for a year nobody is to come here without TLS."""
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class Transport(Enum):
+    """How safe the way is that a request came."""
+
+    TLS = "tls"
+    LOCAL = "local"
+    """Plain, and it never left this machine."""
+    PLAIN = "plain"
+    """Others may read and change it: nobody signs in like that."""
+
+    @property
+    def cookie(self) -> str | None:
+        """What the session's cookie is called there. `__Host-` binds it to TLS and this host."""
+        return {Transport.TLS: "__Host-loraplex", Transport.LOCAL: "loraplex_session"}.get(self)
+
+
+def transport_of(request: Request, trusted_proxies: Sequence[Network]) -> Transport:
+    """Over what the request came. The caller's own word for it does not count."""
+    if is_over_tls(request, trusted_proxies):
+        return Transport.TLS
+    address = peer_address(request, trusted_proxies)
+    is_here = request.client is None or (address is not None and address.is_loopback)
+    # By its name too: a page of somebody else's whose name leads here is not of this machine.
+    is_called_so = host_name(request.headers) in _LOCAL_HOSTS
+    return Transport.LOCAL if is_here and is_called_so else Transport.PLAIN
+
+
+def is_over_tls(request: Request, trusted_proxies: Sequence[Network]) -> bool:
+    """The caller came by HTTPS; of a proxy's caller the proxy says so."""
+    said = request.headers.getlist(FORWARDED_PROTO)
+    peer = parse_address(request.client.host) if said and request.client else None
+    if is_within(peer, trusted_proxies):
+        return said[-1].rpartition(",")[2].strip().lower() == "https"
+    scheme: str = request.scope["scheme"]
+    return scheme == "https"
+
+
+def session_token(request: Request, transport: Transport) -> str | None:
+    """What the session's cookie holds; None if there is none that counts."""
+    return None if transport.cookie is None else request.cookies.get(transport.cookie)
+
+
+def check_transport(transport: Transport) -> None:
+    """Raise ApiError where nobody may sign in."""
+    if transport.cookie is None:
+        raise ApiError("insecure_transport")
+
+
+def set_session_cookie(response: Response, transport: Transport, token: str) -> None:
+    """Hand over the session. It ends with the browser, or when the server says so."""
+    assert transport.cookie is not None, "nobody is signed in over this"
+    response.set_cookie(
+        transport.cookie,
+        token,
+        path="/",
+        secure=transport is Transport.TLS,
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def clear_session_cookie(response: Response, transport: Transport) -> None:
+    """Take the session back."""
+    if transport.cookie is not None:
+        response.delete_cookie(
+            transport.cookie,
+            path="/",
+            secure=transport is Transport.TLS,
+            httponly=True,
+            samesite="strict",
+        )
+
+
+def check_same_origin(request: Request, transport: Transport, *, is_needed: bool) -> None:
+    """Raise ApiError unless a page of ours sends this.
+
+    Browsers say so by `Sec-Fetch-Site` or `Origin`, which no page's script can set. `is_needed`:
+    a request that says neither is refused too.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is None and origin is None:
+        is_ours = not is_needed
+    elif site is not None:
+        is_ours = site == "same-origin"
+    else:
+        scheme = "https" if transport is Transport.TLS else "http"
+        is_ours = origin == f"{scheme}://{request.headers.get('host', '')}"
+    if not is_ours:
+        raise ApiError("csrf_failed", "The request comes from a page of another origin.")
+
+
+def idle_of(request: Request) -> timedelta:
+    """What the page says in `IDLE_HEADER`; nothing, or nonsense, means just now."""
+    sent = request.headers.get(IDLE_HEADER, "")
+    is_number = len(sent) <= MAX_IDLE_DIGITS and sent.isascii() and sent.isdigit()
+    return timedelta(seconds=int(sent) if is_number else 0)
+
+
+def base_url(request: Request, transport: Transport) -> str:
+    """Where the browser, or whoever else asks, found this server."""
+    scheme = "https" if transport is Transport.TLS else "http"
+    return f"{scheme}://{request.headers.get('host', '')}"

@@ -1,0 +1,249 @@
+"""HTTP/1.1 from strangers: uvicorn's protocol with a guard on the head and bounds on the rest.
+
+httptools reads the bytes and uvicorn runs the application. uvicorn waits without end for a head,
+keeps all of it, takes the trailers of a chunked body for headers, loses the body of a request that
+offers an upgrade, and reads on after a body has been answered. Each of these is bounded or refused
+here, with the same error envelope that the application uses.
+
+What this class uses of uvicorn beyond its documented interface is listed in `test_http_protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import weakref
+from asyncio import TimerHandle
+from typing import Any
+
+import httptools
+import structlog
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from ...adapters.wiping import wipe
+from ..contract.errors import ApiError, encode_error
+from .connections import Connections
+from .head import MAX_HEAD_BYTES, Head, check_head
+from .sse import PARTS_EXTENSION
+from .wiped_reads import WipedBody, WipedReads
+
+log = structlog.get_logger(__name__)
+
+HEAD_SECONDS = 10.0
+"""From the first byte of a request, or from the connection, to the end of its headers."""
+FAREWELL_SECONDS = 2.0
+"""How long a refused sender is listened to: closed at once, its system would drop our answer."""
+UNREAD_BODY_SECONDS = 10.0
+"""How long the rest of a body is read whose request has been answered."""
+
+
+class AnswerParts:
+    """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = weakref.ref(cycle)  # its scope has this
+        self._write = cycle.transport.write
+
+    @property
+    def is_ready(self) -> bool:
+        """A part can be written now; else `send` knows what to wait for, or that nobody reads."""
+        cycle = self._cycle()
+        return (
+            cycle is not None
+            and cycle.chunked_encoding is True
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+        )
+
+    def write(self, body: bytes) -> None:
+        """The next part, not empty; only while `is_ready`."""
+        self._write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    connections_of_server = Connections(sys.maxsize)
+    """Among which it is; see `protocol_among`."""
+    _deadline: TimerHandle | None = None
+    _framing_bytes = 0
+    """Received since the head began, or since the last byte of a body: heads, chunks' extensions,
+    trailers."""
+    _is_in_body = False
+    """Behind a request's head and before its end."""
+    _is_raw = False
+    """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
+    _is_deaf = False
+    """What comes is not read any more."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_protocol(WipedReads(self))
+        self._begin_head(num_bytes=0)
+        self.connections_of_server.open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_of_server.close(self)
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._framing_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as exc:
+            refusal = exc.__context__  # raised in a callback
+            self._refuse(
+                refusal if isinstance(refusal, ApiError) else ApiError("malformed_request")
+            )
+        else:
+            if self._framing_bytes > MAX_HEAD_BYTES:
+                self._refuse(ApiError("headers_too_large"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # Not at any byte, as uvicorn does: empty lines would keep a connection for ever.
+        self._unset_keepalive_if_required()
+        if self._deadline is None:  # else the connection's first
+            self._begin_head(num_bytes=1)
+
+    def on_headers_complete(self) -> None:
+        check_head(self._head())
+        if self.parser.should_upgrade():
+            return  # the parser stops here; `_parse` gives it the head again
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
+        self.headers = []  # trailers come here, and nobody reads them
+        self._is_in_body = True
+        self._is_raw = (b"content-type", b"application/json") not in self.headers
+        self._cancel_deadline()
+        self.connections_of_server.work(self)
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        if self._is_raw and not isinstance(self.cycle.body, WipedBody):
+            # uvicorn begins a new bytearray after each part that the application takes.
+            self.cycle.body = WipedBody()  # type: ignore[assignment]
+        super().on_body(body)
+        if self.cycle.response_complete:
+            wipe(body)  # nobody reads it
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        if self.cycle.response_complete:
+            self.cycle.body = bytearray()  # what nobody has read
+        super().on_response_complete()
+        self._note_rest()
+
+    def on_message_complete(self) -> None:
+        if not self._is_in_body:
+            return  # an upgrade
+        super().on_message_complete()
+        self._is_in_body = False
+        self._cancel_deadline()
+        self._note_rest()
+
+    def make_room(self, *, at_once: bool) -> None:
+        """Only who has asked for nothing yet is told why: others would take it for an answer to
+        what they ask for next."""
+        if at_once:
+            self.transport.abort()
+        elif self.cycle is None:
+            self._refuse(ApiError("too_many_connections"))
+        else:
+            self.transport.close()
+
+    def _note_rest(self) -> None:
+        is_open = not (self._is_deaf or self.transport.is_closing())
+        if is_open and self.cycle.response_complete and not self._is_in_body:
+            self.connections_of_server.rest(self)
+
+    def _head(self) -> Head:
+        parser = self.parser
+        return Head(parser.get_method(), parser.get_http_version(), self.url, self.headers)
+
+    def _parse(self, data: bytes) -> None:
+        """Offers of an upgrade are ignored, as HTTP allows. The parser would end with the head, and
+        take the body for the next request: it reads the head once more, without the offer.
+        """
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as exc:
+                rest = memoryview(rest)[exc.args[0] :]
+                head = self._head().without(b"upgrade")
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
+
+    def _begin_head(self, *, num_bytes: int) -> None:
+        self._framing_bytes = num_bytes
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+        elif self._framing_bytes:
+            self._refuse(ApiError("request_timeout"))
+        else:
+            self.transport.close()
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Read no further and close. A whole request before it is still answered; one whose body
+        broke off ends, and has this error for an answer unless its own has begun.
+        """
+        if self._is_deaf or self.transport.is_closing():
+            return
+        self._is_deaf = True
+        self._cancel_deadline()
+        request_id = f"req-{secrets.token_hex(12)}"
+        log.info("request_refused_unparsed", request_id=request_id, code=error.code)
+        cycle = self.cycle
+        if self._is_in_body:
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True  # what the application reads of the body
+            cycle.message_event.set()
+        elif cycle is not None and not cycle.response_complete:
+            self.shutdown()  # closes after the answer
+            return
+        self.transport.write(_refusal_bytes(error, request_id))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(FAREWELL_SECONDS, self.transport.close)
+
+
+def protocol_among(connections: Connections) -> type[BoundedHttpProtocol]:
+    """The protocol of a server with these connections."""
+    return type("HttpProtocol", (BoundedHttpProtocol,), {"connections_of_server": connections})
+
+
+def _refusal_bytes(error: ApiError, request_id: str) -> bytes:
+    body = encode_error(error, request_id)
+    headers: dict[str, Any] = {
+        "content-type": "application/json",
+        "content-length": len(body),
+        "connection": "close",
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        "x-should-retry": str(error.retryable).lower(),
+        "x-request-id": request_id,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return STATUS_LINE[error.published.status] + f"{lines}\r\n".encode() + body

@@ -1,0 +1,162 @@
+"""Server-sent events as the official OpenAI clients read them.
+
+An event without data or a lone `id:` breaks the client, so pings are comments. A stream that fails
+ends with an error object and without what ends those that succeed, so it cannot pass for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..telemetry.request_measures import CLIENT_DISCONNECTED
+from .disconnects import ClientDisconnected, unless_disconnected
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+PING_INTERVAL_SECONDS = 15.0
+
+PARTS_EXTENSION = "loraplex.parts"
+"""Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
+
+_LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
+"""That JSON leaves as they are. To this format they are none, but many readers split at them."""
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
+    """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
+    named = b"" if name is None else f"event: {name}\n".encode()
+    return named + b"data: " + on_one_line(payload) + b"\n\n"
+
+
+def on_one_line(payload: bytes) -> bytes:
+    """The same JSON without line breaks of Unicode."""
+    if not payload.isascii():
+        for raw, escaped in _LINE_BREAKS.items():
+            payload = payload.replace(raw, escaped)
+    return payload
+
+
+class Parts(Protocol):
+    """The parts of an answer, written without waiting."""
+
+    @property
+    def is_ready(self) -> bool:
+        """A part can be written now."""
+
+    def write(self, body: bytes) -> None:
+        """The next part, not empty; only while `is_ready`."""
+
+
+class EventStream(Response):
+    """A 200 whose body is `events`, with pings in between so that proxies keep it open.
+
+    `close` is awaited exactly once, whatever happens, even if no event was ever asked for: the
+    resources behind a stream must not depend on its generator having been entered.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        headers: Mapping[str, str],
+        close: Callable[[], Awaitable[None]],
+        patience_seconds: float,
+    ) -> None:
+        """A reader that takes nothing for `patience_seconds` counts as gone."""
+        self.status_code = 200
+        self.background = None
+        self.events = events
+        self.close = close
+        self._patience_seconds = patience_seconds
+        self.parts: Parts | None = None
+        """Where `events` may be overtaken while they are waited for; None before the answer, and
+        where the server has nothing of the kind."""
+        self.body = b""
+        self.init_headers({**headers, **_HEADERS})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except ClientDisconnected:
+            scope.setdefault("state", {})["error_code"] = CLIENT_DISCONNECTED
+        finally:
+            await self.close()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        reader = _Reader(send, self._patience_seconds)
+        pinging = asyncio.create_task(_ping(reader))
+        try:
+            async with reader.patience():
+                async for event in self.events:
+                    await reader.send(event)
+                await reader.send(b"", is_last=True)
+        finally:
+            pinging.cancel()
+
+
+async def _ping(reader: _Reader) -> None:
+    while True:
+        await asyncio.sleep(PING_INTERVAL_SECONDS)
+        if not reader.is_behind:
+            await reader.send(PING)
+
+
+class _Reader:
+    """Who is sent to, and for how long they have taken nothing.
+
+    One timer watches a whole stream: a timeout around each event would cost more than the event.
+    """
+
+    def __init__(self, send: Send, patience_seconds: float) -> None:
+        self._send = send
+        self._patience_seconds = patience_seconds
+        self._loop = asyncio.get_running_loop()
+        self._behind_since: float | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """What was sent last has not been taken yet."""
+        return self._behind_since is not None
+
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        if self._behind_since is None:
+            self._behind_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._behind_since = None
+
+    @asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Raises ClientDisconnected in the place where a reader is waited for in vain."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._watch(limit)
+                yield
+        except TimeoutError as exc:
+            if limit.expired():
+                raise ClientDisconnected from exc
+            raise
+        finally:
+            self._timer.cancel()
+
+    def _watch(self, limit: asyncio.Timeout) -> None:
+        """Look again when patience would be over if the reader fell behind, or stayed there."""
+        now = self._loop.time()
+        since = now if self._behind_since is None else self._behind_since
+        if now - since >= self._patience_seconds:
+            limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(since + self._patience_seconds, self._watch, limit)

@@ -1,0 +1,78 @@
+"""Reading connections so that no bytes of an uploaded adapter stay in this process.
+
+The event loop's own read buffer keeps what was read last, and freed `bytes` keep what they held. So
+connections are read into one buffer that is zeroed after each read, and what is made of it on the
+way to the application is zeroed when it was used (decision 35).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...adapters.wiping import wipe
+
+READ_BYTES = 256 << 10
+
+# One for all connections: the loop reads and hands over before it reads the next.
+_buffer = memoryview(bytearray(READ_BYTES))
+_zeros = memoryview(bytes(READ_BYTES))
+
+
+class WipedReads(asyncio.BufferedProtocol):
+    """Stands between the transport and a protocol, which is given views that are zeroed after."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = _buffer[:nbytes]
+        try:
+            self._protocol.data_received(data)  # type: ignore[arg-type]  # parsers take any buffer
+        finally:
+            data[:] = _zeros[:nbytes]
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+
+class WipedBody:
+    """What has arrived of a body; stands in for the `bytearray` of uvicorn's request cycle."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._num_bytes = 0
+
+    def __iadd__(self, piece: bytes) -> WipedBody:
+        self._pieces.append(piece)
+        self._num_bytes += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    def __bytes__(self) -> bytes:
+        """All of it, once; what is returned is the caller's to wipe."""
+        if len(self._pieces) == 1:
+            return self._pieces.pop()
+        joined = b"".join(self._pieces)
+        self._wipe()
+        return joined
+
+    def __del__(self) -> None:
+        self._wipe()
+
+    def _wipe(self) -> None:
+        while self._pieces:
+            wipe(self._pieces.pop())

@@ -1,0 +1,1 @@
+"""A generation from its request to its usage record, without HTTP."""

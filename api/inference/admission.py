@@ -1,0 +1,111 @@
+"""Whether a tenant's request may run: reserved before the engine hears of it, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from ...platform.errors import LimitReached, PlatformError
+from ...platform.quotas import service as quotas
+from ...platform.quotas.service import Demand, Standing
+from ..control_plane.control_plane import ControlPlane
+from ..telemetry.request_measures import RequestMeasures
+from .ledger_writer import LedgerWriter
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 20.0
+
+
+class Admission:
+    """Reserves for requests; one for the server.
+
+    Who is admitted is settled by its account, in the transaction that writes the ledger's row.
+    """
+
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        ledger: LedgerWriter,
+        server_id: str,
+        *,
+        is_open: Callable[[str], bool],
+    ) -> None:
+        """`is_open`: whether the request of this id has an account that is not settled."""
+        self._control_plane = control_plane
+        self._ledger = ledger
+        self._server_id = server_id
+        self._is_open = is_open
+        self._releases: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
+        """Reserve what the request may use; notes in `measures` what is left of the rates.
+
+        Raises a LimitReached or DatabaseUnavailable. Nothing is reserved then, nor if it is
+        cancelled, nor of a tenant whose requests nothing limits; what is committed nevertheless is
+        released by a sweep, unless its account is open and settles it.
+        """
+        reserving = self._ledger.reserve(tenant_id, demand, self._server_id)
+        try:
+            measures.standing = await asyncio.shield(reserving)
+        except LimitReached as exc:
+            measures.standing = exc.standing
+            raise
+        except asyncio.CancelledError:
+            reserving.add_done_callback(lambda done: self._undo(tenant_id, demand, done))
+            raise
+
+    def start(self) -> None:
+        self._sweeping = asyncio.create_task(self._sweep_on())
+
+    async def close(self) -> None:
+        """Give up what is being released; the next sweep finds it, of this process or another."""
+        tasks = [*self._releases, *([] if self._sweeping is None else [self._sweeping])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Release what this server has reserved for requests without an open account.
+
+        An account is there before its reservation and until that is settled. So what is left
+        without one was reserved by an earlier process, was committed late by a transaction that
+        had been given up, or could not be released before. Raises a PlatformError.
+        """
+        left = await self._control_plane.read_all_tenants(
+            lambda session: quotas.list_of_server(session, self._server_id)
+        )
+        for reservation in left:
+            if not self._is_open(reservation.request_id):
+                await self._release(reservation.tenant_id, reservation.request_id)
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except PlatformError as exc:
+                log.warning("sweep_delayed", error=str(exc))
+            except Exception:
+                log.exception("sweep_failed")
+
+    def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Future[Standing]) -> None:
+        if reserving.cancelled() or isinstance(reserving.exception(), LimitReached):
+            return
+        task = asyncio.create_task(self._release(tenant_id, demand.request_id))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, tenant_id: str, request_id: str) -> None:
+        """What fails is left to the next sweep."""
+        try:
+            await self._control_plane.write_plain(
+                tenant_id, lambda session: quotas.release(session, request_id)
+            )
+        except PlatformError as exc:
+            log.warning("release_delayed", request_id=request_id, error=str(exc))
+        except Exception:
+            log.exception("release_failed", request_id=request_id)

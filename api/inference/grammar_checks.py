@@ -1,0 +1,154 @@
+"""Grammars are compiled in a process apart before the engine sees them: one that is wrong is an
+answer of 400, and one that is meant to do harm ends that process and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context
+from weakref import WeakValueDictionary
+
+from ...engine.errors import EngineUnavailable, InvalidGrammar
+from ...engine.grammars.cache import GrammarCache, GrammarKey
+from ...engine.grammars.check_process import REFUSED_SIGNALS, TOO_COSTLY, introduction, question
+from ...engine.grammars.spec import GrammarSpec
+from ...engine.text.tokenizer import Tokenizer
+
+# -P: the working directory is no place to import from.
+CHECK_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.grammars.check_process")
+WALL_SECONDS = 60.0
+"""For an answer on a machine that is busy; the process itself counts what it uses."""
+DYING_SECONDS = 10.0
+"""For a process whose output has ended, to end itself."""
+CACHE_BYTES = 1 << 30
+"""As the cache counts, of which nothing is held here: some thousand answers."""
+
+
+class GrammarChecks:
+    """Asks one process, which is started when it is first needed and again when it has died.
+
+    A tenant has one grammar in it at a time, so that the others wait no longer than for one of
+    each.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: Callable[[], int],
+        *,
+        command: Sequence[str] = CHECK_COMMAND,
+    ) -> None:
+        """`vocab_size`: the model's, once the engine is there."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._command = command
+        self._answers: GrammarCache[asyncio.Task[str | None]] = GrammarCache(CACHE_BYTES)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+
+    async def check(self, tenant_id: str, spec: GrammarSpec) -> None:
+        """Raises InvalidGrammar, or EngineUnavailable if it could not be found out."""
+        key = GrammarKey(tenant_id, spec)
+        answer = self._answers.get(key)
+        if answer is None or _has_failed(answer):
+            # In a context of its own: the answer is kept for longer than the request that asks.
+            answer = asyncio.create_task(self._ask_in_turn(key), context=Context())
+            self._answers.put(key, answer)
+        refusal = await asyncio.shield(answer)
+        if refusal is not None:
+            raise InvalidGrammar(refusal)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        await self._end()
+
+    async def _ask_in_turn(self, key: GrammarKey) -> str | None:
+        own_turn = self._turns.setdefault(key.tenant_id, asyncio.Lock())
+        async with own_turn, self._turn:
+            return await self._ask(key.spec)
+
+    async def _ask(self, spec: GrammarSpec) -> str | None:
+        """Why the grammar is refused; None: it is not."""
+        was_used = self._process is not None
+        try:
+            async with asyncio.timeout(WALL_SECONDS):
+                line = await self._exchange(question(spec))
+        except (TimeoutError, OSError) as exc:
+            await self._end()
+            raise EngineUnavailable("the grammar could not be checked") from exc
+        if line:
+            refusal: str | None = json.loads(line)
+            return refusal
+        cause = await self._end(is_dying=True)
+        if was_used:  # what it still held of others may be why: ask a new one
+            return await self._ask(spec)
+        if cause in REFUSED_SIGNALS:
+            return TOO_COSTLY
+        raise EngineUnavailable("the grammar could not be checked")
+
+    async def _exchange(self, message: bytes) -> bytes:
+        """The line that answers; empty if the process died of it."""
+        if self._process is not None and _was_killed(self._process):
+            await self._end()
+        process = self._process = self._process or await self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(message)
+        with suppress(ConnectionError):
+            await process.stdin.drain()
+        return await process.stdout.readline()
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, env=_environment()
+        )
+        assert process.stdin is not None
+        process.stdin.write(self._introduction())
+        return process
+
+    def _introduction(self) -> bytes:
+        vocab_size = self._vocab_size()
+        name_of = self._tokenizer.backend.id_to_token
+        ends = self._tokenizer.eos_token_ids
+        special = self._tokenizer.special_token_ids | ends
+        names = {token: name_of(token) or "" for token in special if token < vocab_size}
+        return introduction(vocab_size, names, min(ends, default=0))
+
+    async def _end(self, *, is_dying: bool = False) -> int | None:
+        """End the process; returns the signal that it died of, if it has died of one.
+
+        `is_dying`: its output has ended, so it dies by itself. To kill it then could take the place
+        of what it dies of: by a second signal, or by reaping it unseen by who waits for it.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if is_dying:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DYING_SECONDS):
+                    return -await process.wait()
+        with suppress(ProcessLookupError):
+            process.kill()
+        return -await process.wait()
+
+
+def _was_killed(process: Process) -> bool:
+    """Whether it died while nobody asked it anything; writing to it would raise."""
+    assert process.stdin is not None
+    return process.returncode is not None or process.stdin.is_closing()
+
+
+def _has_failed(answer: asyncio.Task[str | None]) -> bool:
+    """Whether it was never found out, be it that nobody was left to be told so."""
+    return answer.done() and (answer.cancelled() or answer.exception() is not None)
+
+
+def _environment() -> Mapping[str, str]:
+    """Where to import from; nothing of the server's own environment."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

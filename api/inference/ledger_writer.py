@@ -1,0 +1,213 @@
+"""Writing who is admitted and what ended: what waits while a transaction runs goes into the next.
+
+Everybody learns of their own when it is committed. A commit costs as much for many requests as for
+one, so a tenant's transactions keep a pace: the busier it is, the less a request costs, and however
+busy, it leaves others room. One alone waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...platform.errors import DatabaseUnavailable, LimitReached
+from ...platform.quotas import service as quotas
+from ...platform.quotas.service import Demand, HeldLimits, Standing, Used
+from ...platform.sessions import TenantRows
+from ...platform.usage import service as ledger
+from ...platform.usage.service import Usage
+from ..control_plane.control_plane import ControlPlane
+
+MAX_REQUESTS = 64
+"""Of one transaction: what it locks, others wait for."""
+PACE_SECONDS = 0.01
+"""From the begin of a tenant's transaction to the next, unless that is full already."""
+
+
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """What the ledger says of a request before it has run; the names are the catalog's."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str | None
+    adapter_name: str | None
+    adapter_version: int | None
+    adapter_digest: str | None
+
+
+class Charge(msgspec.Struct, frozen=True, array_like=True):
+    """What was decided when the request ended."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tier: str | None
+    load_ms: float | None
+    finish_reason: str
+    ended_at: datetime
+
+    @property
+    def is_nothing(self) -> bool:
+        """There is nothing to pay."""
+        return not (self.prompt_tokens or self.completion_tokens)
+
+
+class _Begun(NamedTuple):
+    """A request that asks whether it may run."""
+
+    demand: Demand
+    server_id: str
+
+
+class _Ended(NamedTuple):
+    """A request that is to be charged."""
+
+    owner: Owner
+    charge: Charge
+
+
+class _Entry(NamedTuple):
+    work: _Begun | _Ended
+    done: asyncio.Future[Any]
+    """A Standing for what has begun, for what has ended whether its row is new."""
+
+
+class LedgerWriter:
+    """Writes for requests, of each tenant in one transaction at a time; one for the server."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._control_plane = control_plane
+        self._waiting: dict[str, list[_Entry]] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
+
+    def reserve(self, tenant_id: str, demand: Demand, server_id: str) -> asyncio.Future[Standing]:
+        """Done once what the request may use is reserved, with what is left; see `quotas.reserve`.
+
+        It is carried out even if whoever waits for it goes away. Ends with a LimitReached or
+        another PlatformError.
+        """
+        return self._add(tenant_id, _Begun(demand, server_id))
+
+    async def write(self, owner: Owner, charge: Charge) -> bool:
+        """Return once the row is committed; False if it was there, or there is nothing to charge.
+
+        Raises a PlatformError.
+        """
+        is_new: bool = await self._add(owner.tenant_id, _Ended(owner, charge))
+        return is_new
+
+    def close(self) -> None:
+        """Give up what is not written yet; who waits for it is cancelled."""
+        for task in self._writing.values():
+            task.cancel()
+        for entry in chain.from_iterable(self._waiting.values()):
+            entry.done.cancel()
+        self._waiting.clear()
+
+    def _add(self, tenant_id: str, work: _Begun | _Ended) -> asyncio.Future[Any]:
+        entry = _Entry(work, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant_id, []).append(entry)
+        if tenant_id not in self._writing:
+            self._writing[tenant_id] = asyncio.create_task(self._write_waiting(tenant_id))
+        return entry.done
+
+    async def _write_waiting(self, tenant_id: str) -> None:
+        now = asyncio.get_running_loop().time
+        try:
+            while waiting := self._waiting.pop(tenant_id, None):
+                next_at = now() + PACE_SECONDS
+                if rest := waiting[MAX_REQUESTS:]:
+                    self._waiting[tenant_id] = rest
+                await self._commit_unless_closed(tenant_id, waiting[:MAX_REQUESTS])
+                is_next_full = len(self._waiting.get(tenant_id, ())) >= MAX_REQUESTS
+                if not is_next_full and (early := next_at - now()) > 0:
+                    await asyncio.sleep(early)
+        finally:
+            del self._writing[tenant_id]
+
+    async def _commit_unless_closed(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
+        try:
+            await self._commit(tenant_id, entries)
+        except asyncio.CancelledError:
+            for entry in entries:
+                entry.done.cancel()
+            raise
+
+    async def _commit(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
+        works = [entry.work for entry in entries]
+        try:
+            results = await self._control_plane.write_plain(
+                tenant_id, lambda session: list(_carry_out(session, works))
+            )
+        except Exception as exc:
+            await self._note_failure(tenant_id, entries, exc)
+            return
+        for entry, result in zip(entries, results, strict=True):
+            _tell(entry, result)
+
+    async def _note_failure(
+        self, tenant_id: str, entries: Sequence[_Entry], error: Exception
+    ) -> None:
+        """One row that cannot be written keeps no other from being so."""
+        if len(entries) > 1 and not isinstance(error, DatabaseUnavailable):
+            for entry in entries:
+                await self._commit(tenant_id, [entry])
+            return
+        for entry in entries:
+            _tell(entry, error)
+
+
+def _tell(entry: _Entry, result: object) -> None:
+    if entry.done.done():
+        return
+    if isinstance(result, Exception):
+        entry.done.set_exception(result)
+    else:
+        entry.done.set_result(result)
+
+
+def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
+    """The result of each: first those are settled that have ended, so that who begins has room."""
+    ended = [work for work in works if isinstance(work, _Ended)]
+    with quotas.hold(session) as held:
+        are_new = iter(_record(session, ended, held))
+        for work in works:
+            yield next(are_new) if isinstance(work, _Ended) else _reserve(held, work)
+
+
+def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
+    """A refusal changes nothing, so the others' transaction goes on."""
+    try:
+        return held.reserve(begun.demand, begun.server_id)
+    except LimitReached as exc:
+        return exc
+
+
+def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
+    """Record what is to be charged; False for what is recorded already, or costs nothing."""
+    usages = [_usage(*each) for each in ended if not each.charge.is_nothing]
+    are_new = iter(ledger.record_all(session, usages, held))
+    held.settle([Used(request_id=owner.request_id) for owner, charge in ended if charge.is_nothing])
+    return [False if charge.is_nothing else next(are_new) for _, charge in ended]
+
+
+def _usage(owner: Owner, charge: Charge) -> Usage:
+    return Usage(
+        request_id=owner.request_id,
+        adapter_name=owner.adapter_name,
+        adapter_version=owner.adapter_version,
+        adapter_digest=owner.adapter_digest,
+        prompt_tokens=charge.prompt_tokens,
+        cached_tokens=charge.cached_tokens,
+        completion_tokens=charge.completion_tokens,
+        tier=charge.tier,
+        finish_reason=charge.finish_reason,
+        key_id=owner.key_id,
+        load_ms=charge.load_ms,
+        ended_at=charge.ended_at.astimezone(UTC),
+    )

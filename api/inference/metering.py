@@ -1,0 +1,269 @@
+"""Who pays for which tokens: from the request's admission to its row in the ledger.
+
+A request's account is a place in the token journal, taken before the engine hears of the request
+and given back once the ledger has its row. So whatever dies in between, the journal says what the
+request has cost, and the next server writes it into the ledger. A database that is away is the
+same case: answers end when the journal has their outcome on the disk, and the rows follow.
+
+A whole answer is charged by what stands in it. One that broke off, for whatever reason, is charged
+by what the engine has counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from ...engine.errors import Overloaded, TenantQueueFull
+from ...engine.process.client import EngineClient
+from ...engine.token_journal import Entry, TokenJournal
+from ...platform.adapters.registry import AdapterRef
+from ...platform.base import utc_now
+from ...platform.errors import DatabaseUnavailable
+from ...platform.keys.principal import Principal
+from ..control_plane.threads import WorkerThreads
+from ..telemetry.metrics import Metrics
+from .generation import Outcome
+from .ledger_writer import Charge, LedgerWriter, Owner
+from .sequence_times import ABORTED
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
+"""How long a server that stops waits for rows on their way; what is left waits in the journal."""
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """One request that somebody pays for."""
+
+    owner: Owner
+    tenant_slug: str | None
+    """For the metrics; None if an earlier process has admitted it."""
+    slots: tuple[int, ...]
+    """In the journal, one for each of its sequences."""
+    sequence_ids: Sequence[str] = ()
+    """By which the engine knows them."""
+
+
+class Metering:
+    """Opens and settles accounts; one for the server."""
+
+    def __init__(
+        self,
+        *,
+        journal: TokenJournal,
+        engine: EngineClient,
+        ledger: LedgerWriter,
+        metrics: Metrics,
+    ) -> None:
+        self._journal = journal
+        self._engine = engine
+        self._ledger = ledger
+        self._metrics = metrics
+        self._threads = WorkerThreads("metering", 1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_held: Counter[str] = Counter()
+        """Slots of the journal, by tenant."""
+        self._open: set[str] = set()
+        """The ids of the requests whose accounts are not given back."""
+        self._unsettled: dict[Account, Charge] = {}
+        """Decided, but the database was away."""
+        self._has_unsettled = asyncio.Event()
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def recover(self) -> None:
+        """Settle what earlier processes have left, and from now on what has to be tried again."""
+        for entry in self._journal.take_left():
+            await self._recover(entry)
+        self._retrying = asyncio.create_task(self._retry())
+
+    async def close(self) -> None:
+        """Let rows that are on their way arrive."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        self._ledger.close()
+        self._threads.close()
+
+    @property
+    def num_unsettled(self) -> int:
+        """Requests that have ended and are not in the ledger yet."""
+        return len(self._unsettled)
+
+    def is_open(self, request_id: str) -> bool:
+        """The request has an account, from before anything is reserved until it is settled."""
+        return request_id in self._open
+
+    def open(
+        self,
+        request_id: str,
+        principal: Principal,
+        adapter: AdapterRef | None,
+        *,
+        sequence_ids: Sequence[str],
+        counts_prompt: Sequence[bool],
+    ) -> Account:
+        """An account for a request with these sequences, some of which pay for their prompt.
+
+        Raises DatabaseUnavailable if it was away for so long that no more fits into the journal,
+        else TenantQueueFull or Overloaded.
+        """
+        self._check_share(principal.tenant_id, len(sequence_ids))
+        owner = Owner(
+            request_id,
+            principal.tenant_id,
+            principal.key_id,
+            adapter.name if adapter else None,
+            adapter.version if adapter else None,
+            adapter.key.digest if adapter else None,
+        )
+        slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
+        account = Account(owner, principal.tenant_slug, slots, sequence_ids)
+        self._hold(account)
+        return account
+
+    def discard(self, account: Account) -> None:
+        """The request was refused: the engine has not heard of it, and nothing is reserved."""
+        self._free(account)
+
+    async def settle(self, account: Account, outcome: Outcome) -> None:
+        """Charge a request that has ended; once, and to the end even if the caller is cancelled.
+
+        Returns when the ledger has the row, or the disk the outcome if the database is away. An
+        answer that broke off is charged behind the caller's back, once the engine has let go of it.
+        """
+        work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
+        task = self._spawn(work(account, outcome))
+        if outcome.finish_reason != ABORTED:
+            await asyncio.shield(task)
+
+    async def _settle_whole(self, account: Account, outcome: Outcome) -> None:
+        counts = outcome.counts
+        charge = Charge(
+            prompt_tokens=counts.num_prompt_tokens,
+            cached_tokens=counts.num_cached_tokens,
+            completion_tokens=counts.num_completion_tokens,
+            tier=outcome.tier,
+            load_ms=outcome.load_ms,
+            finish_reason=outcome.finish_reason,
+            ended_at=utc_now(),
+        )
+        await self._charge(account, charge)
+
+    async def _settle_broken(self, account: Account, outcome: Outcome) -> None:
+        await self._engine.until_gone(account.sequence_ids)
+        charge = self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
+        try:
+            await self._charge(account, charge)
+        except Exception:
+            log.exception("usage_not_recorded", request_id=account.owner.request_id)
+
+    def _counted(
+        self, slots: Sequence[int], *, tier: str | None = None, load_ms: float | None = None
+    ) -> Charge:
+        """What the engine has counted for an answer that broke off."""
+        counts = self._journal.counts(slots)
+        return Charge(
+            prompt_tokens=counts.prompt,
+            cached_tokens=counts.cached,
+            completion_tokens=counts.generated,
+            tier=tier,
+            load_ms=load_ms,
+            finish_reason=ABORTED,
+            ended_at=utc_now(),
+        )
+
+    async def _charge(self, account: Account, charge: Charge) -> None:
+        """Write the charge down where it lasts: in the database, else in the journal."""
+        self._journal.close_request(account.slots, msgspec.msgpack.encode(charge))
+        try:
+            await self._commit(account, charge)
+        except DatabaseUnavailable:
+            await self._threads.run(self._journal.sync, account.slots)
+            self._unsettled[account] = charge
+            self._has_unsettled.set()
+
+    async def _commit(self, account: Account, charge: Charge) -> None:
+        is_new = await self._ledger.write(account.owner, charge)
+        if is_new and account.tenant_slug is not None:
+            self._metrics.observe_usage(
+                account.tenant_slug,
+                prompt_tokens=charge.prompt_tokens,
+                completion_tokens=charge.completion_tokens,
+            )
+        self._spawn(self._release(account))
+
+    async def _release(self, account: Account) -> None:
+        """A sequence that was cut at a stop string may run on for a moment, and be counted."""
+        await self._engine.until_gone(account.sequence_ids)
+        self._free(account)
+
+    def _check_share(self, tenant_id: str, num_slots: int) -> None:
+        """Nobody gets to hold more than stays free: so no tenant can take the journal for itself.
+
+        Requests have more sequences than the engine is given at once, whose queue is bounded.
+        """
+        num_held = self._num_held[tenant_id]
+        if num_held + num_slots <= self._journal.num_free - num_slots:
+            return
+        if self._unsettled:
+            raise DatabaseUnavailable
+        refusal = TenantQueueFull if num_held else Overloaded
+        raise refusal(retry_after_seconds=RETRY_SECONDS)
+
+    def _hold(self, account: Account) -> None:
+        self._num_held[account.owner.tenant_id] += len(account.slots)
+        self._open.add(account.owner.request_id)
+
+    def _free(self, account: Account) -> None:
+        self._journal.free(account.slots)
+        self._open.discard(account.owner.request_id)
+        self._num_held[account.owner.tenant_id] -= len(account.slots)
+        self._num_held += Counter()  # without those who hold none
+
+    async def _retry(self) -> None:
+        while True:
+            await self._has_unsettled.wait()
+            await asyncio.sleep(RETRY_SECONDS)
+            for account, charge in list(self._unsettled.items()):
+                try:
+                    await self._commit(account, charge)
+                except DatabaseUnavailable:
+                    break
+                except Exception:
+                    # It stays in the journal, for the next server to try.
+                    log.exception("usage_not_recorded", request_id=account.owner.request_id)
+                del self._unsettled[account]
+            if not self._unsettled:
+                self._has_unsettled.clear()
+
+    async def _recover(self, entry: Entry) -> None:
+        try:
+            account = Account(msgspec.msgpack.decode(entry.owner, type=Owner), None, entry.slots)
+            self._hold(account)
+            charge = self._counted(entry.slots)
+            if entry.outcome is not None:
+                charge = msgspec.msgpack.decode(entry.outcome, type=Charge)
+            await self._charge(account, charge)
+        except Exception:
+            # One that cannot be written must not keep the server from starting.
+            log.exception("usage_not_recovered", slots=entry.slots)
+            return
+        log.info("usage_recovered", request_id=account.owner.request_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

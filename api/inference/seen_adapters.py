@@ -1,0 +1,87 @@
+"""What names of adapters meant lately: for a moment, and for as long as the database is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...adapters.identity import AdapterKey
+from ...platform.adapters.registry import AdapterRef, Meaning
+from ...platform.errors import DatabaseUnavailable
+from ..control_plane.last_seen import LastSeen
+
+FRESH_SECONDS = 3.0
+"""So long a name is not looked up again: as long as keys."""
+
+
+class Ticket(NamedTuple):
+    """When a look-up began; taken before it."""
+
+    last_changes: tuple[object, object]
+    """The last that this server did before it to all tenants, and to this one."""
+    at: float
+
+
+class _Seen(NamedTuple):
+    meaning: Meaning
+    ticket: Ticket
+
+
+class SeenAdapters:
+    """By tenant and name, and by content."""
+
+    def __init__(
+        self, stale_seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._by_name = LastSeen[tuple[str, str], _Seen](stale_seconds, clock=clock)
+        self._by_key = LastSeen[AdapterKey, AdapterRef](stale_seconds, clock=clock)
+        self._last_changes: dict[str | None, object] = {}
+        """By tenant; None is everybody."""
+
+    def note_change(self, tenant_id: str | None) -> None:
+        """Something was changed in the tenant, or in all: what was looked up before is not fresh.
+
+        Safe to call in any thread.
+        """
+        self._last_changes[tenant_id] = object()
+
+    def begin(self, tenant_id: str) -> Ticket:
+        """To be called before a name of the tenant is looked up."""
+        return Ticket(self._changes_of(tenant_id), self._clock())
+
+    def note(self, tenant_id: str, meaning: Meaning, ticket: Ticket) -> None:
+        """This is what the tenant's name meant when it was looked up."""
+        self._by_name.note((tenant_id, meaning.name), _Seen(meaning, ticket))
+        for version in meaning.versions:
+            self._by_key.note(version.key, version)
+
+    def forget(self, tenant_id: str, name: str) -> None:
+        """The tenant's name has just meant nothing."""
+        self._by_name.forget((tenant_id, name))
+
+    def fresh(self, tenant_id: str, name: str) -> Meaning | None:
+        """What the name means, if it was looked up just now and nothing was changed since."""
+        seen = self._by_name.recall((tenant_id, name))
+        if seen is None or self._clock() - seen.ticket.at > FRESH_SECONDS:
+            return None
+        is_unchanged = seen.ticket.last_changes == self._changes_of(tenant_id)
+        return seen.meaning if is_unchanged else None
+
+    def recall(self, tenant_id: str, name: str) -> Meaning:
+        """What the tenant's name meant last. Raises DatabaseUnavailable if that is unknown."""
+        seen = self._by_name.recall((tenant_id, name))
+        if seen is None:
+            raise DatabaseUnavailable
+        return seen.meaning
+
+    def recall_content(self, key: AdapterKey) -> AdapterRef:
+        """The adapter last seen with this content. Raises DatabaseUnavailable if there is none."""
+        seen = self._by_key.recall(key)
+        if seen is None:
+            raise DatabaseUnavailable
+        return seen
+
+    def _changes_of(self, tenant_id: str) -> tuple[object, object]:
+        return self._last_changes.get(None), self._last_changes.get(tenant_id)

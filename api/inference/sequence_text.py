@@ -1,0 +1,93 @@
+"""One sequence's tokens as text: what belongs to the answer, and why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import msgspec
+
+from ...engine.messages import (
+    FinishReason,
+    GenerationRequest,
+    PromptRead,
+    RequestFinished,
+    TokenLogprobs,
+    TokensGenerated,
+)
+from ...engine.text.detokenizer import Detokenizer
+from ...engine.text.tokenizer import Tokenizer
+from ..contract.errors import from_error_info
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """The next text of one choice. There is one a token; it is part of no cycle."""
+
+    index: int
+    text: str
+    logprobs: Sequence[TokenLogprobs]
+    """Of the tokens added; their text may still be held back."""
+    finish_reason: Literal["stop", "length"] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """Of the prompt's next tokens; it has none of the first."""
+    embedding: bytes | None = None
+    """Of the whole prompt, fp32."""
+
+    @property
+    def is_text(self) -> bool:
+        """It says nothing else, but perhaps that this is the end."""
+        return not (self.logprobs or self.prompt_logprobs or self.embedding)
+
+
+class SequenceText:
+    """Detokenizes one sequence; the token that ends it is no part of the text."""
+
+    def __init__(
+        self,
+        index: int,
+        request: GenerationRequest,
+        *,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        continues_prompt: bool,
+        visible_token_ids: Collection[int] = (),
+    ) -> None:
+        self._index = index
+        prompt = request.prompt_token_ids if continues_prompt else ()
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt_token_ids=prompt,
+            stop=stop,
+            visible_token_ids=visible_token_ids,
+        )
+        self._is_plain = not self._detokenizer.has_stops
+        self._end_ids = frozenset(request.sampling.stop_token_ids)
+
+    def read(self, event: PromptRead) -> Delta:
+        """What was asked of the prompt."""
+        return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)
+
+    def push(self, event: TokensGenerated) -> tuple[Delta, int]:
+        """The delta of these tokens, and how many of them the caller pays for.
+
+        The delta finishes the sequence if it completed a stop string.
+        """
+        token_ids = event.token_ids
+        if len(token_ids) == 1 and self._is_plain and token_ids[0] not in self._end_ids:
+            text = self._detokenizer.push_one(token_ids[0])
+            return Delta(self._index, text, event.logprobs or ()), 1
+        ends_here = bool(token_ids) and token_ids[-1] in self._end_ids
+        piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
+        logprobs = (event.logprobs or [])[: piece.num_tokens]
+        if piece.stop is not None:
+            return Delta(self._index, piece.text, logprobs, "stop"), piece.num_tokens
+        return Delta(self._index, piece.text, logprobs), len(token_ids)
+
+    def finish(self, event: RequestFinished) -> Delta:
+        """The rest of the text. Raises ApiError unless the sequence ended well."""
+        if event.error is not None:
+            raise from_error_info(event.error)
+        assert event.reason is not FinishReason.ABORTED, "who aborts does not listen any more"
+        piece = self._detokenizer.finish()
+        by_length = event.reason is FinishReason.LENGTH and piece.stop is None
+        return Delta(self._index, piece.text, [], "length" if by_length else "stop")

@@ -1,0 +1,63 @@
+"""When one sequence's tokens came, told to the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ...platform.overview.figures import FigureSums
+from ..telemetry.metrics import Metrics
+
+ABORTED = "aborted"
+FAILED = "error"
+"""Finish reasons of sequences that are not whole."""
+
+
+class SequenceTimes:
+    """The clock of one sequence, running since its request's arrival."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        arrived_at: float,
+        figures: Callable[[], FigureSums] = FigureSums,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`figures`: those of the tenant, to which tokens are added as they come."""
+        self._metrics = metrics
+        self._figures = figures
+        self._arrived_at = arrived_at
+        self._clock = clock
+        self._num_tokens = 0
+        self._is_ended = False
+        self._first_at = self._last_at = 0.0
+        self.first_token_seconds: float | None = None
+
+    def tokens_came(self, num_tokens: int) -> None:
+        now, figures = self._clock(), self._figures()
+        figures.output_tokens += num_tokens
+        if self._num_tokens:
+            gap = now - self._last_at
+            self._metrics.token_gap_seconds.observe(gap)
+            figures.tokens_came_again(gap)
+        else:
+            self._first_at = now
+            self.first_token_seconds = now - self._arrived_at
+            self._metrics.first_token_seconds.observe(self.first_token_seconds)
+            figures.first_token_came(self.first_token_seconds)
+        self._last_at = now
+        self._num_tokens += num_tokens
+
+    def ended(self, finish_reason: str) -> None:
+        """What ends first is why; later calls say nothing."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._metrics.sequences.labels(finish_reason).inc()
+        if finish_reason in (ABORTED, FAILED):
+            return
+        self._metrics.end_to_end_seconds.observe(self._clock() - self._arrived_at)
+        if self._num_tokens > 1:
+            seconds = (self._last_at - self._first_at) / (self._num_tokens - 1)
+            self._metrics.output_token_seconds.observe(seconds)

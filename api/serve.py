@@ -1,0 +1,162 @@
+"""Serving the application until a signal says to stop, and then letting requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from ..adapters.malloc import share_arenas
+from ..engine.config import EngineConfig
+from .app import create_app
+from .http.connections import Connections
+from .http.protocol import protocol_among
+from .server.gc_tuning import look_for_garbage_seldom
+from .server.open_files import raise_open_files
+from .server.runtime import Runtime, open_runtime
+from .settings import Settings
+
+GRACE_SECONDS = 5
+"""For the last error events to reach their callers, behind the time to drain."""
+DRAIN_POLL_SECONDS = 0.05
+SEND_BUFFER_BYTES = 64 << 10
+"""What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
+UNREAD_SECONDS = 60
+"""After so long without a byte taken by the other side the system drops the connection."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the idle time of common proxies, so that they close first."""
+
+
+class DrainingServer(uvicorn.Server):
+    """Told to stop, it refuses what is new and lets what runs finish, for a time.
+
+    While it drains it still listens: callers get an answer that names the reason, and a load
+    balancer can see that it is not ready. What outlives the drain ends with an error.
+    """
+
+    def __init__(
+        self, runtime: Runtime, connections: Connections, *, on_drain: Callable[[float], None]
+    ) -> None:
+        """`on_drain` is told for how long requests are let finish, if any run at the end."""
+        drain_seconds = runtime.settings.drain_seconds
+        super().__init__(
+            uvicorn.Config(
+                create_app(runtime),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                http=protocol_among(connections),
+                ws="none",
+                # It would believe every caller on this machine; see `peer_address`.
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self._engine = runtime.engine
+        self._readiness = runtime.readiness
+        self._drain_seconds = drain_seconds
+        self._on_drain = on_drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain at once. A further SIGTERM changes nothing, a further ^C hurries."""
+        self._readiness.is_draining = True
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._readiness.is_draining = True
+        await self._drain()
+        await self._engine.stop()
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        if not self._readiness.num_requests:
+            return
+        self._on_drain(self._drain_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                while self._readiness.num_requests and not self.force_exit:
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+
+class CannotListen(Exception):
+    """The address cannot be served at: it is in use, not this machine's, or not ours to take."""
+
+    def __init__(self, host: str, port: int, cause: OSError) -> None:
+        option = "--port" if cause.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        super().__init__(
+            f"cannot listen at {address(host, port)}: {cause.strerror}; choose another {option}"
+        )
+
+
+def address(host: str, port: int) -> str:
+    """`host:port` as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The address to serve at, taken but not listening yet. Raises CannotListen."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
+    try:
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise CannotListen(host, port, exc) from exc
+    return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Take connections. Raises CannotListen if another server was faster at the same address."""
+    try:
+        listener.listen()
+    except OSError as exc:
+        host, port = listener.getsockname()[:2]
+        raise CannotListen(host, port, exc) from exc
+
+
+def run_server(
+    settings: Settings,
+    engine_config: EngineConfig,
+    *,
+    listener: socket.socket,
+    announce: Callable[[Runtime], None],
+    on_drain: Callable[[float], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; `announce` is called when everything is up, `on_drain`
+    when it is told to stop while requests run, with the seconds that they have.
+
+    Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
+    cannot start.
+    """
+    share_arenas()
+    connections = Connections.within(raise_open_files())
+
+    async def serve() -> None:
+        async with open_runtime(settings, engine_config) as runtime:
+            _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
+            listen(listener)
+            announce(runtime)
+            server = DrainingServer(runtime, connections, on_drain=on_drain)
+            look_for_garbage_seldom()
+            await server.serve(sockets=[listener])
+
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+
+
+def _let_uvicorn_decide(signals: Sequence[signal.Signals]) -> None:
+    """A drained server exits with 0: uvicorn raises the signal again when it is done."""
+    for number in signals:
+        signal.signal(number, lambda _number, _frame: None)

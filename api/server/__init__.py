@@ -1,0 +1,1 @@
+"""One server process: its services, its readiness and its data directory."""

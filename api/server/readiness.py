@@ -1,0 +1,36 @@
+"""Whether this server takes requests: what load balancers ask for, and what a drain changes."""
+
+from __future__ import annotations
+
+from ...engine.process.client import EngineClient, EngineState
+from ..contract.errors import ApiError
+
+_REASONS = {
+    EngineState.STARTING: "The engine is starting.",
+    EngineState.STALLED: "The engine made no progress and is restarting.",
+    EngineState.RESTARTING: "The engine stopped and is restarting.",
+    EngineState.DOWN: "The engine stopped too often and is not restarted; see the server's log.",
+}
+
+
+class Readiness:
+    """Whether requests are taken, and how many are being answered."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self.is_draining = False
+        self.num_requests = 0
+        """Requests of the API that have no complete answer yet."""
+
+    @property
+    def refusal(self) -> ApiError | None:
+        """What every request is answered now; None: what it deserves."""
+        return ApiError("shutting_down") if self.is_draining else None
+
+    def check(self) -> None:
+        """Raises ApiError with the reason if generations are not taken now."""
+        if self.refusal is not None:
+            raise self.refusal
+        reason = _REASONS.get(self._engine.state)
+        if reason is not None:
+            raise ApiError("engine_unavailable", reason)

@@ -1,0 +1,33 @@
+"""Who this installation is among those that share a database: an id, written in its data folder."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from ...platform.base import new_id
+
+FILE = "server_id"
+
+
+def load_or_create_server_id(data_dir: Path) -> str:
+    """The same after every start. Call it while the data folder is locked: two would differ.
+
+    A file that does not hold an id, such as one cut short by a crash, is written anew.
+    """
+    path = data_dir / FILE
+    try:
+        return str(uuid.UUID(path.read_text().strip()))
+    except (FileNotFoundError, ValueError):
+        return _write(path, new_id())
+
+
+def _write(path: Path, server_id: str) -> str:
+    unfinished = path.with_suffix(".new")
+    with unfinished.open("w") as file:
+        file.write(f"{server_id}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    return server_id

@@ -1,1 +1,0 @@
-"""What the routes do, without HTTP."""

@@ -1,0 +1,1 @@
+"""Metrics, traces, logs, and the figures that the console shows."""

@@ -1,0 +1,136 @@
+"""Where things lie, on this server and on the others that live.
+
+This server's engine is asked; the others wrote down what theirs said. Each writes only while there
+is another one that could read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ...adapters.disk_cache import CachedFile, DiskCacheStats, list_cached_files
+from ...adapters.identity import AdapterKey
+from ...engine.errors import EngineError
+from ...engine.messages import MemoryMap
+from ...engine.process.client import EngineClient
+from ...platform.base import utc_now
+from ...platform.overview.models import ServerMemory
+from ...platform.servers import service as servers
+from ...platform.sessions import PlatformSession
+from ..control_plane.control_plane import ControlPlane
+
+STALE_AFTER = timedelta(seconds=60)
+"""What a server wrote down so long ago is not shown any more."""
+
+
+class ServerMap(msgspec.Struct, frozen=True):
+    """What one server holds, as it writes it down for the others."""
+
+    device: str
+    arena_bytes: int
+    kv_block_size: int
+    host_capacity_bytes: int
+    disk_capacity_bytes: int
+    disk_used_bytes: int
+    engine: MemoryMap
+    disk: Mapping[str, CachedFile]
+    """By the name of the file."""
+
+
+class SeenMap(NamedTuple):
+    """What one server held at some moment."""
+
+    server_id: str
+    seen_at: datetime
+    content: ServerMap
+
+
+class Memories:
+    """One for the server."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        disk_stats: Callable[[], DiskCacheStats],
+        cache_directory: Path,
+        control_plane: ControlPlane,
+        server_id: str,
+    ) -> None:
+        self._engine = engine
+        self._disk_stats = disk_stats
+        self._cache_directory = cache_directory
+        self._control_plane = control_plane
+        self._server_id = server_id
+
+    async def own(self) -> ServerMap | None:
+        """What this server holds now; None while its engine is down."""
+        try:
+            mapped = await self._engine.map_memory()
+        except EngineError:
+            return None
+        info, disk = self._engine.info, self._disk_stats()
+        return ServerMap(
+            device=info.device,
+            arena_bytes=info.arena_bytes,
+            kv_block_size=info.kv_block_size,
+            host_capacity_bytes=info.host_cache_bytes,
+            disk_capacity_bytes=disk.capacity_bytes,
+            disk_used_bytes=disk.used_bytes,
+            engine=mapped,
+            disk=await asyncio.to_thread(list_cached_files, self._cache_directory),
+        )
+
+    async def all(self) -> list[SeenMap]:
+        """What every live server holds, by its id. Raises a PlatformError."""
+        own = await self.own()
+        others = await self._control_plane.read_all_tenants(self._read_others)
+        found = [*others, *([SeenMap(self._server_id, utc_now(), own)] if own else [])]
+        return sorted(found, key=lambda seen: seen.server_id)
+
+    def write(self, session: PlatformSession, own: ServerMap) -> None:
+        """Let the others see it, if there are any."""
+        row = session.get(ServerMemory, self._server_id, with_for_update=True)
+        if not self._has_others(session):
+            if row is not None:
+                session.delete(row)
+            return
+        if row is None:
+            row = ServerMemory(server_id=self._server_id)
+            session.add(row)
+        row.seen_at, row.content = utc_now(), msgspec.to_builtins(own)
+
+    def _has_others(self, session: PlatformSession) -> bool:
+        now = utc_now()
+        return any(
+            server.id != self._server_id and servers.is_live(server, now)
+            for server in servers.list_servers(session)
+        )
+
+    def _read_others(self, session: PlatformSession) -> list[SeenMap]:
+        oldest = utc_now() - STALE_AFTER
+        live = {s.id for s in servers.list_servers(session) if servers.is_live(s, utc_now())}
+        found = []
+        for server_id in sorted(live - {self._server_id}):
+            row = session.get(ServerMemory, server_id)
+            if row is None or row.seen_at < oldest:
+                continue
+            try:
+                content = msgspec.convert(row.content, ServerMap)
+            except msgspec.ValidationError:  # of another version of this software
+                continue
+            found.append(SeenMap(server_id, row.seen_at, content))
+        return found
+
+
+def keys_in(content: ServerMap) -> set[AdapterKey]:
+    """Every adapter that the engine of this server names."""
+    engine = content.engine
+    named = {line.adapter for line in engine.lines if line.adapter is not None}
+    return {each.key for each in engine.extents} | {each.key for each in engine.host} | named

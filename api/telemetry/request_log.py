@@ -1,0 +1,139 @@
+"""Keeps what became of each request: gathered in memory, written together every second.
+
+The log is for looking into, not for accounts: a request never waits for it, and where more ends
+than can be written the rest is left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+
+import structlog
+
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ...platform.requests import service
+from ...platform.requests.models import MODEL_LENGTH, ROUTE_LENGTH, LogRow
+from ..control_plane.control_plane import ControlPlane
+from .metrics import Metrics
+from .request_measures import RequestMeasures
+
+log = structlog.get_logger(__name__)
+
+WRITE_SECONDS = 1.0
+MAX_PENDING = 10_000
+MAX_BATCH = 500
+GENERATING_ROUTES = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
+)
+
+
+class RequestLog:
+    """One for the server."""
+
+    def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
+        self._control_plane = control_plane
+        self._metrics = metrics
+        self._pending: deque[LogRow] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._write_on())
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._write()
+
+    def add(
+        self,
+        *,
+        request_id: str,
+        tenant_id: str,
+        key_id: str | None,
+        route: str,
+        status: int,
+        code: str,
+        seconds: float,
+        measures: RequestMeasures,
+        now: datetime | None = None,
+    ) -> None:
+        """Take note of a request that has ended; `now` is when it did."""
+        if route not in GENERATING_ROUTES:
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self._metrics.request_log_dropped.inc()
+            return
+        self._pending.append(
+            {
+                "request_id": request_id,
+                "tenant_id": tenant_id,
+                "created_at": now or utc_now(),
+                "key_id": key_id,
+                "route": route[:ROUTE_LENGTH],
+                "status": status,
+                "error_code": code or None,
+                "model": _shown(measures.model or measures.asked_model),
+                "adapter_name": measures.adapter_name,
+                "adapter_version": measures.adapter_version,
+                "finish_reason": measures.finish_reason,
+                "tier": measures.tier,
+                "prompt_tokens": measures.prompt_tokens,
+                "cached_tokens": measures.cached_tokens,
+                "completion_tokens": measures.completion_tokens,
+                "queue_ms": _milliseconds(measures.queue_seconds),
+                "adapter_wait_ms": _milliseconds(measures.adapter_wait_seconds),
+                "load_ms": measures.load_ms,
+                "first_token_ms": _milliseconds(measures.first_token_seconds),
+                "total_ms": 1000 * seconds,
+            }
+        )
+
+    async def flush(self) -> None:
+        """Write what is pending now, and wait for what is being written: for readers who must see
+        what has just ended."""
+        await self._write()
+
+    async def _write_on(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await self._write()
+
+    async def _write(self) -> None:
+        async with self._writing:
+            while self._pending and await self._write_batch():
+                pass
+
+    async def _write_batch(self) -> bool:
+        """False if the database is away. What cannot be written is left out."""
+        batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
+        try:
+            await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
+        except PlatformError as exc:
+            self._metrics.request_log_dropped.inc(len(batch))
+            log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
+            return False
+        except Exception:  # of these entries: the next ones shall be written still
+            self._metrics.request_log_dropped.inc(len(batch))
+            log.exception("request_log_not_written", num_entries=len(batch))
+        return True
+
+
+def _shown(name: str | None) -> str | None:
+    """A name that anybody may have made up, as far as it can be kept and printed."""
+    cut = name and name[:MODEL_LENGTH]
+    if cut is None or cut.isprintable():
+        return cut
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds

@@ -1,0 +1,49 @@
+"""What one request turned out to be, for its line in the log and its span: figures, never text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...platform.quotas.standing import Standing
+
+CLIENT_DISCONNECTED = "client_disconnected"
+"""The error code in the log and the metrics of a request whose caller disconnected."""
+
+
+@dataclass(slots=True)
+class RequestMeasures:
+    """Filled in as it becomes known; None is what the request never came to."""
+
+    model: str | None = None
+    """The pinned name."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    queue_seconds: float | None = None
+    """Of the sequence that started first, as are the others."""
+    adapter_wait_seconds: float | None = None
+    first_token_seconds: float | None = None
+    finish_reason: str | None = None
+    """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    adapter_name: str | None = None
+    """None for the base model, as the next."""
+    adapter_version: int | None = None
+    tier: str | None = None
+    """Where the adapter was when the request came."""
+    load_ms: float | None = None
+    """How long the load took that it waited for."""
+    asked_model: str | None = None
+    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
+    standing: Standing | None = None
+    """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
+
+    def figures(self) -> Mapping[str, str | int | float]:
+        """What is known, by name."""
+        known = {name: getattr(self, name) for name in _FIGURES}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+_FIGURES = tuple(
+    name for name in RequestMeasures.__slots__ if name not in ("asked_model", "standing")
+)

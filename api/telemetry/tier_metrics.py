@@ -1,0 +1,121 @@
+"""Where adapters' weights are, how they got there and why they left, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ...adapters.fetcher_client import FetcherStats
+from ...adapters.residency import Tier
+from ...engine.messages import AdapterTierStats, EngineStats, SecondsHistogram
+
+_GAUGES = {
+    "num_leases": ("adapter_leases", "Requests that hold a right to an adapter's place."),
+    "leased_bytes": (
+        "adapter_leased_bytes",
+        "Device bytes under leases: what cannot make room now.",
+    ),
+    "pinned_bytes": ("adapter_pinned_bytes", "Device bytes of adapters kept by a pin."),
+    "fragmentation": (
+        "adapter_arena_fragmentation_ratio",
+        "Part of the arena's free bytes outside of its largest free run.",
+    ),
+}
+_COUNTERS = {
+    "num_leases_reaped": (
+        "adapter_leases_reaped",
+        "Leases whose request was gone: each is a defect, alert on it.",
+    ),
+    "num_moves": (
+        "adapter_moves",
+        "Adapters moved within the arena so that free runs join.",
+    ),
+    "moved_bytes": ("adapter_moved_bytes", "Bytes of those moves."),
+}
+_DISK_COUNTERS = {
+    "num_hits": ("disk_cache_hits", "Blocks that were on the local disk."),
+    "num_misses": ("disk_cache_misses", "Blocks that had to come from the store."),
+    "num_evictions": ("disk_cache_evictions", "Blocks dropped from the local disk for others."),
+    "num_corrupt": (
+        "disk_cache_corrupt",
+        "Local files that had lost their content, found before use.",
+    ),
+}
+
+
+class TierCollector(Collector):
+    """Read when Prometheus asks. Of the engine nothing while it is down."""
+
+    def __init__(
+        self, engine: Callable[[], EngineStats | None], fetcher: Callable[[], FetcherStats]
+    ) -> None:
+        self._engine = engine
+        self._fetcher = fetcher
+
+    def collect(self) -> Iterator[Metric]:
+        engine, fetcher = self._engine(), self._fetcher()
+        held = {Tier.DISK: fetcher.disk.used_bytes}
+        if engine is not None:
+            held |= engine.adapter_tiers.bytes_by_tier
+            yield from _engine_families(engine.adapter_tiers)
+        yield _by_label(
+            GaugeMetricFamily(
+                "loraplex_adapter_tier_bytes",
+                "Bytes of adapters on disk, in host memory and on the device.",
+                labels=("tier",),
+            ),
+            {tier.value: num_bytes for tier, num_bytes in held.items()},
+        )
+        yield CounterMetricFamily(
+            "loraplex_fetcher_restarts",
+            "Fetcher processes that died and were started again.",
+            fetcher.num_restarts,
+        )
+        for name, (metric, text) in _DISK_COUNTERS.items():
+            yield CounterMetricFamily(f"loraplex_{metric}", text, getattr(fetcher.disk, name))
+
+
+def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
+    for name, (metric, text) in _GAUGES.items():
+        yield GaugeMetricFamily(f"loraplex_{metric}", text, getattr(tiers, name))
+    for name, (metric, text) in _COUNTERS.items():
+        yield CounterMetricFamily(f"loraplex_{metric}", text, getattr(tiers, name))
+    yield _by_label(
+        CounterMetricFamily(
+            "loraplex_adapter_evictions",
+            "Adapters that left the device, by why.",
+            labels=("reason",),
+        ),
+        tiers.evictions,
+    )
+    loads = HistogramMetricFamily(
+        "loraplex_adapter_load_seconds",
+        "Loads by stage: `fetch` (store or disk, to a verified file), `read` (into host memory), "
+        "`wait` (for room on the device), `copy`.",
+        labels=("stage",),
+    )
+    for stage, histogram in tiers.load_seconds.items():
+        loads.add_metric([stage], _buckets(histogram), histogram.sum)
+    yield loads
+
+
+def _buckets(histogram: SecondsHistogram) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound, as Prometheus wants them."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+
+
+def _by_label(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]
+) -> Metric:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

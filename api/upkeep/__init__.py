@@ -1,0 +1,1 @@
+"""What runs in the background: cleaning, expiry and the disk reserve."""

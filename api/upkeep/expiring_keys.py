@@ -1,0 +1,71 @@
+"""How many keys end soon without a successor: to be seen before those who hold them are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import NamedTuple
+
+import structlog
+
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ...platform.keys import repository as keys
+from ...platform.operators import repository as operators
+from ...platform.sessions import PlatformSession
+from ..control_plane.control_plane import ControlPlane
+from ..telemetry.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+SOON = timedelta(days=7)
+INTERVAL_SECONDS = 300.0
+
+
+class Expiring(NamedTuple):
+    """Usable keys that end within `SOON`."""
+
+    of_tenants: int
+    of_operators: int
+
+
+class ExpiringKeys:
+    """Counts now and then; one for the server."""
+
+    def __init__(self, *, control_plane: ControlPlane, metrics: Metrics) -> None:
+        self._control_plane = control_plane
+        self._metrics = metrics
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def count(self) -> Expiring:
+        """Count, and show it. Raises a PlatformError."""
+        expiring = await self._control_plane.read_all_tenants(count_expiring)
+        self._metrics.observe_expiring_keys("tenant", expiring.of_tenants)
+        self._metrics.observe_expiring_keys("operator", expiring.of_operators)
+        return expiring
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.count()
+            except PlatformError as exc:
+                log.warning("expiring_keys_not_counted", error=str(exc))
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+
+def count_expiring(session: PlatformSession) -> Expiring:
+    """What the database says."""
+    now = utc_now()
+    until = now + SOON
+    return Expiring(
+        keys.count_ending_in_all_tenants(session, now, until),
+        operators.count_ending(session, now, until),
+    )

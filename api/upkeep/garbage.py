@@ -1,0 +1,209 @@
+"""What nothing names any more, removed: stored objects, uploads that were given up, their files.
+
+A crash between two effects leaves bytes without a row, never a row without bytes: objects are put
+before the version that names them, and removed before it is called deleted. So garbage is found
+from the bytes' side. Young bytes may belong to a push that is under way and are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+
+from ...adapters.failpoints import failpoint
+from ...adapters.identity import AdapterKey
+from ...adapters.store import ObjectStore, StoredObject, adapter_key, object_key
+from ...adapters.store.base import OBJECT_PREFIX
+from ...platform.adapters import repository, service, uploads, wishes
+from ...platform.adapters.models import Upload
+from ...platform.audit.event import BY_SYSTEM, Changed, Event
+from ...platform.base import utc_now
+from ...platform.errors import PlatformError
+from ...platform.sessions import TenantSession
+from ..adapters.staging import Staging
+from ..control_plane.control_plane import ControlPlane
+from ..control_plane.threads import WorkerThreads
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 24 * 3600.0
+"""Younger bytes are left alone: longer than any push takes from its first effect to its last."""
+UPLOAD_PATIENCE_SECONDS = 7 * 24 * 3600.0
+"""An upload that received nothing for so long was given up."""
+FIRST_SECONDS = 600.0
+INTERVAL_SECONDS = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one collection found; with `dry_run` nothing of it was removed."""
+
+    dry_run: bool
+    num_objects: int = 0
+    """In the store, before."""
+    removed_objects: list[str] = field(default_factory=list)
+    removed_bytes: int = 0
+    abandoned_uploads: list[str] = field(default_factory=list)
+    removed_files: list[str] = field(default_factory=list)
+    """Of uploads that wait for nothing any more."""
+    abandoned_transfers: int = 0
+    """Unfinished ones between this server and the store."""
+
+
+class Garbage:
+    """Collects; one for the server, which sweeps its own files daily, and one for the command.
+
+    What the servers share is collected by the one of them that has the lease.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        staging: Staging,
+        control_plane: ControlPlane,
+        grace_seconds: float = GRACE_SECONDS,
+        upload_patience_seconds: float = UPLOAD_PATIENCE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._staging = staging
+        self._control_plane = control_plane
+        self._grace = timedelta(seconds=grace_seconds)
+        self._upload_patience = timedelta(seconds=upload_patience_seconds)
+        self._threads = WorkerThreads("garbage", 1)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._threads.close()
+
+    async def collect(self, *, dry_run: bool = False) -> Collected:
+        """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
+        collected = Collected(dry_run)
+        await self._collect_shared(collected)
+        await self._remove_files(collected, self._grace)
+        return collected
+
+    async def collect_shared(self) -> None:
+        """What lies in the database and the store, for all servers. Raises as `collect`."""
+        collected = Collected(dry_run=False)
+        await self._collect_shared(collected)
+        log.info(
+            "garbage_collected",
+            objects=len(collected.removed_objects),
+            bytes=collected.removed_bytes,
+            uploads=len(collected.abandoned_uploads),
+        )
+
+    async def sweep(self) -> None:
+        """The files of this server's own uploads. Raises a PlatformError."""
+        await self._sweep(self._grace)
+
+    async def sweep_at_start(self) -> None:
+        """The same before anything is received: what nothing waits for was left by a killed server.
+
+        Call it while the data folder is locked. Raises a PlatformError.
+        """
+        await self._sweep(timedelta(0))
+
+    async def _sweep(self, grace: timedelta) -> None:
+        collected = Collected(dry_run=False)
+        await self._remove_files(collected, grace)
+        log.info("uploads_swept", files=len(collected.removed_files))
+
+    async def _collect_shared(self, collected: Collected) -> None:
+        await self._abandon_uploads(collected)
+        await self._remove_objects(collected)
+        if not collected.dry_run:
+            collected.abandoned_transfers = await self._threads.run(
+                self._store.remove_abandoned, older_than_seconds=self._grace.total_seconds()
+            )
+
+    async def _abandon_uploads(self, collected: Collected) -> None:
+        older_than = utc_now() - self._upload_patience
+        stale = await self._control_plane.read_all_tenants(
+            lambda session: repository.list_stale_uploads_of_all_tenants(session, older_than)
+        )
+        if collected.dry_run:
+            collected.abandoned_uploads = [upload.id for upload in stale]
+            return
+        for upload in stale:
+            if await self._abandon(upload, older_than):
+                collected.abandoned_uploads.append(upload.id)
+        await self._control_plane.write_all_tenants(
+            lambda session: wishes.remove_expired(session, utc_now())
+        )
+        failpoint("garbage.abandoned")
+
+    async def _abandon(self, upload: Upload, older_than: datetime) -> bool:
+        def abandon(session: TenantSession) -> Changed[bool]:
+            is_stale = uploads.abandon_if_stale(session, upload.id, older_than)
+            event = Event("upload.abandon", upload.id, {"adapter": upload.adapter_name})
+            return Changed(is_stale, event if is_stale else None)
+
+        return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
+
+    async def _remove_files(self, collected: Collected, grace: timedelta) -> None:
+        """Files of uploads that neither receive nor are examined."""
+        found = await self._threads.run(self._staging.list_uploads, utc_now() - grace)
+        unfinished = await self._control_plane.read_all_tenants(
+            repository.list_unfinished_uploads_of_all_tenants
+        )
+        needed = {upload.id for upload in unfinished}
+        collected.removed_files = sorted(found - needed)
+        if not collected.dry_run:
+            for upload_id in collected.removed_files:
+                await self._threads.run(self._staging.discard, upload_id)
+
+    async def _remove_objects(self, collected: Collected) -> None:
+        young = utc_now() - self._grace
+        listed = await self._threads.run(self._list_objects)
+        collected.num_objects = len(listed)
+        failpoint("garbage.listed")
+        named = await self._control_plane.read_all_tenants(
+            repository.list_stored_contents_of_all_tenants
+        )
+        names = {object_key(key) for key in named}
+        for stored in listed:
+            key = adapter_key(stored.key)
+            if key is None or stored.key in names or stored.modified_at > young.timestamp():
+                continue
+            if await self._is_named(key):
+                continue  # by a version that came while we looked
+            await self._remove_object(stored, collected)
+
+    def _list_objects(self) -> list[StoredObject]:
+        return list(self._store.list_keys(OBJECT_PREFIX))
+
+    async def _is_named(self, key: AdapterKey) -> bool:
+        return await self._control_plane.read(
+            key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
+        )
+
+    async def _remove_object(self, stored: StoredObject, collected: Collected) -> None:
+        if not collected.dry_run:
+            await self._threads.run(self._store.delete, stored.key)
+            failpoint("garbage.removed")
+        collected.removed_objects.append(stored.key)
+        collected.removed_bytes += stored.size_bytes
+
+    async def _run(self) -> None:
+        pause = FIRST_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            pause = INTERVAL_SECONDS
+            try:
+                await self.sweep()
+            except PlatformError as exc:
+                pause = FIRST_SECONDS
+                log.warning("uploads_not_swept", error=str(exc))
+            except Exception:
+                log.exception("uploads_not_swept")

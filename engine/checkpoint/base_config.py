@@ -1,0 +1,129 @@
+"""A base model's `config.json`, as far as it decides without torch whether the base is served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CompositeBase, DamagedBase, ForeignBase, QuantizedBase
+
+CONFIG_FILE = "config.json"
+_JSON_FILES = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+"""Read when the base is loaded, if they are there."""
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+"""Of transformers, compressed-tensors and MLX."""
+_QUANTIZATION_FILES = {
+    "quantize_config.json": "GPTQ",
+    "quant_config.json": "AWQ",
+    "hf_quant_config.json": "ModelOpt",
+    "quantization_config.json": "quantization",
+    "smash_config.json": "Pruna",
+}
+"""Tools that describe their quantization in a file of its own."""
+_PART_KEYS = frozenset(
+    {
+        *("text_config", "llm_config", "language_config", "thinker_config", "talker_config"),
+        *("vision_config", "visual_config", "image_config", "vq_config"),
+        *("audio_config", "speech_config", "audio_encoder_config", "audio_encoder"),
+    }
+)
+"""Configurations of parts: one of them alone says that the model is more than a text decoder."""
+_OTHER_TASKS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+    "ForRewardModel",
+    "RewardModel",
+    "DoubleHeadsModel",
+)
+
+
+def read_config_file(where: Path) -> dict[str, Any]:
+    """This file, or `config.json` of this folder. Raises DamagedBase unless it is a JSON object."""
+    return read_json(where / CONFIG_FILE if where.is_dir() else where)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in this file. Raises DamagedBase, which names the file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as exc:
+        raise DamagedBase(f"{path} is not valid JSON: {exc}; download it again") from exc
+    except OSError as exc:
+        raise DamagedBase(f"{path} cannot be read: {exc.strerror}") from exc
+    if not isinstance(content, dict):
+        raise DamagedBase(f"{path} is not a JSON object; download it again")
+    return content
+
+
+def check_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what a configuration alone shows to be quantized, composite or of another task.
+
+    Raises a subclass of UnsupportedModel.
+    """
+    for key in _QUANTIZATION_KEYS:
+        if config.get(key):
+            raise quantized(folder, f"its config.json has a {key}")
+    if parts := sorted(key for key in _PART_KEYS & config.keys() if config[key]):
+        raise CompositeBase(
+            f"{folder} is a composite model ({config.get('model_type')}, with "
+            f"{' and '.join(parts)}): only text models are served; give the text model alone"
+        )
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ForeignBase(
+            f"{folder / CONFIG_FILE} has no model_type: give a model in the Hugging Face layout"
+        )
+    _check_task(config, folder)
+
+
+def check_companions(folder: Path) -> None:
+    """Check the small files beside `config.json`.
+
+    Raises QuantizedBase for a quantization tool's own, DamagedBase for one that is not JSON.
+    """
+    for name, tool in _QUANTIZATION_FILES.items():
+        if (folder / name).exists():
+            raise quantized(folder, f"it has the {tool} file {name}")
+    for name in _JSON_FILES:
+        if (folder / name).exists():
+            read_json(folder / name)
+    for name in (CONFIG_FILE, "generation_config.json"):
+        if (folder / name).exists():
+            _check_end_tokens(folder / name)
+
+
+def quantized(folder: Path, reason: str) -> QuantizedBase:
+    """The error for a base whose weights are not the original ones."""
+    return QuantizedBase(
+        f"{folder} is already quantized ({reason}): give the original checkpoint; "
+        "--quantize int8 or int4 quantizes it when it is loaded"
+    )
+
+
+def _check_task(config: Mapping[str, Any], folder: Path) -> None:
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise DamagedBase(f"{folder / CONFIG_FILE}: architectures is not a list")
+    for architecture in architectures:
+        if str(architecture).endswith(_OTHER_TASKS):
+            raise ForeignBase(
+                f"{folder} is a {architecture}, not a causal language model: "
+                "give the base that it was trained from"
+            )
+
+
+def _check_end_tokens(path: Path) -> None:
+    value = read_json(path).get("eos_token_id")
+    tokens = value if isinstance(value, list) else [value]
+    if not all(token is None or type(token) is int for token in tokens):
+        raise DamagedBase(f"{path}: eos_token_id is {value!r}, not a token id or a list of them")

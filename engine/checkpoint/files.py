@@ -1,0 +1,119 @@
+"""Where a base model's files are, and whether they are whole.
+
+Nothing here imports torch or reads weights: it runs before everything that takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import BaseNotFound, ForeignBase, UnsupportedModel
+from .base_config import CONFIG_FILE, check_companions, check_config, read_config_file
+from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_tensors
+
+DRAFT = "draft"
+"""The name of the proposer behind which a model stands: `draft:MODEL`."""
+CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+FILES = (*CONFIG_FILES, "*.safetensors")
+"""What is taken of a hub repository: no code, no pickles."""
+
+
+def locate_base(model: str) -> Path:
+    """The folder of a base model whose files are whole; of a hub id, downloaded if need be.
+
+    Raises a subclass of UnsupportedModel that says what is wrong with it.
+    """
+    if folder := _local_folder(model):
+        check_base(folder)
+        return folder
+    check_base_config(_download(model, CONFIG_FILES))  # before gigabytes are downloaded
+    folder = _download(model, FILES)
+    check_base(folder)
+    return folder
+
+
+@contextmanager
+def naming_the_draft(model: str) -> Iterator[None]:
+    """Errors about this draft model say that it is one."""
+    try:
+        yield
+    except UnsupportedModel as exc:
+        raise type(exc)(f"draft model {model}: {exc}") from exc
+
+
+def check_drafts(speculation: Iterable[str]) -> None:
+    """Check the folders behind `draft:MODEL`, as `locate_base` does."""
+    for name, _, model in (entry.partition(":") for entry in speculation):
+        if name == DRAFT and model:
+            with naming_the_draft(model):
+                locate_base(model)
+
+
+def locate_heads(model: str) -> Path:
+    """The folder of Medusa heads, likewise; what it holds is for their loader to check."""
+    folder = _local_folder(model) or _download(model, FILES)
+    if not (folder / CONFIG_FILE).is_file():
+        raise BaseNotFound(f"{folder} has no {CONFIG_FILE}")
+    return folder
+
+
+def check_base(folder: Path) -> None:
+    """Check a base's configuration and the headers of its weights.
+
+    Raises a subclass of UnsupportedModel that says what is wrong with it.
+    """
+    check_base_config(folder)
+    check_stored_tensors(read_stored_tensors(folder), read_config_file(folder), folder)
+
+
+def check_base_config(folder: Path) -> None:
+    """Check what a base's small files say. Raises a subclass of UnsupportedModel."""
+    _check_kind(folder)
+    check_config(read_config_file(folder), folder)
+    check_companions(folder)
+
+
+def _local_folder(model: str) -> Path | None:
+    """None for a hub id."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise BaseNotFound(f"{model} is a file: give the folder that holds {CONFIG_FILE}")
+    if model.startswith((".", "~", "/")) or model.count("/") != 1:
+        raise BaseNotFound(
+            f"{model} is neither a local directory nor a Hugging Face model ID (owner/name)"
+        )
+    return None
+
+
+def _download(model: str, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(files)))
+    except Exception as exc:  # the hub's own errors, its transport's, and the disk's
+        reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+        raise BaseNotFound(
+            f"{model} is not a local directory, and it could not be downloaded: {reason}"
+        ) from exc
+
+
+def _check_kind(folder: Path) -> None:
+    has_config = (folder / CONFIG_FILE).is_file()
+    if (folder / "adapter_config.json").exists():
+        if has_config:  # transformers would load the base that the adapter's own file names
+            raise ForeignBase(
+                f"{folder} holds an adapter beside a model: move the adapter to its own folder"
+            )
+        raise ForeignBase(
+            f"{folder} holds an adapter, not a base model: serve its base, then push the adapter"
+        )
+    if not has_config:
+        raise ForeignBase(
+            foreign_weights(folder)
+            if any(folder.glob("*.gguf"))
+            else f"{folder} has no {CONFIG_FILE}: give a model in the Hugging Face layout"
+        )

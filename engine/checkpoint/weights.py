@@ -1,0 +1,155 @@
+"""transformers' model of a base's folder, with every weight as the folder's files have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    __version__,
+)
+from transformers.utils import logging as transformers_logging
+
+from ..errors import (
+    CompositeBase,
+    DamagedBase,
+    EngineError,
+    ShapesDiffer,
+    UnsupportedModel,
+    WeightsMissing,
+    WeightsUnexpected,
+)
+from .base_config import check_config, quantized, read_config_file
+from .stored_tensors import spare_tensors
+
+_SCALE = re.compile(r"scale[^.]*$", re.IGNORECASE)
+_MAX_REASON_CHARACTERS = 300
+
+
+def load_config(model_dir: Path) -> Any:
+    """The configuration in this folder, or this file, as its model's class reads it.
+
+    Raises a subclass of UnsupportedModel if there is no causal language model for it.
+    """
+    content = read_config_file(model_dir)
+    check_config(content, model_dir)
+    model_type = content["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"{model_dir}: transformers {__version__} has no model type {model_type}, and a "
+            "model's own code is not run; give a model of another type"
+        )
+    with _faults_told(f"{model_dir}: config.json does not fit its model type {model_type}"):
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(f"{model_dir}: {model_type} is not a causal language model")
+    if config.get_text_config() is not config:
+        raise CompositeBase(
+            f"{model_dir}: {model_type} is a composite model: only text models are served"
+        )
+    return config
+
+
+def build_model(config: Any) -> PreTrainedModel:
+    """The model of this configuration, its weights not initialized where torch's device is meta.
+
+    Raises UnsupportedModel if the class cannot be built from it.
+    """
+    with _faults_told(f"config.json does not fit its model type {config.model_type}"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", trust_remote_code=False
+        )
+    return model
+
+
+def load_weights(
+    model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The model with the weights of the folder's files, every one and no other.
+
+    Raises WeightsMissing, WeightsUnexpected, ShapesDiffer, QuantizedBase or DamagedBase.
+    """
+    with torch.device("meta"):
+        build_model(config)  # the fault is the configuration's, not the weights'
+    with (
+        _loads_quietly(),
+        _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
+    ):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
+    _check_loaded(model, info, model_dir)
+    model.requires_grad_(False)
+    model.eval().to(device)
+    return model
+
+
+def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], model_dir: Path) -> None:
+    """Refuse what transformers would fill with random numbers or leave out."""
+    is_spare = spare_tensors(read_config_file(model_dir))
+    unexpected = [name for name in info["unexpected_keys"] if not is_spare.search(name)]
+    scales = [name for name in unexpected if _SCALE.search(name)]
+    if scales:
+        raise quantized(model_dir, f"{min(scales)} is a scale that the model does not have")
+    kind = type(model).__name__
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, stored, declared = mismatched[0]
+        raise ShapesDiffer(
+            f"{model_dir}: {name} is {list(stored)} in the files and {list(declared)} by "
+            "config.json: give the config.json and the weights of one model"
+        )
+    if info["missing_keys"]:
+        extra = f"; not of this model: {_listed(unexpected)}" if unexpected else ""
+        raise WeightsMissing(
+            f"{model_dir}: its files lack {_listed(info['missing_keys'])} of {kind}{extra}: "
+            "download it again, or save the whole model"
+        )
+    if unexpected:
+        raise WeightsUnexpected(
+            f"{model_dir}: {kind} does not use {_listed(unexpected)} in its files: "
+            "give the config.json and the weights of one model"
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    others = len(names) - 1
+    more = f" and {others} more tensor{'s' if others > 1 else ''}" if others else ""
+    return f"{min(names)}{more}"
+
+
+@contextmanager
+def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> Iterator[None]:
+    """Whatever transformers fails with on a file that is wrong, in one line."""
+    try:
+        yield
+    except (EngineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as exc:
+        text = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
+        raise kind(f"{what}: {type(exc).__name__}: {text}") from exc
+
+
+@contextmanager
+def _loads_quietly() -> Iterator[None]:
+    """Without transformers' own report of what did not fit: ours names it."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)

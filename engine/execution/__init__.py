@@ -1,0 +1,1 @@
+"""A step's execution: its inputs, the forward pass, masks and sampling."""

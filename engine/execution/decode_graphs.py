@@ -1,0 +1,294 @@
+"""Decode steps as CUDA graphs: one launch instead of a thousand.
+
+A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
+differs lies in tensors that the kernels read. It is captured once for each number of rows in a
+ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
+are padded. Each row attends by itself, so guesses that are verified, and prompts with few tokens
+left, are served as decodes are: the keys and values of all rows are written before any is read.
+What no graph serves runs kernel by kernel as ever, and gives the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...adapters.arena import Arena
+from ...kernels.lora_batch import LoraBatch, LoraTiles
+from ..config import EngineConfig
+from ..kv.cache import KvCache
+from ..kv.layout import KvGroup
+from ..memory.kv_budget import MIB
+from ..memory.plan import available_bytes
+from ..model.base_model import BaseModel
+from ..model.forward import PagedForward, run_model
+from ..model.inputs import Span
+from ..model.output_head import head_inputs
+from ..model.step_adapters import StepAdapters
+from .decode_inputs import DecodeInputs, DecodeLayout
+
+logger = logging.getLogger(__name__)
+
+RANK_CLASSES = (0, 16, 64, 512)
+"""Graphs by the highest rank that they have room for; 0: without LoRA. A tile of the kernels is as
+wide as its class up to 64 ranks, and walks higher ones."""
+CLASSES_AT_START = 2
+"""How many of them are captured before the first request; the others when a step needs them."""
+GRAPH_LAYER_BYTES = 256 << 10
+"""Of the device, what a graph takes for each layer of the model besides its tensors."""
+MAX_ROWS = 256
+"""Of a graph, unless more sequences may run: about where a step stops being bound by reading the
+weights, and takes longer than launching it."""
+LARGE_STEP = 32
+"""Rows from one size to the next above those of decodes alone: so few more cost very little."""
+WORKSPACE_BYTES = 192 << 20
+"""Of the matmuls' library, for the streams that graphs are captured on, and of the kernels that are
+loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes what computes a step from fixed inputs to fixed outputs; returns what does it again."""
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for."""
+
+    num_rows: int
+    rank: int
+    """One of RANK_CLASSES."""
+
+
+class DecodeOutput(NamedTuple):
+    """Valid until the next step."""
+
+    logits: Tensor
+    """fp32 `[num_rows, vocab_size]`."""
+    hidden_states: Tensor | None
+    """`[num_rows, hidden_size]`: what the output head met; None unless asked for."""
+    are_finite: Tensor
+    """bool `[num_rows]`: whether all of a row's logits are numbers."""
+
+    def rows(self, kept: Sequence[int]) -> DecodeOutput:
+        """Of these rows, in ascending order, alone."""
+        if len(kept) == len(self.logits):
+            return self
+        hidden = self.hidden_states
+        return DecodeOutput(
+            self.logits[kept], None if hidden is None else hidden[kept], self.are_finite[kept]
+        )
+
+
+def max_rows(config: EngineConfig) -> int:
+    """The most tokens of a step that runs as a graph: one of each sequence, and beside them guesses
+    and short prompts."""
+    return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
+
+
+def row_sizes(max_num_seqs: int, most: int) -> list[int]:
+    """The numbers of rows, up to `most`, that graphs are captured for: few rows are padded."""
+    sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
+    size = 8
+    while size < max_num_seqs:
+        sizes.append(size)
+        size += max(size // 64 * 8, 8)
+    large = range(max_num_seqs + LARGE_STEP, most, LARGE_STEP)
+    return [*sizes, max_num_seqs, *large, *([most] if most > max_num_seqs else [])]
+
+
+def num_graphs_at_start(config: EngineConfig) -> int:
+    """Captured before the first request."""
+    return CLASSES_AT_START * len(row_sizes(config.max_num_seqs, max_rows(config)))
+
+
+def decode_layout(
+    config: EngineConfig, groups: Sequence[KvGroup], max_model_len: int
+) -> DecodeLayout:
+    """Of the inputs of this engine's graphs."""
+    return DecodeLayout(tuple(groups), config.kv_block_size, max_rows(config), max_model_len)
+
+
+class DecodeGraphs:
+    """Captures decode steps, and runs those that it has captured."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        cache: KvCache,
+        arena: Arena,
+        layout: DecodeLayout,
+        capture: Capture,
+        *,
+        sizes: Sequence[int],
+    ) -> None:
+        """`cache`: one with spare blocks. `sizes`: the numbers of rows, ascending to those of
+        `layout`."""
+        self._base = base
+        self._cache = cache
+        self._arena = arena
+        self._capture = capture
+        self._beside = torch.cuda.Stream(base.device) if base.device.type == "cuda" else None
+        self._sizes = sizes
+        self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
+        size = layout.max_rows
+        self._logits = torch.zeros(size, base.vocab_size, device=base.device)
+        self._are_finite = torch.zeros(size, dtype=torch.bool, device=base.device)
+        self._hidden_states: Tensor | None = None
+        self._replays: dict[Shape, Callable[[], None] | None] = {}
+        """None: this shape could not be captured."""
+        self._table = arena.table
+        """What the graphs with LoRA read: a longer one makes them void."""
+
+    @property
+    def max_rows(self) -> int:
+        return self._sizes[-1]
+
+    def capture(self, *, keeps_hidden_states: bool) -> str:
+        """Capture what the first requests need, the largest first: the others fit in its memory.
+
+        `keeps_hidden_states`: outputs hold what the output head meets. Returns what there is now,
+        for the operator.
+        """
+        if keeps_hidden_states:
+            size = (len(self._logits), self._base.embedding_size)
+            self._hidden_states = torch.zeros(
+                size, dtype=self._base.dtype, device=self._base.device
+            )
+        begun_at, free_bytes = time.monotonic(), available_bytes(self._base.device)
+        for shape in self._first_shapes():
+            self._replay_of(shape)
+        num_captured = sum(replay is not None for replay in self._replays.values())
+        taken = (free_bytes - available_bytes(self._base.device)) / MIB
+        seconds = time.monotonic() - begun_at
+        return f"{num_captured} decode graphs captured in {seconds:.1f} s: {taken:.1f} MiB"
+
+    def run(
+        self, spans: Sequence[Span], adapter_rows: Sequence[int], rank: int
+    ) -> DecodeOutput | None:
+        """Compute spans of one token each, under the adapters of these table rows, none of them of
+        a higher rank; None if no graph serves that, and nothing has been done."""
+        shape = self._shape(len(spans), rank)
+        if shape is None or (shape in self._replays and self._replays[shape] is None):
+            return None
+        self._inputs.fill(spans, adapter_rows, num_rows=shape.num_rows)
+        replay = self._replay_of(shape)
+        if replay is None:
+            return None
+        replay()
+        rows, hidden = slice(len(spans)), self._hidden_states
+        return DecodeOutput(
+            self._logits[rows], None if hidden is None else hidden[rows], self._are_finite[rows]
+        )
+
+    def _shape(self, num_rows: int, rank: int) -> Shape | None:
+        size, rank_class = bisect_left(self._sizes, num_rows), bisect_left(RANK_CLASSES, rank)
+        if size == len(self._sizes) or rank_class == len(RANK_CLASSES):
+            return None
+        return Shape(self._sizes[size], RANK_CLASSES[rank_class])
+
+    def _first_shapes(self) -> Iterator[Shape]:
+        classes = RANK_CLASSES[:CLASSES_AT_START] if self._arena.capacity else RANK_CLASSES[:1]
+        for size in reversed(self._sizes):
+            for rank in reversed(classes):
+                yield Shape(size, rank)
+
+    def _replay_of(self, shape: Shape) -> Callable[[], None] | None:
+        """Of a shape whose inputs are filled: capturing computes them before anything else."""
+        if self._table is not self._arena.table:
+            self._table = self._arena.table
+            self._replays = {key: replay for key, replay in self._replays.items() if not key.rank}
+        if shape not in self._replays:
+            try:
+                self._replays[shape] = self._capture(lambda: self._compute(shape))
+            except Exception:
+                self._base.forget_step()
+                logger.exception("no graph for %d rows, rank %d", *shape)
+                self._replays[shape] = None
+        return self._replays[shape]
+
+    def _compute(self, shape: Shape) -> None:
+        num_rows, inputs = shape.num_rows, self._inputs
+        forward = PagedForward(
+            self._cache, inputs.attention(num_rows), StepAdapters(self._lora(shape))
+        )
+        with head_inputs(self._base.model) as seen:
+            logits = run_model(
+                self._base.model,
+                forward,
+                inputs.input_ids(num_rows),
+                inputs.positions(num_rows),
+                inputs.row_numbers(num_rows),
+                out=self._logits[:num_rows],
+            )
+        torch.all(logits.isfinite(), -1, out=self._are_finite[:num_rows])
+        if self._hidden_states is not None:
+            self._hidden_states[:num_rows].copy_(seen[0][0])
+
+    def _lora(self, shape: Shape) -> LoraBatch | None:
+        """Sized by what the rows may hold, not by what they hold when they are captured."""
+        num_rows, rank = shape
+        if not rank:
+            return None
+        return LoraBatch(
+            token_rows=self._inputs.adapter_rows(num_rows),
+            num_decodes=num_rows,
+            decode_adapters=(),
+            segments=(),
+            tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
+            beside=self._beside,
+        )
+
+
+class CudaCapture:
+    """Captures into graphs that share their memory: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Compute once, which compiles what is to be compiled, then capture."""
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            # Around the capture too: one that fails does not give the stream back itself.
+            with torch.cuda.stream(self._stream):
+                compute()
+                self._record(graph, compute)
+        finally:
+            current.wait_stream(self._stream)
+        return graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], None]) -> None:
+        # Loader threads go on copying meanwhile: what they do must not end the capture.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            compute()
+
+
+def open_decode_graphs(
+    config: EngineConfig, base: BaseModel, cache: KvCache, arena: Arena, *, max_model_len: int
+) -> DecodeGraphs | None:
+    """None where decode steps run kernel by kernel."""
+    if not serves_graphs(config, base):
+        return None
+    layout = decode_layout(config, cache.groups, max_model_len)
+    sizes = row_sizes(config.max_num_seqs, layout.max_rows)
+    return DecodeGraphs(base, cache, arena, layout, CudaCapture(base.device), sizes=sizes)
+
+
+def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:
+    """Whether decode steps of this base run as graphs: on CUDA, unless that is turned off or the
+    base has experts, whose steps wait for the device in between."""
+    return _is_captured(base.device) and not config.enforce_eager and not base.moe_layers
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda"

@@ -1,0 +1,308 @@
+"""Running scheduled sequences, and what comes of it for each of their requests.
+
+What goes wrong in a step is pinned on the guesses that were verified in it, then on the one request
+that it comes from, which ends; no other request is harmed. Torch-free: what a step computes passes
+through as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..draft import NO_DRAFT
+from ..errors import EngineError, GrammarFailed, NumericalError, StaleExtent
+from ..messages import FinishReason, TokensGenerated
+from ..request import Request
+from ..scheduling.batch import ScheduledSequence
+from ..scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Output(Protocol):
+    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+
+    @property
+    def finite(self) -> Sequence[bool]:
+        """For each row whether all of its logits are numbers."""
+        ...
+
+    @property
+    def hidden_states(self) -> Any:
+        """By row what the output head met; None unless asked for."""
+        ...
+
+
+OutputT = TypeVar("OutputT", bound=Output)
+OutputT_co = TypeVar("OutputT_co", bound=Output, covariant=True)
+
+
+class Runner(Protocol[OutputT_co]):
+    """See `ModelRunner`."""
+
+    def is_current(self, sequence: ScheduledSequence) -> bool: ...
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> OutputT_co: ...
+
+    def keep(self, request: Request, path: Sequence[int]) -> None: ...
+
+    def clear(self, request: Request, start: int, end: int) -> None: ...
+
+
+class Observer(Protocol):
+    """See `Speculation`."""
+
+    def observe(self, request: Request, accepted: Sequence[int], hidden_state: Any) -> None: ...
+
+
+class Finish(Protocol):
+    """Ends a request and announces it."""
+
+    def __call__(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: EngineError | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None: ...
+
+
+class Drawn(NamedTuple):
+    """What the verification of one request's draft gave."""
+
+    path: Sequence[int]
+    """Indices of the draft's accepted tokens, each the child of the one before."""
+    generated: TokensGenerated
+    """The accepted tokens and one more."""
+
+
+class StepRows(NamedTuple):
+    """Where one sequence stands in what a step gives."""
+
+    kept: range
+    """Its rows among those that have logits."""
+    computed: range
+    """Its rows among all."""
+
+
+Read = Callable[[ScheduledSequence, OutputT, StepRows], None]
+"""Hands on what is asked of the prompt's positions `sequence.read`. Raises EngineError if what it
+finds ends the request."""
+Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
+"""Takes requests, a step's output and its rows of these requests: for each the row of its last
+known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
+Changes nothing."""
+
+
+class _Drawing(NamedTuple):
+    """A sequence whose next tokens are drawn."""
+
+    sequence: ScheduledSequence
+    rows: range
+    """Of the step's kept rows: its last known token's, then those of its draft."""
+
+
+class Execution(Generic[OutputT]):
+    """Gives requests the tokens that their steps compute, and ends those that come to an end."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner[OutputT],
+        scheduler: Scheduler,
+        speculation: Observer,
+        read: Read[OutputT],
+        draw: Draw[OutputT],
+        eos_token_ids: Container[int],
+        emit: Callable[[Request, TokensGenerated], None],
+        finish: Finish,
+    ) -> None:
+        """`emit` is told of a request's new tokens before the request has them."""
+        self._runner = runner
+        self._scheduler = scheduler
+        self._speculation = speculation
+        self._read_prompt = read
+        self._draw_tokens = draw
+        self._eos_token_ids = eos_token_ids
+        self._emit = emit
+        self._finish = finish
+
+    def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
+        """Those whose adapter is what their lease says; the requests of the others end."""
+        current = []
+        for sequence in sequences:
+            if self._runner.is_current(sequence):
+                current.append(sequence)
+            else:
+                self._finish(sequence.request, FinishReason.ERROR, StaleExtent())
+        return tuple(current)
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
+        """Run the sequences and process what they give; False if that took more than one step."""
+        try:
+            output = self._runner.run(sequences)
+        except Exception:
+            if _is_one_without_draft(sequences):
+                self._fail(sequences[0].request)
+                return False
+            logger.exception("a step of %d sequences failed; running them alone", len(sequences))
+            for sequence in sequences:
+                self.run((self._without_draft(sequence),))
+            return False
+        return self._process(sequences, output)
+
+    def _process(self, sequences: tuple[ScheduledSequence, ...], output: OutputT) -> bool:
+        finite = output.finite
+        rows_of = dict(zip(sequences, _rows(sequences), strict=True))
+        drawing: list[_Drawing] = []
+        spoilt: list[ScheduledSequence] = []
+        for sequence in self.current(sequences):
+            rows = rows_of[sequence]
+            kept, first_drawn = rows.kept, rows.kept.stop - sequence.num_drawn_rows
+            is_finite = all(finite[kept.start : first_drawn + 1])
+            if not all(finite[first_drawn : kept.stop]) and sequence.num_draft_tokens:
+                sequence = self._without_draft(sequence)
+                if not is_finite:
+                    spoilt.append(sequence)
+                    continue
+            if not is_finite:
+                self._finish(sequence.request, FinishReason.ERROR, NumericalError())
+            elif sequence.request.unread and not self._read(sequence, output, rows):
+                continue
+            elif sequence.samples and sequence.request.generates:
+                drawn = range(first_drawn, first_drawn + sequence.num_drawn_rows)
+                drawing.append(_Drawing(sequence, drawn))
+            else:
+                is_complete = sequence.samples
+                self._scheduler.advance(sequence)
+                if is_complete:
+                    self._finish(sequence.request, FinishReason.LENGTH)
+        if drawing:
+            self._draw(drawing, output)
+        for sequence in spoilt:
+            # What a guess wrote enters the sums of the rows before it, with a weight of zero.
+            self.run((sequence,))
+        return not spoilt
+
+    def _read(self, sequence: ScheduledSequence, output: OutputT, rows: StepRows) -> bool:
+        """Hand on what is asked of the prompt; False if that ended the request."""
+        request, read = sequence.request, sequence.read
+        try:
+            if read:
+                self._read_prompt(sequence, output, rows)
+        except EngineError as exc:
+            self._finish(request, FinishReason.ERROR, exc)
+            return False
+        except Exception:
+            self._fail(request)
+            return False
+        request.unread = range(max(read.stop, request.unread.start), request.unread.stop)
+        return True
+
+    def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
+        """The sequence as it would have run without its guesses, of which nothing is left."""
+        request, end = sequence.request, sequence.context_len
+        if sequence.num_draft_tokens:
+            self._runner.clear(request, end - sequence.num_draft_tokens, end)
+        request.draft = NO_DRAFT
+        return sequence.with_draft()
+
+    def _draw(self, drawing: Sequence[_Drawing], output: OutputT) -> None:
+        """Draw each request's next tokens; a request that makes that fail is found and ended."""
+        requests = [sequence.request for sequence, _ in drawing]
+        rows = [row for _, own_rows in drawing for row in own_rows]
+        try:
+            drawn = self._draw_tokens(requests, output, rows)
+        except Exception:
+            if _is_one_without_draft([sequence for sequence, _ in drawing]):
+                self._fail(requests[0])
+                return
+            logger.exception("sampling for %d requests failed; drawing alone", len(drawing))
+            for sequence, own_rows in drawing:
+                self._draw([_Drawing(self._without_draft(sequence), own_rows[:1])], output)
+            return
+        for entry, result in zip(drawing, drawn, strict=True):
+            if isinstance(result, EngineError):
+                self._finish(entry.sequence.request, FinishReason.ERROR, result)
+            else:
+                self._append(entry, *result, output)
+
+    def _append(
+        self, entry: _Drawing, path: Sequence[int], generated: TokensGenerated, output: OutputT
+    ) -> None:
+        """Give the request its new tokens, up to the one that ends it."""
+        sequence, request = entry.sequence, entry.sequence.request
+        generated = generated.first(self._num_until_end(request, generated.token_ids))
+        path = path[: len(generated.token_ids)]
+        if not self._keeps(request, path):
+            path, generated = (), generated.first(1)
+        num_tokens = len(generated.token_ids)
+        self._emit(request, generated)
+        self._scheduler.append(request, generated.token_ids)
+        self._scheduler.advance(sequence, num_accepted=len(path))
+        row = entry.rows[1 + path[num_tokens - 2] if num_tokens > 1 else 0]
+        hidden_states = output.hidden_states
+        self._speculation.observe(
+            request, path, None if hidden_states is None else hidden_states[row]
+        )
+        request.draft = NO_DRAFT
+        if not self._finish_if_done(request, generated.token_ids[-1]):
+            self._follow(request, generated.token_ids)
+
+    def _keeps(self, request: Request, path: Sequence[int]) -> bool:
+        """Whether what these guesses have written could be put where it belongs."""
+        try:
+            self._runner.keep(request, path)
+        except Exception:
+            logger.exception("request %s does without its guesses", request.request_id)
+            return False
+        return True
+
+    def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
+        """How many of these new tokens there are up to the first that ends the output."""
+        for index, token in enumerate(token_ids):
+            if request.is_ended_by(token, self._eos_token_ids):
+                return index + 1
+        return len(token_ids)
+
+    def _finish_if_done(self, request: Request, token: int) -> bool:
+        if request.is_ended_by(token, self._eos_token_ids):
+            self._finish(request, FinishReason.STOP, stop_token_id=token)
+        elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
+            self._finish(request, FinishReason.LENGTH)
+        else:
+            return False
+        return True
+
+    def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Take the request's grammar behind its new tokens."""
+        if request.matcher is None:
+            return
+        try:
+            request.matcher.accept(token_ids)
+        except Exception as exc:
+            if not isinstance(exc, GrammarFailed):
+                logger.exception("the grammar of request %s failed", request.request_id)
+            self._finish(request, FinishReason.ERROR, GrammarFailed())
+
+    def _fail(self, request: Request) -> None:
+        logger.exception("request %s cannot be computed", request.request_id)
+        self._finish(request, FinishReason.ERROR, EngineError())
+
+
+def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:
+    return len(sequences) == 1 and not sequences[0].num_draft_tokens
+
+
+def _rows(sequences: Sequence[ScheduledSequence]) -> list[StepRows]:
+    kept = _adjacent(sequence.num_kept_rows for sequence in sequences)
+    computed = _adjacent(sequence.num_tokens for sequence in sequences)
+    return list(map(StepRows, kept, computed))
+
+
+def _adjacent(sizes: Iterable[int]) -> Iterable[range]:
+    return (range(start, end) for start, end in pairwise(accumulate(sizes, initial=0)))

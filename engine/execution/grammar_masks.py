@@ -1,0 +1,148 @@
+"""Logits under grammars: a token that the grammar forbids has the logit minus infinity.
+
+So penalties, biases, temperature and cuts apply to what is left, and every draw, be it greedy,
+coupled or by rejection, is one of the model's distribution under the condition of the grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import GrammarFailed
+from ..grammars.matcher import Executor, Matcher
+from ..request import Request
+
+BITS_PER_WORD = 32
+FORBIDDEN = float("-inf")
+
+
+class Restricted(NamedTuple):
+    """The logits of a step as draws may see them."""
+
+    logits: Tensor
+    failed: Mapping[Request, GrammarFailed]
+    """Whose grammar could not be followed any further: what is drawn for them means nothing."""
+
+
+def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) -> Restricted:
+    """Mask each row by where the grammar stands behind its token.
+
+    `logits`: for each request the row of its last known token, then one for each token of its
+    draft. They stay as they are.
+    """
+    sizes = [1 + len(request.draft) for request in requests]
+    roots = {
+        row: request
+        for request, row in zip(requests, accumulate(sizes, initial=0), strict=False)
+        if request.matcher is not None
+    }
+    if not roots:
+        return Restricted(logits, {})
+    masks = _Masks(logits)
+    masks.fill_all({row: _matcher(request) for row, request in roots.items()}, executor)
+    for row, request in roots.items():
+        for index in _matcher(request).walk(request.draft):
+            masks.fill(row + 1 + index, _matcher(request))
+    empty = masks.are_empty(roots)
+    failed = {
+        request: GrammarFailed()
+        for is_empty, request in zip(empty, roots.values(), strict=True)
+        if is_empty or _matcher(request).has_failed
+    }
+    return Restricted(masks.applied(), failed)
+
+
+def restrict_guesses(
+    requests: Sequence[Request], guesses: Sequence[Sequence[int]], logits: Tensor
+) -> Tensor:
+    """A proposer's logits `[len(requests), vocab_size]` of what follows each request's guesses,
+    masked likewise; unmasked behind guesses that no output can have, or that end it."""
+    if all(request.matcher is None for request in requests):
+        return logits
+    masks = _Masks(logits)
+    for row, (request, guessed) in enumerate(zip(requests, guesses, strict=True)):
+        if (matcher := request.matcher) is not None:
+            with matcher.behind(guessed) as is_there:
+                if is_there:
+                    masks.fill(row, matcher)
+    return masks.applied()
+
+
+def _matcher(request: Request) -> Matcher:
+    assert request.matcher is not None
+    return request.matcher
+
+
+class _Masks:
+    """For each row of the logits that was filled a bit per token, set if the token may come."""
+
+    def __init__(self, logits: Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        self._logits = logits
+        self._matchers: dict[int, Matcher] = {}
+        self._words = torch.empty(num_rows, -(-vocab_size // BITS_PER_WORD), dtype=torch.int32)
+        self._row_bytes = self._words.shape[1] * self._words.element_size()
+
+    def fill(self, row: int, matcher: Matcher) -> None:
+        """By where the matcher stands now."""
+        self._matchers[row] = matcher
+        pointer = self._words.data_ptr() + row * self._row_bytes
+        matcher.automaton.unsafe_compute_mask_ptr(pointer, self._row_bytes)
+
+    def fill_all(self, matchers: Mapping[int, Matcher], executor: Executor) -> None:
+        self._matchers |= matchers
+        executor.unsafe_compute_mask_ptr(
+            [(matcher.automaton, row) for row, matcher in matchers.items()],
+            self._words.data_ptr(),
+            self._row_bytes,
+            len(self._words),
+        )
+
+    def are_empty(self, rows: Iterable[int]) -> list[bool]:
+        """For each whether nothing may come there, which a sound grammar never says."""
+        empty: list[bool] = (self._words[list(rows)] == 0).all(-1).tolist()
+        return empty
+
+    def applied(self) -> Tensor:
+        """The logits, a copy, with the filled rows masked."""
+        if not self._matchers:
+            return self._logits
+        rows = sorted(self._matchers)
+        allowed = self._allowed(rows)
+        if len(rows) == len(self._logits):
+            return torch.where(allowed, self._logits, FORBIDDEN)
+        masked = self._logits.clone()
+        masked[rows] = torch.where(allowed, masked[rows], FORBIDDEN)
+        return masked
+
+    def _allowed(self, rows: Sequence[int]) -> Tensor:
+        """bool `[len(rows), vocab_size]`"""
+        octets = self._words[rows].view(torch.uint8).to(self._logits.device).long()
+        flags = _OCTETS.to(octets.device).take(octets).view(torch.bool)
+        allowed = flags[:, : self._logits.shape[1]]
+        _allow_ends(allowed, [self._matchers[row] for row in rows])
+        return allowed
+
+
+def _flags_of_octets() -> Tensor:
+    """For each octet its bits as eight bools, the lowest first, which are one int64 `[256]`."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return bits.bool().view(torch.int64).flatten()
+
+
+_OCTETS = _flags_of_octets()
+
+
+def _allow_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:
+    """Where one token may end the output, all of them may: but to who ignores them, only where
+    nothing else may come."""
+    ends = torch.tensor(sorted(matchers[0].end_token_ids), device=allowed.device)
+    may_end = allowed[:, ends].any(-1)
+    if ignoring := [index for index, matcher in enumerate(matchers) if matcher.ignores_end]:
+        may_end[ignoring] &= ~allowed[ignoring].index_fill(1, ends, False).any(-1)
+    allowed[:, ends] = may_end[:, None]

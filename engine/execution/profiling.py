@@ -1,0 +1,141 @@
+"""What there can be at most: the largest step, run once to see what it takes, and the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ...kernels.lora_batch import has_window
+from ..config import EngineConfig
+from ..kv.cache import KvCache, kv_bytes_per_block
+from ..kv.groups import group_layers, one_group
+from ..kv.layout import KvGroup
+from ..memory.plan import DraftDemand, MemoryPlan, available_bytes, peak_bytes, plan_memory
+from ..model.base_model import BaseModel
+from ..model.forward import PagedForward, run_model
+from ..model.inputs import Span, make_inputs
+from .decode_graphs import (
+    GRAPH_LAYER_BYTES,
+    WORKSPACE_BYTES,
+    decode_layout,
+    max_rows,
+    num_graphs_at_start,
+    serves_graphs,
+)
+
+PROFILE_CONTEXT = 8192
+"""Longer contexts take proportionally more: the reserve is for them."""
+
+
+def plan_engine(
+    config: EngineConfig, base: BaseModel, draft: BaseModel | None = None, *, head_bytes: int = 0
+) -> MemoryPlan:
+    """Measure a full step and divide what memory is left. Raises InsufficientMemory.
+
+    `draft`: the draft model, which never runs while the base does. `head_bytes`: of Medusa heads,
+    which are loaded.
+    """
+    groups = group_layers(
+        base.kv_shapes,
+        max_model_len=base.max_model_len,
+        attention_window=config.attention_window,
+        attention_sinks=config.attention_sinks,
+    )
+    activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
+    demand = DraftDemand()
+    if draft:
+        demand, draft_activation_bytes = _profile_draft(config, draft)
+        activation_bytes = max(activation_bytes, draft_activation_bytes)
+    graph_bytes = _graph_bytes(config, base, groups) if serves_graphs(config, base) else 0
+    plan = plan_memory(
+        config,
+        available_bytes=available_bytes(base.device),
+        weight_bytes=base.weight_bytes,
+        activation_bytes=activation_bytes,
+        groups=groups,
+        bytes_per_block=[
+            kv_bytes_per_block(
+                group,
+                base.kv_shapes,
+                block_size=config.kv_block_size,
+                kv_format=base.kv_format,
+            )
+            for group in groups
+        ],
+        max_model_len=base.max_model_len,
+        is_host=base.device.type == "cpu",
+        has_windows=has_window(base.dtype, base.device),
+        draft=demand,
+        head_bytes=head_bytes,
+        graph_bytes=graph_bytes,
+    )
+    if base.kv_error:
+        line = (
+            f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
+        )
+        plan.lines.append(line)
+    return plan
+
+
+def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand, int]:
+    """What the draft model takes, and the bytes of the activations of its largest step."""
+    groups = one_group(len(draft.kv_shapes), 2)
+    bytes_per_block = kv_bytes_per_block(
+        groups[0], draft.kv_shapes, block_size=config.kv_block_size, kv_format=draft.kv_format
+    )
+    activation_bytes = peak_bytes(draft.device, lambda: profile_step(config, draft, groups))
+    return DraftDemand(draft.weight_bytes, bytes_per_block), activation_bytes
+
+
+def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
+    """The last chunk of a long prompt, with logits of as many rows as a step may look at."""
+    context = min(base.max_model_len, PROFILE_CONTEXT)
+    num_tokens = min(config.max_num_batched_tokens, context)
+    num_rows = min(config.max_kept_rows, num_tokens)
+    _run_at(context, [num_tokens], num_rows, config, base, groups)
+
+
+def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
+    """The largest captured step's activations and fixed memory, and what graphs themselves take.
+
+    Graphs share their activations, but with nothing else: not with steps that run eagerly.
+    """
+    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
+    activations = peak_bytes(
+        base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
+    )
+    layout = decode_layout(config, groups, base.max_model_len)
+    logits = 4 * num_rows * base.vocab_size
+    graphs = num_graphs_at_start(config) * len(base.kv_shapes) * GRAPH_LAYER_BYTES
+    return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
+
+
+def _run_at(
+    context: int,
+    span_lengths: Sequence[int],
+    num_rows: int,
+    config: EngineConfig,
+    base: BaseModel,
+    groups: Sequence[KvGroup],
+) -> None:
+    """A step of spans that end at `context` tokens each, with logits of its first rows."""
+    table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
+    cache = KvCache(
+        [replace(group, num_blocks=2) for group in groups],
+        base.kv_shapes,
+        block_size=config.kv_block_size,
+        kv_format=base.kv_format,
+        device=base.device,
+    )
+    spans = [
+        Span([0] * length, start=context - length, tables=[table] * len(groups))
+        for length in span_lengths
+    ]
+    inputs = make_inputs(
+        spans, groups=cache.groups, block_size=config.kv_block_size, device=base.device
+    )
+    rows = torch.arange(num_rows, device=base.device)
+    forward = PagedForward(cache, inputs.attention)
+    run_model(base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -1,0 +1,240 @@
+"""Runs one scheduled step: tensors in, logits out. Decides nothing about what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...adapters.arena import Arena
+from ...adapters.residency import Lease
+from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder
+from ..draft import NO_DRAFT
+from ..kv.cache import KvCache
+from ..model.base_model import BaseModel
+from ..model.forward import PagedForward, run_model
+from ..model.inputs import Span, kept_rows, make_inputs
+from ..model.output_head import head_inputs
+from ..model.step_adapters import StepAdapters, StepAdaptersBuilder
+from ..request import Request
+from ..scheduling.batch import ScheduledBatch, ScheduledSequence
+from .decode_graphs import DecodeGraphs
+from .pooling import last_hidden_states
+
+MAX_PROMPT_READS = 1 << 18
+"""Positions that the rows of prompts read in a replayed step, each row by itself: that many take
+12 ms at most in an 8 B model on an H100, less than launching the step kernel by kernel; the kernels
+for prompts read them once for many rows."""
+
+
+class StepOutput(NamedTuple):
+    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+
+    logits: Tensor
+    """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
+    hidden_states: Tensor | None
+    """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
+    token_states: Tensor | None = None
+    """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
+    request's embedding is asked for."""
+
+    are_finite: Tensor | None = None
+    """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
+
+    @property
+    def finite(self) -> list[bool]:
+        """For each row whether all of its logits are numbers."""
+        are_finite = self.are_finite
+        finite: list[bool] = (
+            self.logits.isfinite().all(-1) if are_finite is None else are_finite
+        ).tolist()
+        return finite
+
+
+class ModelRunner:
+    """The base model, its KV cache and its adapters' arena."""
+
+    def __init__(
+        self, base: BaseModel, cache: KvCache, arena: Arena, graphs: DecodeGraphs | None = None
+    ) -> None:
+        """`graphs`: None where decode steps run kernel by kernel."""
+        self.keeps_hidden_states = False
+        self.num_graph_steps = 0
+        self.num_eager_decodes = 0
+        """Steps of decodes alone that no graph served, where there are graphs."""
+        self._base = base
+        self._graphs = graphs
+        self._cache = cache
+        self._arena = arena
+        self._adapters = StepAdaptersBuilder(
+            LoraBatchBuilder(arena, base.device), base.layout, base.head_name
+        )
+
+    def capture(self) -> list[str]:
+        """Capture what can be; once, when `keeps_hidden_states` stands and before the first step.
+
+        Returns what there is to say of it, for the operator.
+        """
+        if self._graphs is None:
+            return []
+        return [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
+
+    def is_current(self, sequence: ScheduledSequence) -> bool:
+        """Whether the sequence's adapter still is what its lease says, in row and generation."""
+        lease = sequence.request.lease
+        adapter = sequence.request.submitted.adapter
+        if lease is None:
+            return adapter is None
+        return lease.key == adapter and self._arena.identity(lease.row) == (
+            lease.key,
+            lease.generation,
+        )
+
+    def prepare_blocks(self, batch: ScheduledBatch) -> None:
+        """Do what the batch asks of its blocks; once, before its first run."""
+        self._cache.execute(batch.operations)
+
+    def keep(self, request: Request, path: Sequence[int]) -> None:
+        """Move the keys and values of the accepted tokens of a tree to where their positions are.
+
+        `path`: their indices in the request's draft, which was computed but neither appended nor
+        advanced over. A tree's tokens lie behind the last known one in the order of their indices.
+        """
+        first = len(request.token_ids)
+        moves = [
+            (first + index, first + place) for place, index in enumerate(path) if index != place
+        ]
+        if moves:
+            sources, targets = zip(*moves, strict=True)
+            self._cache.move(request.kv.tables, sources, targets)
+
+    def clear(self, request: Request, start: int, end: int) -> None:
+        """Zero what positions `[start, end)` of the request hold: values that are not finite would
+        reach sums through a weight of zero."""
+        self._cache.clear(request.kv.tables, start, end)
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
+        """Compute keys and values of the scheduled tokens.
+
+        Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
+        at: one that is not finite has written what must not be reused.
+        """
+        spans = [_span(sequence) for sequence in sequences]
+        leases = [sequence.request.lease for sequence in sequences]
+        reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
+        if self._graphs:
+            output = None if reads_states else self._replay(self._graphs, spans, leases)
+            if output is not None:
+                self.num_graph_steps += 1
+                return output
+            self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
+        with self._token_states(sequences) as seen:
+            output = self.run_spans(spans, leases)
+        return output._replace(token_states=seen[0]) if seen else output
+
+    def _replay(
+        self, graphs: DecodeGraphs, spans: Sequence[Span], leases: Sequence[Lease | None]
+    ) -> StepOutput | None:
+        """The output of spans of few tokens, if a graph serves them."""
+        num_rows = sum(len(span.token_ids) for span in spans)
+        if num_rows > graphs.max_rows or any(span.tree is not None for span in spans):
+            return None
+        if sum(map(_num_prompt_reads, spans)) > MAX_PROMPT_READS:
+            return None
+        runs = [
+            run
+            for span, lease in zip(spans, leases, strict=True)
+            for run in [_run(1, lease)] * len(span.token_ids)
+        ]
+        rank = self._adapters.plain_rank(runs)
+        if rank is None:
+            return None
+        tokens = [token for span in spans for token in span.tokens()]
+        output = graphs.run(tokens, [run.row for run in runs], rank)
+        if output is None:
+            return None
+        output = output.rows(kept_rows(spans))
+        return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
+
+    def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+        """As `run`, of whatever spans, each under the adapter of its lease.
+
+        Those of one token come first, then those that verify guesses.
+        """
+        inputs = make_inputs(
+            spans,
+            groups=self._cache.groups,
+            block_size=self._cache.block_size,
+            device=self._base.device,
+        )
+        rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(self._base.device)
+        adapters = self._step_adapters(spans, leases)
+        forward = PagedForward(self._cache, inputs.attention, adapters)
+        try:
+            with self._head_inputs() as seen:
+                logits = run_model(
+                    self._base.model, forward, inputs.input_ids, inputs.positions, rows
+                )
+        except BaseException:
+            self._base.forget_step()
+            raise
+        return StepOutput(logits, seen[0][0] if seen else None)
+
+    def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
+        """What the output head is called with inside, if hidden states are asked for."""
+        return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
+
+    def _token_states(
+        self, sequences: tuple[ScheduledSequence, ...]
+    ) -> AbstractContextManager[list[Tensor]]:
+        """What the last layer gives inside, if an embedding is asked for."""
+        if any(sequence.request.submitted.pooling for sequence in sequences):
+            return last_hidden_states(self._base.model)
+        return nullcontext([])
+
+    def _step_adapters(
+        self, spans: Sequence[Span], leases: Sequence[Lease | None]
+    ) -> StepAdapters | None:
+        """None for a step of base rows only: it pays nothing for LoRA."""
+        if all(lease is None for lease in leases):
+            return None
+        pairs = list(zip(spans, leases, strict=True))
+        return self._adapters.build(
+            [_run(len(span.token_ids), lease) for span, lease in pairs],
+            [_run(span.num_kept_rows, lease) for span, lease in pairs],
+            num_decodes=sum(len(span.token_ids) == 1 for span in spans),
+            num_verified=sum(
+                len(span.token_ids)
+                for span in spans
+                if span.num_kept_rows > 1 and not span.is_prompt
+            ),
+        )
+
+
+def _span(sequence: ScheduledSequence) -> Span:
+    request = sequence.request
+    start = request.num_computed_tokens
+    known = request.token_ids[start : start + sequence.num_known_tokens]
+    draft = request.draft if sequence.num_draft_tokens else NO_DRAFT
+    return Span(
+        token_ids=[*known, *draft.token_ids],
+        start=start,
+        tables=request.kv.tables,
+        num_kept_rows=sequence.num_kept_rows,
+        is_prompt=not sequence.num_draft_tokens,
+        tree=draft.parents,
+    )
+
+
+def _num_prompt_reads(span: Span) -> int:
+    num_tokens = len(span.token_ids)
+    return num_tokens * (span.start + num_tokens) if num_tokens > 1 and span.is_prompt else 0
+
+
+def _run(num_tokens: int, lease: Lease | None) -> AdapterRun:
+    if lease is None:
+        return AdapterRun(num_tokens)
+    return AdapterRun(num_tokens, lease.row, lease.generation)

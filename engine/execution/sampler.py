@@ -1,0 +1,273 @@
+"""From logits to tokens.
+
+Every draw is a pure function of (seed, position, logits): noise comes from a counter-based
+generator, never from a shared stream, so a request's tokens do not depend on what shares its batch.
+Sampling is by the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..messages import TokenLogprob, TokenLogprobs
+from ..sampling_params import SamplingParams
+
+MIN_TEMPERATURE = 1e-5
+"""Below it the draw is greedy for any logits that fp32 tells apart."""
+MAX_DRAWN_CELLS = 1 << 24
+"""Rows times tokens of the vocabulary that are drawn from at once: meanwhile they take some fifty
+bytes each meanwhile, and a step that verifies guesses has many rows."""
+
+
+class Stream(IntEnum):
+    """What noise is for. At one seed and position each purpose has noise of its own."""
+
+    TOKEN = 0
+    """The target's own draw."""
+    DRAFT = 1
+    """A proposer's draw from its own distribution."""
+    ACCEPTANCE = 2
+    """Whether a guessed token is accepted."""
+    CORRECTION = 3
+    """The draw in place of one that is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What decides one row's next token, besides its logits."""
+
+    params: SamplingParams
+    seed: int
+    token_ids: Sequence[int]
+    """Prompt and output so far; the token to draw comes behind them."""
+    num_prompt_tokens: int
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
+    size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
+    tokens: list[int] = []
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        tokens += perturbed(logits[part], rows[part]).argmax(-1).tolist()
+    return tokens
+
+
+def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What `sample` takes the largest of: log-weights with noise; of a greedy row, which has none,
+    the logits after penalties and biases."""
+    adjusted = _adjust(logits, rows)
+    if drawn := _drawn(rows):
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        drawn_rows = [rows[index] for index in drawn]
+        log_weights = _log_weights(adjusted[drawn], drawn_rows)
+        adjusted[drawn] = log_weights + _noise(drawn_rows, logits, Stream.TOKEN)
+    return adjusted
+
+
+def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What `sample` draws from: fp32 `[num_rows, vocab_size]`, of a greedy row 1 for its token."""
+    adjusted = _adjust(logits, rows)
+    probabilities = F.one_hot(adjusted.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    if drawn := _drawn(rows):
+        log_weights = _log_weights(adjusted[drawn], [rows[index] for index in drawn])
+        probabilities[drawn] = log_weights.softmax(-1)
+    return probabilities
+
+
+def draw_from(weights: Tensor, rows: Sequence[SamplingRow], stream: Stream) -> list[int]:
+    """Draw one token per row of `weights [num_rows, vocab_size]`, in proportion to them.
+
+    They are not negative and need no sum of 1; of the rows only seed and position matter.
+    """
+    tokens: list[int] = (weights.log() + _noise(rows, weights, stream)).argmax(-1).tolist()
+    return tokens
+
+
+def uniforms(rows: Sequence[SamplingRow], stream: Stream, device: torch.device) -> Tensor:
+    """A number per row, fp64 `[num_rows]`, uniform in (0, 1): a function of seed and position."""
+    return uniform_noise(*_counters(rows, device), stream)
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities of `tokens` and of each row's `num_top` likeliest tokens."""
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
+    return [
+        TokenLogprobs(
+            chosen=TokenLogprob(token, logprob),
+            top=[TokenLogprob(*pair) for pair in zip(top_ids, top_values, strict=True)],
+        )
+        for token, logprob, top_ids, top_values in zip(
+            tokens, chosen.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
+def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+    """How many of each row's tokens are likelier than this one, and 1."""
+    chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks: list[int] = (1 + (logits > chosen).sum(-1)).tolist()
+    return ranks
+
+
+def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Apply penalties and biases; rows without any are left as they are."""
+    adjusted = logits
+    for index, row in enumerate(rows):
+        if _is_plain(row.params):
+            continue
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        _penalize(adjusted[index], row)
+        if row.params.logit_bias:
+            tokens = torch.tensor(list(row.params.logit_bias), device=logits.device)
+            biases = torch.tensor(list(row.params.logit_bias.values()), device=logits.device)
+            adjusted[index].index_add_(0, tokens, biases.to(adjusted.dtype))
+    return adjusted
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and not params.logit_bias
+    )
+
+
+def _penalize(logits: Tensor, row: SamplingRow) -> None:
+    """Penalties in place: repetition over prompt and output, the other two over the output."""
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(row.token_ids, device=logits.device).unique()
+        scores = logits[seen]
+        penalized = torch.where(
+            scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty
+        )
+        logits[seen] = penalized
+    output = row.token_ids[row.num_prompt_tokens :]
+    if output and (params.presence_penalty or params.frequency_penalty):
+        tokens, counts = torch.tensor(output, device=logits.device).unique(return_counts=True)
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _drawn(rows: Sequence[SamplingRow]) -> list[int]:
+    """The rows whose token is drawn, not the likeliest."""
+    return [index for index, row in enumerate(rows) if not row.params.is_greedy]
+
+
+def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
+    params = [row.params for row in rows]
+    temperature = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
+    # The likeliest token is at 0, so that no temperature, however small, makes it overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = _keep_top_k(scaled, [p.top_k for p in params])
+    scaled = _keep_top_p(scaled, [p.top_p for p in params])
+    return _keep_min_p(scaled, [p.min_p for p in params])
+
+
+def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
+    limits = [k if 0 < k < logits.shape[-1] else logits.shape[-1] for k in top_k]
+    widest = max((k for k in limits if k < logits.shape[-1]), default=0)
+    if not widest:
+        return logits
+    best = logits.topk(widest).values
+    kth = torch.tensor([min(k, widest) - 1 for k in limits], device=logits.device)
+    threshold = best.gather(-1, kth[:, None])
+    unlimited = torch.tensor([k == logits.shape[-1] for k in limits], device=logits.device)
+    return logits.masked_fill((logits < threshold) & ~unlimited[:, None], float("-inf"))
+
+
+def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
+    """Keep the smallest set of likeliest tokens whose probability reaches top_p."""
+    if all(p == 1.0 for p in top_p):
+        return logits
+    values, order = logits.sort(descending=True)
+    probabilities = values.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
+    limits = _column([p if p < 1.0 else 2.0 for p in top_p], logits)
+    cut = before >= limits
+    cut[:, 0] = False  # the likeliest stays, however small top_p is
+    return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
+
+
+def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
+    """Keep tokens at least min_p times as likely as the likeliest."""
+    if not any(min_p):
+        return logits
+    threshold = logits.amax(-1, keepdim=True) + _column(min_p, logits).log()
+    return logits.masked_fill(logits < threshold, float("-inf"))
+
+
+def _noise(rows: Sequence[SamplingRow], like: Tensor, stream: Stream) -> Tensor:
+    """Each row's Gumbel noise, of the shape and on the device of `like`."""
+    seeds, positions = _counters(rows, like.device)
+    return gumbel_noise(seeds, positions, like.shape[-1], stream)
+
+
+def gumbel_noise(
+    seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
+) -> Tensor:
+    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
+    and of what it is for.
+
+    The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
+    (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
+    """
+    tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
+    keys = _keys(seeds, positions, stream)[:, None] + tokens * _GOLDEN_GAMMA
+    return _uniform(keys).log().neg_().log().neg_().float()
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """Noise fp64 `[num_rows]`, uniform in (0, 1), by the same generator."""
+    return _uniform(_keys(seeds, positions, stream))
+
+
+def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Seeds and positions."""
+    return (
+        torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
+        torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64, device=device),
+    )
+
+
+def _keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    # No sequence has 2**48 positions: each stream has counters of its own.
+    return _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
+
+
+def _uniform(keys: Tensor) -> Tensor:
+    """fp64 in (0, 1): 24 bits, centred in their interval, so never 0 nor 1 in fp32."""
+    return ((_mix(keys) >> 40) & 0xFFFFFF).double().add_(0.5).mul_(2.0**-24)
+
+
+_GOLDEN_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MULTIPLIERS = (
+    -4658895280553007687,
+    -7723592293110705685,
+)  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64 (multiplication wraps, shifts are logical)."""
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        x = (x ^ _logical_right_shift(x, shift)) * multiplier
+    return x ^ _logical_right_shift(x, 31)
+
+
+def _logical_right_shift(x: Tensor, shift: int) -> Tensor:
+    return (x >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

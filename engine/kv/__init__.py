@@ -1,0 +1,1 @@
+"""The paged KV cache: blocks, prefix cache, swap space and the device's tensors."""

@@ -1,0 +1,189 @@
+"""The tensors behind the KV blocks, on the device and in the host's swap space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, assert_never
+
+import torch
+from torch import Tensor
+
+from ...kernels.kv_pages import KvPages, make_pages, vector_bytes
+from ..config import KvDtype
+from ..errors import UnsupportedModel
+from .groups import LayerKvShape
+from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+
+_MIN_FP8_CAPABILITY = (8, 9)
+
+
+class KvFormat(NamedTuple):
+    """How keys and values are held."""
+
+    dtype: torch.dtype
+    """What attention reads."""
+    code_dtype: torch.dtype | None = None
+    """What is stored, with a scale per token and head; None: `dtype` itself."""
+
+
+def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.device) -> KvFormat:
+    """Raises UnsupportedModel if the device does not compute the format."""
+    match kv_dtype:
+        case KvDtype.AUTO:
+            return KvFormat(dtype)
+        case KvDtype.INT8:
+            return KvFormat(dtype, torch.int8)
+        case KvDtype.FP8:
+            has_fp8 = device.type == "cuda" and (
+                torch.cuda.get_device_capability(device) >= _MIN_FP8_CAPABILITY
+            )
+            if not has_fp8:
+                raise UnsupportedModel(
+                    f"--kv-dtype fp8 is not supported on this device ({device.type}); use int8"
+                )
+            return KvFormat(dtype, torch.float8_e4m3fn)
+        case _:
+            assert_never(kv_dtype)
+
+
+class KvCache:
+    """Per layer the pages of keys and of values, as many blocks as its group has."""
+
+    def __init__(
+        self,
+        groups: Sequence[KvGroup],
+        shapes: Sequence[LayerKvShape],
+        *,
+        block_size: int,
+        kv_format: KvFormat,
+        device: torch.device,
+        num_swap_slots: Sequence[int] = (),
+        has_spare_blocks: bool = False,
+    ) -> None:
+        """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
+        group has one block more, behind those that sequences hold: padding writes to it."""
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.group_of = {
+            layer: index for index, group in enumerate(groups) for layer in group.layers
+        }
+        self.windows = [shape.window for shape in shapes]
+        """By layer: how far back the model itself lets it see."""
+        num_spare = int(has_spare_blocks)
+        num_blocks = [
+            groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))
+        ]
+
+        def pages(layer: int, dim: int) -> KvPages:
+            size = (num_blocks[layer], block_size, shapes[layer].num_heads, dim)
+            return make_pages(
+                size, dtype=kv_format.dtype, code_dtype=kv_format.code_dtype, device=device
+            )
+
+        self.keys = [pages(layer, shape.key_dim) for layer, shape in enumerate(shapes)]
+        self.values = [pages(layer, shape.value_dim) for layer, shape in enumerate(shapes)]
+        self._device = device
+        self._tensors = [
+            [
+                tensor
+                for layer in group.layers
+                for part in (self.keys[layer], self.values[layer])
+                for tensor in part.tensors
+            ]
+            for group in groups
+        ]
+        self._host_tensors = [
+            [_host_tensor(tensor, slots) for tensor in tensors]
+            for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
+        ]
+
+    @property
+    def spare_blocks(self) -> list[int]:
+        """By group, of a cache that has them."""
+        return [group.num_blocks for group in self.groups]
+
+    def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+        """Zero positions `[start, end)` of the sequence with these blocks, by group."""
+        for table, tensors in zip(tables, self._tensors, strict=True):
+            for position in range(start, end):
+                block, offset = divmod(position, self.block_size)
+                for tensor in tensors:
+                    tensor[table[block], offset] = 0
+
+    def move(
+        self, tables: Sequence[Sequence[int]], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """Copy what positions `sources` of the sequence with these blocks hold to `targets`, as if
+        all were read before any is written."""
+        for table, tensors in zip(tables, self._tensors, strict=True):
+            read, written = (self._slots(table, positions) for positions in (sources, targets))
+            for tensor in tensors:
+                slots = tensor.view(-1, *tensor.shape[2:])
+                slots[written] = slots[read]
+
+    def execute(self, operations: Sequence[KvOperation]) -> None:
+        """Do what the scheduler's bookkeeping says has been done, strictly in its order.
+
+        The order is the meaning: a block may be copied or swapped out and then be cleared for a new
+        owner within one step.
+        """
+        for operation in operations:
+            match operation:
+                case ZeroBlocks(group, block_ids):
+                    self._zero(group, block_ids)
+                case CopyBlock(group, source, target):
+                    for tensor in self._tensors[group]:
+                        tensor[target] = tensor[source]
+                case SwapOut(group, block_ids, host_slots):
+                    self._swap_out(group, block_ids, host_slots)
+                case SwapIn(group, host_slots, block_ids):
+                    self._swap_in(group, host_slots, block_ids)
+                case _:
+                    assert_never(operation)
+
+    def _zero(self, group: int, block_ids: Sequence[int]) -> None:
+        """Clear blocks that have a new owner.
+
+        Nobody may meet another tenant's values, and the unwritten rest of a block must be finite
+        because masked positions still enter sums with weight zero.
+        """
+        index = self._index(block_ids)
+        for tensor in self._tensors[group]:
+            tensor.index_fill_(0, index, 0)
+
+    def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
+        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
+        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        for tensor, host in pairs:
+            host.index_copy_(0, slots, tensor[index].cpu())
+
+    def _swap_in(self, group: int, host_slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
+        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        for tensor, host in pairs:
+            tensor.index_copy_(0, index, host[slots].to(self._device))
+
+    def _slots(self, table: Sequence[int], positions: Sequence[int]) -> Tensor:
+        size = self.block_size
+        return self._index([table[place // size] * size + place % size for place in positions])
+
+    def _index(self, block_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(block_ids, dtype=torch.int64).to(self._device)
+
+
+def _host_tensor(like: Tensor, num_slots: int) -> Tensor:
+    # Never read before written, so the memory is not touched before it is needed.
+    return torch.empty(num_slots, *like.shape[1:], dtype=like.dtype, pin_memory=like.is_cuda)
+
+
+def kv_bytes_per_block(
+    group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
+) -> int:
+    """Bytes of one block over the group's layers."""
+    dtype, code_dtype = kv_format
+    per_token = sum(
+        shapes[layer].num_heads * vector_bytes(dim, dtype=dtype, code_dtype=code_dtype)
+        for layer in group.layers
+        for dim in (shapes[layer].key_dim, shapes[layer].value_dim)
+    )
+    return per_token * block_size

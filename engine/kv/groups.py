@@ -1,0 +1,51 @@
+"""Which layers share a block table: those that see equally far back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .layout import KvGroup
+
+
+class LayerKvShape(NamedTuple):
+    """What one token's keys and values take in one layer; `key_dim` and `value_dim` may differ."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    """Positions that the layer's queries see, their own included; None: all."""
+
+
+def group_layers(
+    shapes: Sequence[LayerKvShape],
+    *,
+    max_model_len: int,
+    attention_window: int | None = None,
+    attention_sinks: int = 0,
+) -> tuple[KvGroup, ...]:
+    """Layers by what they see, each group with the smallest pool there is; see-all layers first.
+
+    A window that no sequence can outgrow is none. `attention_window`, `attention_sinks`: what
+    layers that see everything get instead.
+    """
+    members: dict[tuple[int | None, int], list[int]] = {}
+    for layer, shape in enumerate(shapes):
+        window, sinks = shape.window, 0
+        if window is None or window >= max_model_len:
+            window, sinks = attention_window, attention_sinks
+        if window is None or window >= max_model_len:
+            window, sinks = None, 0
+        members.setdefault((window, sinks), []).append(layer)
+    return tuple(
+        KvGroup(tuple(layers), window=window, sinks=sinks, num_blocks=2)
+        for (window, sinks), layers in sorted(
+            members.items(), key=lambda item: (item[0][0] is not None, item[1])
+        )
+    )
+
+
+def one_group(num_layers: int, num_blocks: int) -> tuple[KvGroup, ...]:
+    """All layers together, nothing freed behind a window."""
+    return (KvGroup(tuple(range(num_layers)), window=None, sinks=0, num_blocks=num_blocks),)

@@ -1,0 +1,177 @@
+"""Reuse of KV blocks that already hold a prompt's beginning.
+
+Torch-free. A block's key is a keyed BLAKE2b hash over tagged, length-prefixed fields: namespace
+(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares
+the stored token ids, so a collision costs a miss and never a wrong answer. Clients have no say in
+the namespace, and blocks are published only by `publish`, after the step that wrote them.
+
+Eviction is least recently used first, from the leaves: a cached block is forgotten when its pool
+hands it out again, a pool hands out what was freed first, and a sequence frees its last block
+first. Whoever holds a cached block also holds the cached blocks before it, because `publish` tells
+a sequence that computed known content to go on with the block that is already cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...adapters.identity import AdapterKey
+from .block_pool import BlockPool
+
+ROOT_KEY = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNamespace:
+    """Within which prefixes may meet: never across tenants, bases or adapter versions."""
+
+    tenant_id: str
+    runtime_id: str
+    adapter: AdapterKey | None
+    label: str = ""
+    """Narrows further; set by the platform, never by a client."""
+
+    def encode(self) -> bytes:
+        digest = self.adapter.digest if self.adapter else "base"
+        return _encode_fields(
+            b"v1",
+            b"tenant:" + self.tenant_id.encode(),
+            b"runtime:" + self.runtime_id.encode(),
+            b"adapter:" + digest.encode(),
+            b"label:" + self.label.encode(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The tokens of one full block together with everything before them."""
+
+    key: bytes
+    parent: bytes
+    token_ids: tuple[int, ...]
+    namespace: CacheNamespace
+
+
+class PrefixHasher:
+    """Names prefixes; `secret` keys the hashes, so that no outsider can construct a collision."""
+
+    def __init__(self, block_size: int, *, secret: bytes) -> None:
+        self._block_size = block_size
+        self._secret = secret
+        self._pack = struct.Struct(f"<{block_size}I").pack
+
+    def prefix(
+        self,
+        chain: list[Prefix],
+        index: int,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+    ) -> Prefix:
+        """The prefix that ends with block `index` of these tokens.
+
+        `chain` has the prefixes before it and remembers this one, so that a sequence which is
+        looked up again is not hashed again.
+        """
+        tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
+        if index < len(chain):
+            known = chain[index]
+            if known.token_ids == tokens and known.namespace == namespace:
+                return known
+            del chain[index:]
+        parent = chain[index - 1].key if index else ROOT_KEY
+        prefix = Prefix(self.key(namespace, parent, tokens), parent, tokens, namespace)
+        chain.append(prefix)
+        return prefix
+
+    def key(self, namespace: CacheNamespace, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+        fields = _encode_fields(
+            _encoded(namespace), b"parent:" + parent, b"tokens:" + self._pack(*token_ids)
+        )
+        return hashlib.blake2b(fields, key=self._secret, digest_size=32).digest()
+
+
+class CachedBlocks:
+    """A pool's blocks by the prefix they end. Holds no references: they may be free or held."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.num_evictions = 0
+        self._pool = pool
+        self._block_by_key: dict[bytes, int] = {}
+        self._prefixes: dict[int, Prefix] = {}
+        pool.on_reuse = self._evict
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._prefixes
+
+    @property
+    def num_unheld(self) -> int:
+        """Blocks that may be found and that no sequence holds."""
+        return self._pool.count_free(self._prefixes.keys())
+
+    def prefix_of(self, block_id: int) -> Prefix | None:
+        return self._prefixes.get(block_id)
+
+    def find(self, prefix: Prefix) -> int | None:
+        block_id = self._block_by_key.get(prefix.key)
+        if block_id is None or self._prefixes[block_id] != prefix:
+            return None
+        return block_id
+
+    def publish(self, prefix: Prefix, block_id: int) -> int:
+        """Offer a written block to others; return the block to go on with.
+
+        The first block of a prefix stays; a later one's owner should change to it.
+        """
+        if prefix.key in self._block_by_key:
+            cached = self.find(prefix)
+            return block_id if cached is None else cached
+        self.forget(block_id)
+        self._block_by_key[prefix.key] = block_id
+        self._prefixes[block_id] = prefix
+        return block_id
+
+    def forget(self, block_id: int) -> bool:
+        """Let nobody find this block any more; False if nobody could."""
+        prefix = self._prefixes.pop(block_id, None)
+        if prefix is None:
+            return False
+        del self._block_by_key[prefix.key]
+        return True
+
+    def drop_adapter(self, adapter: AdapterKey) -> int:
+        """Forget everything computed under this adapter; return how many blocks that was."""
+        gone = [
+            block_id
+            for block_id, prefix in self._prefixes.items()
+            if prefix.namespace.adapter == adapter
+        ]
+        for block_id in gone:
+            self.forget(block_id)
+            self._pool.forget(block_id)
+        return len(gone)
+
+    def check_integrity(self) -> None:
+        assert self._block_by_key == {
+            prefix.key: block_id for block_id, prefix in self._prefixes.items()
+        }, "keys and cached blocks disagree"
+
+    def _evict(self, block_id: int) -> None:
+        if self.forget(block_id):
+            self.num_evictions += 1
+
+
+@lru_cache(maxsize=1024)
+def _encoded(namespace: CacheNamespace) -> bytes:
+    """As for every block of a sequence."""
+    return namespace.encode()
+
+
+def _encode_fields(*fields: bytes) -> bytes:
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)

@@ -1,0 +1,58 @@
+"""What a loaded base costs a step: its weights by how often they are read and multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..model.base_model import BaseModel
+from .utilization import KvReads, ModelCost
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call it."""
+
+
+def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
+    num_experts = _num_experts(base.config)
+    shared: list[Tensor] = []
+    experts: list[Tensor] = []
+    for weight in _weights_read_whole(base.model):
+        is_expert = weight.ndim == 3 and weight.shape[0] == num_experts
+        (experts if is_expert else shared).append(weight)
+    linears = [fused.linear for fused in base.projections]
+    return ModelCost(
+        shared_bytes=sum(weight.nbytes for weight in shared)
+        + sum(linear.weight_bytes for linear in linears),
+        shared_parameters=sum(linear.in_features * linear.out_features for linear in linears),
+        head_parameters=_head(base.model).numel(),
+        kv_reads=kv_reads,
+        expert_bytes=sum(weight.nbytes for weight in experts),
+        expert_parameters=sum(weight.numel() for weight in experts),
+        expert_share=base.config.num_experts_per_tok / num_experts if num_experts else 0.0,
+    )
+
+
+def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
+    """All but tables of which a step looks up a few rows; a tied one is the output head too."""
+    head = _head(model)
+    tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.weight is not head
+    }
+    for parameter in model.parameters():
+        if id(parameter) not in tables:
+            yield parameter
+
+
+def _head(model: PreTrainedModel) -> Tensor:
+    weight = model.get_output_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _num_experts(config: Any) -> int:
+    return next((found for name in _NUM_EXPERTS if (found := getattr(config, name, None))), 0)

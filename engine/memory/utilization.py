@@ -1,0 +1,127 @@
+"""How much of its device the engine uses: what the steps had to move and compute, over the peak.
+
+The bytes and operations counted are those that no implementation avoids: each weight read once a
+step, each visible key and value once per sequence, each adapter of the batch once, two operations
+per weight and token. Attention's own operations and LoRA's are left out; they are small beside
+these unless contexts are long. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ..messages import UtilizationStats
+
+
+class DevicePeak(NamedTuple):
+    """What this device reaches at best, measured."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+class StepWork(NamedTuple):
+    """What a step has to move and compute."""
+
+    num_bytes: float
+    num_flops: float
+
+
+class KvReads(NamedTuple):
+    """Layers that see equally far back."""
+
+    bytes_per_token: int
+    window: int | None = None
+    """Positions a query sees, its own included; None: all."""
+    sinks: int = 0
+
+    def num_visible(self, context_len: int) -> int:
+        if self.window is None:
+            return context_len
+        return min(context_len, self.window + self.sinks)
+
+
+class Span(Protocol):
+    """Adjacent tokens of one sequence in a step."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_kept_rows(self) -> int:
+        """Its last rows, that have logits."""
+
+    @property
+    def context_len(self) -> int:
+        """Tokens in the cache once the step has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """The parts of a model that differ in how often a step reads and multiplies them."""
+
+    shared_bytes: int
+    """Read whole in every step: all but experts and tables of embeddings."""
+    shared_parameters: int
+    """Multiplied for every token."""
+    head_parameters: int
+    """Multiplied for every row that has logits."""
+    kv_reads: tuple[KvReads, ...]
+    expert_bytes: int = 0
+    expert_parameters: int = 0
+    expert_share: float = 0.0
+    """The part of the experts that one token goes through."""
+
+    def work(self, spans: Iterable[Span], *, adapter_bytes: int = 0) -> StepWork:
+        """What a step over `spans` has to do; `adapter_bytes`: its distinct adapters together."""
+        num_kept_rows = num_tokens = kv_bytes = 0
+        for span in spans:
+            num_kept_rows += span.num_kept_rows
+            num_tokens += span.num_tokens
+            for reads in self.kv_reads:
+                num_read = reads.num_visible(span.context_len)
+                kv_bytes += (num_read + span.num_tokens) * reads.bytes_per_token
+        # Of independently routed tokens: the expected part of the experts that any of them takes.
+        expert_share = 1 - (1 - self.expert_share) ** num_tokens
+        weight_bytes = self.shared_bytes + expert_share * self.expert_bytes
+        per_token = self.shared_parameters + self.expert_share * self.expert_parameters
+        return StepWork(
+            num_bytes=weight_bytes + kv_bytes + adapter_bytes,
+            num_flops=2 * (per_token * num_tokens + self.head_parameters * num_kept_rows),
+        )
+
+
+class Utilization:
+    """Adds up the steps' work against the time they took."""
+
+    def __init__(self, peak: DevicePeak) -> None:
+        self._peak = peak
+        self._work = StepWork(0.0, 0.0)
+        self._seconds = 0.0
+        self._reported = (self._work, self._seconds)
+
+    def add(self, work: StepWork, seconds: float) -> None:
+        """A step has done `work` in `seconds`."""
+        self._work = StepWork(
+            self._work.num_bytes + work.num_bytes, self._work.num_flops + work.num_flops
+        )
+        self._seconds += seconds
+
+    def snapshot(self) -> UtilizationStats:
+        """The totals, and the utilization since the last snapshot: 0 if no step has run."""
+        before, seconds_before = self._reported
+        self._reported = (self._work, self._seconds)
+        seconds = self._seconds - seconds_before
+        memory = (self._work.num_bytes - before.num_bytes) / self._peak.bytes_per_second
+        compute = (self._work.num_flops - before.num_flops) / self._peak.flops_per_second
+        return UtilizationStats(
+            step_seconds=self._seconds,
+            num_bytes=self._work.num_bytes,
+            num_flops=self._work.num_flops,
+            memory=memory / seconds if seconds else 0.0,
+            compute=compute / seconds if seconds else 0.0,
+            peak_bytes_per_second=self._peak.bytes_per_second,
+            peak_flops_per_second=self._peak.flops_per_second,
+        )

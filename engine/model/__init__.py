@@ -1,0 +1,1 @@
+"""The base model: its layers with adapters attached, its inputs, and the check at load."""

@@ -1,0 +1,61 @@
+"""What the parts of the model that adapters can change have in common.
+
+Each stands for one projection of the base's layout. While a step runs, it changes the base's
+result in the rows of the step's adapters, each row by its own adapter's values alone. When a block
+is loaded, it tells what the base holds there, on which some served values depend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from ...adapters.layout import Projection
+
+if TYPE_CHECKING:
+    from ...adapters.arena import Arena
+
+
+class BaseWeights(Protocol):
+    """The base's weight of one projection, `W [out, in]`, out being that of all its slices."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """`[out]`."""
+        ...
+
+    @property
+    def row_norms(self) -> Tensor:
+        """fp32 `[out]`: the length of each row of W as it is served, dequantized."""
+        ...
+
+    def products(self, x: Tensor) -> Tensor:
+        """`x [n, in] @ W.T`, without the bias: fp32 `[n, out]`."""
+        ...
+
+
+class AdaptedModule(Protocol):
+    """One projection of the layout, in the model."""
+
+    @property
+    def projection(self) -> Projection: ...
+
+    def attach(self, arena: Arena, slice_range: range) -> None:
+        """From now on, rows of the step's adapters are changed by what this arena holds."""
+        ...
+
+    def forget_adapter(self, row: int) -> None:
+        """Zero what is kept of a row's weights outside of the arena."""
+        ...
+
+    def forget_step(self) -> None:
+        """Drop what a step that failed midway may have left."""
+        ...
+
+
+class ExtendedModule(AdaptedModule, Protocol):
+    """One for which adapters may hold more than A and B."""
+
+    @property
+    def base_weights(self) -> BaseWeights: ...

@@ -1,0 +1,194 @@
+"""Which base models are admitted: checks at load time instead of a list of names.
+
+A model family is served if its attention can be replaced whole and the result is provably the
+same: every layer must call the attention function exactly once, its layer types and rope must be
+ones whose meaning we keep, and a chunked, mixed, paged forward of the loaded weights must equal
+the model's own dense forward. What begins beyond the self-test's few tokens is tested on a small
+copy (`threshold_test`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import DamagedBase, UnsupportedModel
+from ..kv.cache import KvCache, KvFormat
+from ..kv.groups import LayerKvShape, one_group
+from .attention_windows import PROBE_NAME, LayerProbe
+from .forward import ATTENTION_NAME, PagedForward, run_model
+from .inputs import MAX_GROUPED_ROWS, Span, make_inputs
+from .rope import batch_wide_limit
+
+SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+PROBE_LENGTH = 4
+"""Of one token alone some families build no mask."""
+SELF_TEST_LENGTHS = (23, 9)
+SELF_TEST_CHUNKS = (MAX_GROUPED_ROWS + 1, 1, 4)
+SELF_TEST_BLOCK_SIZE = 4
+SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""Largest error relative to the largest logit; the half types round at every layer."""
+
+
+def check_config(config: Any, *, max_model_len: int | None) -> int:
+    """The longest sequence this configuration serves; raises UnsupportedModel if it serves none."""
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if foreign := layer_types - SERVED_LAYER_TYPES:
+        raise UnsupportedModel(f"{config.model_type} has {', '.join(sorted(foreign))} layers")
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModel(
+            "the checkpoint is already quantized: give the original one and --quantize"
+        )
+    trained = int(getattr(config, "max_position_embeddings", 0) or 2048)
+    trained = min(trained, batch_wide_limit(config) or trained)
+    if max_model_len is not None and max_model_len > trained:
+        raise UnsupportedModel(f"max_model_len {max_model_len} exceeds the model's {trained}")
+    return max_model_len or trained
+
+
+def probe_kv_shapes(
+    model: PreTrainedModel, config: Any, *, max_model_len: int
+) -> list[LayerKvShape]:
+    """Give the model our attention, and run a few tokens to see what each layer caches and how far
+    back it looks.
+
+    Raises UnsupportedModel unless each layer calls the attention function exactly once, under a
+    causal mask or a sliding window: any other model would be served silently wrong.
+    """
+    model.set_attn_implementation(PROBE_NAME)
+    probe = LayerProbe(max_model_len)
+    _run_probe(model, probe)
+    model.set_attn_implementation(ATTENTION_NAME)
+    num_layers = config.num_hidden_layers
+    if sorted(probe.calls) != list(range(num_layers)):
+        raise UnsupportedModel(
+            f"{config.model_type} calls the attention interface {len(probe.calls)} times "
+            f"in {num_layers} layers"
+        )
+    return [shape for _, shape in sorted(probe.shapes.items())]
+
+
+def check_replaced(model: nn.Module, config: Any) -> None:
+    """Run a few tokens through the model whose linear layers are ours.
+
+    Raises UnsupportedModel if it asks such a layer for anything but its output.
+    """
+    try:
+        _run_probe(model, LayerProbe())
+    except AttributeError as exc:
+        raise UnsupportedModel(
+            f"{config.model_type} uses its linear layers otherwise than by calling them: {exc}"
+        ) from exc
+
+
+def _run_probe(model: nn.Module, probe: LayerProbe) -> None:
+    device = next(model.parameters()).device
+    tokens = torch.arange(PROBE_LENGTH, device=device)
+    run_model(model, probe, tokens, tokens, tokens[:1])
+
+
+def dense_reference(
+    model: nn.Module, vocab_size: int, lengths: Sequence[int] = SELF_TEST_LENGTHS
+) -> list[tuple[list[int], Tensor]]:
+    """The model's own logits of fixed random sequences, before anything in it is replaced.
+
+    Raises DamagedBase if they are not finite.
+    """
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    cases = []
+    for length in lengths:
+        token_ids = torch.randint(vocab_size, (length,), generator=generator)
+        with torch.inference_mode():
+            logits = model(input_ids=token_ids[None].to(device), use_cache=False).logits[0]
+        if not logits.isfinite().all():
+            raise DamagedBase(
+                "its own logits are not finite: a tensor in its files is damaged, or --dtype is "
+                "too narrow for it"
+            )
+        cases.append((token_ids.tolist(), logits.float()))
+    return cases
+
+
+def check_parity(
+    model: nn.Module, shapes: list[LayerKvShape], cases: list[tuple[list[int], Tensor]]
+) -> float:
+    """The error of the paged, chunked, mixed forward, its KV cache in the model's own dtype.
+
+    Raises UnsupportedModel when it exceeds what the dtype's rounding explains.
+    """
+    dtype = next(model.parameters()).dtype
+    error = paged_error(model, shapes, cases, KvFormat(dtype))
+    if not error <= SELF_TEST_TOLERANCE[dtype]:
+        raise UnsupportedModel(
+            f"its paged forward differs from its own dense forward by {error:.1e} of the logits"
+        )
+    return error
+
+
+def paged_error(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    cases: list[tuple[list[int], Tensor]],
+    kv_format: KvFormat,
+) -> float:
+    """By how much the paged forward's logits differ from `cases`, relative to the largest."""
+    paged = _run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
+    return max(
+        ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        for ours, (_, theirs) in zip(paged, cases, strict=True)
+    )
+
+
+def _run_paged(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    sequences: list[list[int]],
+    kv_format: KvFormat,
+) -> list[Tensor]:
+    """Logits of all positions, computed in chunks of SELF_TEST_CHUNKS, all sequences in a batch."""
+    size = SELF_TEST_BLOCK_SIZE
+    per_sequence = -(-max(map(len, sequences)) // size)
+    device = next(model.parameters()).device
+    cache = KvCache(
+        one_group(len(shapes), 1 + per_sequence * len(sequences)),
+        shapes,
+        block_size=size,
+        kv_format=kv_format,
+        device=device,
+    )
+    tables = [
+        list(range(1 + per_sequence * index, 1 + per_sequence * (index + 1)))
+        for index in range(len(sequences))
+    ]
+    done = [0] * len(sequences)
+    logits: list[list[Tensor]] = [[] for _ in sequences]
+    step = 0
+    while any(done[index] < len(tokens) for index, tokens in enumerate(sequences)):
+        spans = {}
+        for index, tokens in enumerate(sequences):
+            count = SELF_TEST_CHUNKS[(step + index) % len(SELF_TEST_CHUNKS)]
+            if chunk := tokens[done[index] : done[index] + count]:
+                spans[index] = Span(chunk, done[index], [tables[index]])
+        order = sorted(spans, key=lambda index: len(spans[index].token_ids) > 1)
+        inputs = make_inputs(
+            [spans[index] for index in order],
+            groups=cache.groups,
+            block_size=size,
+            device=device,
+        )
+        rows = torch.arange(len(inputs.input_ids), device=device)
+        out = run_model(
+            model, PagedForward(cache, inputs.attention), inputs.input_ids, inputs.positions, rows
+        )
+        for index, part in zip(
+            order, out.split([len(spans[index].token_ids) for index in order]), strict=True
+        ):
+            logits[index].append(part)
+            done[index] += len(part)
+        step += 1
+    return [torch.cat(parts) for parts in logits]

@@ -1,0 +1,132 @@
+"""How far back each layer sees, read from the masks that the model itself would build.
+
+Some families pass a window to the attention function, some build it only into the mask, and the
+names of the settings differ. The mask is what transformers' own eager attention obeys. So the
+model runs a few tokens under an attention implementation of its own, `PROBE_NAME`, for which
+transformers builds masks; each is read as a function of positions, up to the longest sequence that
+is served. Served steps run under another name, for which no mask is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ...kernels.attention import AttentionOptions
+from ...kernels.lora_batch import LoraBatch, Segment
+from ..errors import UnsupportedModel
+from ..kv.groups import LayerKvShape
+from .forward import attention, current_forward
+
+PROBE_NAME = "loraplex_probe"
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of a batch index, a head, a query's position and a key's: whether the query sees the key."""
+
+
+class LayerProbe:
+    """A forward that stores nothing: it records which layers attend, and to what."""
+
+    def __init__(self, max_model_len: int = 0) -> None:
+        """`max_model_len`: the longest sequence whose masks matter; 0 where no mask is built."""
+        self.lora: LoraBatch | None = None
+        self.head_lora: LoraBatch | None = None
+        self.embedding_segments: Sequence[Segment] = ()
+        self.calls: list[int] = []
+        self.shapes: dict[int, LayerKvShape] = {}
+        self.window: int | None = None
+        """Of the layer that attends next."""
+        self._max_model_len = max_model_len
+        self._masks: list[tuple[Tensor, Callable[[], int | None]]] = []
+
+    def attend(
+        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, _options: AttentionOptions
+    ) -> Tensor:
+        self.calls.append(layer_index)
+        self.shapes[layer_index] = LayerKvShape(k.shape[1], k.shape[2], v.shape[2], self.window)
+        return q.new_zeros(*q.shape[:2], v.shape[2])
+
+    def stand_in(self, mask_function: MaskFunction) -> Tensor:
+        """What the model passes on as the mask that this function describes."""
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        # Read once, and only if a layer gets it: families build masks that none of theirs uses.
+        self._masks.append((mask, cache(partial(read_window, mask_function, self._max_model_len))))
+        return mask
+
+    def window_of(self, mask: Tensor | None) -> int | None:
+        """The window of a layer that gets this mask.
+
+        Raises UnsupportedModel for a mask that the model has made or changed itself, and for one
+        that is neither causal nor a sliding window.
+        """
+        if mask is None:
+            return None
+        for stand_in, window in self._masks:
+            if stand_in is mask:
+                return window()
+        raise UnsupportedModel("its attention depends on a mask of its own")
+
+
+def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:
+    """How many positions a query sees, its own included; None if all up to its own.
+
+    Raises UnsupportedModel for any other pattern in sequences of up to `max_model_len` tokens.
+    """
+    keys = torch.arange(max_model_len)
+    num_seen = int(_row(mask_function, max_model_len - 1, keys).sum())
+    window = num_seen if num_seen < max_model_len else None
+    for query in _sampled_positions(max_model_len, window or 1):
+        expected = (keys <= query) & (keys > query - (window or max_model_len))
+        if not torch.equal(_row(mask_function, query, keys), expected):
+            raise UnsupportedModel("its attention mask is neither causal nor a sliding window")
+    return window
+
+
+def _row(mask_function: MaskFunction, query: int, keys: Tensor) -> Tensor:
+    """bool `[num_keys]`: what one query sees."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    seen = mask_function(zero, zero, zero + query, keys[None, None, None])
+    return seen.expand(1, 1, 1, len(keys))[0, 0, 0]
+
+
+def _sampled_positions(max_model_len: int, window: int) -> list[int]:
+    """Both ends, every power of two and the window's border, each with what lies beside it."""
+    powers = [2**exponent for exponent in range(max_model_len.bit_length())]
+    near = {place + offset for place in (*powers, window) for offset in (-1, 0, 1)}
+    return sorted(place for place in (*near, max_model_len - 1) if 0 <= place < max_model_len)
+
+
+def _running_probe() -> LayerProbe:
+    probe = current_forward()
+    assert isinstance(probe, LayerProbe), f"{PROBE_NAME} runs under a LayerProbe"
+    return probe
+
+
+def _probe_mask(*, mask_function: MaskFunction, use_vmap: bool = False, **_others: Any) -> Tensor:
+    """What transformers calls in place of building a mask."""
+    probe = _running_probe()
+    if use_vmap:  # with a function of the model's own, which takes single indices
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    return probe.stand_in(mask_function)
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    probe = _running_probe()
+    probe.window = probe.window_of(attention_mask)
+    return attention(module, query, key, value, None, **others)
+
+
+AttentionInterface.register(PROBE_NAME, _probe_attention)
+AttentionMaskInterface.register(PROBE_NAME, _probe_mask)

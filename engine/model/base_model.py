@@ -1,0 +1,355 @@
+"""Loading the shared base model: transformers' classes with our attention and linears inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ...adapters.arena import Arena
+from ...adapters.layout import BaseLayout, Projection, Slice
+from ...kernels.linear_packing import pack_linear
+from ..checkpoint.base_identity import compute_base_id
+from ..checkpoint.files import locate_base
+from ..checkpoint.weight_digests import end_digests
+from ..checkpoint.weights import load_config, load_weights
+from ..config import EngineConfig, Quantization
+from ..errors import InvalidParameter, UnsupportedModel
+from ..kv.cache import KvFormat, choose_kv_format
+from ..kv.groups import LayerKvShape
+from .adapted_module import AdaptedModule, ExtendedModule
+from .admission import (
+    check_config,
+    check_parity,
+    check_replaced,
+    dense_reference,
+    paged_error,
+    probe_kv_shapes,
+)
+from .experts import MoeLayer, replace_experts
+from .linear import FusedProjection, ProjectionSlice
+from .model_ends import ModelEnds, adapt_ends
+from .threshold_test import check_thresholds
+
+FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers that read the same tensor when they stand side by side in a module."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A loaded base, ready to run steps."""
+
+    model: PreTrainedModel
+    config: Any
+    layout: BaseLayout
+    projections: tuple[FusedProjection, ...]
+    """The packed linear layers of the decoder."""
+    ends: ModelEnds
+    moe_layers: tuple[MoeLayer, ...]
+    kv_shapes: list[LayerKvShape]
+    kv_format: KvFormat
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+    self_test_error: float
+    kv_error: float
+    """What a quantized KV cache changes, relative to the largest logit; 0.0 for a plain one."""
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def embedding_size(self) -> int:
+        """Of the last layer's hidden states, as the output head takes them."""
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight.shape[-1]
+
+    @property
+    def head_name(self) -> str | None:
+        """The output head's slice, if adapters can change it."""
+        head = self.ends.head
+        return None if head is None else head.projection.slices[0].name
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take as they are served."""
+        packed = sum(fused.linear.weight_bytes for fused in self.projections)
+        rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
+        return packed + rest
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call back whenever a step reaches its next layer: the largest steps take many seconds."""
+        for layer in next(m for m in self.model.modules() if isinstance(m, nn.ModuleList)):
+            layer.register_forward_pre_hook(lambda _module, _args: callback())
+
+    def attach_arena(self, arena: Arena) -> None:
+        """Let every part of the model add what this arena's adapters change."""
+        arena.on_remove = self._forget_adapter
+        adapted = {module.projection: module for module in self._adapted}
+        for projection, slice_range in self.layout.projection_ranges():
+            adapted[projection].attach(arena, slice_range)
+
+    @property
+    def extended(self) -> Iterator[ExtendedModule]:
+        """What of the model adapters may hold more for than A and B."""
+        return _ends_around(self.ends, self.projections)
+
+    @property
+    def _adapted(self) -> Iterator[AdaptedModule]:
+        yield from self.extended
+        for layer in self.moe_layers:
+            yield from layer.projections
+
+    def _forget_adapter(self, row: int) -> None:
+        for module in self._adapted:
+            module.forget_adapter(row)
+
+    def forget_step(self) -> None:
+        """Drop intermediate tensors of a step that failed midway."""
+        for module in self._adapted:
+            module.forget_step()
+
+
+def load_base_model(engine: EngineConfig) -> BaseModel:
+    """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot."""
+    model_dir = locate_base(engine.model)
+    config = load_config(model_dir)
+    max_model_len = check_config(config, max_model_len=engine.max_model_len)
+    device = choose_device(engine.device)
+    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+    kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
+    model = load_weights(model_dir, config, dtype, device)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    cases = dense_reference(model, config.vocab_size)
+    order = module_order(model)
+    moe_layers = replace_experts(model)
+    kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
+    check_parity(model, kv_shapes, cases)
+    check_thresholds(config, kv_shapes, max_model_len=max_model_len)
+    kv_error = 0.0
+    if kv_format.code_dtype is not None:
+        kv_error = paged_error(model, kv_shapes, cases, kv_format)
+    ends = adapt_ends(model)
+    projections = replace_linears(model, quantization=engine.quantization)
+    check_replaced(model, config)
+    error = 0.0
+    if engine.quantization is Quantization.NONE:
+        error = check_parity(model, kv_shapes, cases)
+    layout = describe_layout(
+        model,
+        order,
+        ends=ends,
+        projections=projections,
+        moe_layers=moe_layers,
+        base_id=compute_base_id(model_dir),
+        digests=end_digests(model, model_dir),
+    )
+    return BaseModel(
+        model=model,
+        config=config,
+        layout=layout,
+        projections=tuple(projections),
+        ends=ends,
+        moe_layers=tuple(moe_layers),
+        kv_shapes=kv_shapes,
+        kv_format=kv_format,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        num_parameters=num_parameters,
+        self_test_error=error,
+        kv_error=kv_error,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Raises InvalidParameter for what is no device of this machine."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise InvalidParameter("device", f"{name} is not one of auto, cpu and cuda") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidParameter("device", "no CUDA device found")
+    return device
+
+
+def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The serving dtype: the checkpoint's own where the device computes it fast, else fp32."""
+    if name != "auto":
+        dtype: torch.dtype | None = getattr(torch, name, None)
+        if dtype is None or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UnsupportedModel(f"dtype {name} is none of float32, bfloat16, float16")
+        if dtype is torch.float16 and device.type == "cpu":
+            raise UnsupportedModel("float16 is not supported on CPU; use bfloat16 or float32")
+        return dtype
+    checkpoint = checkpoint or torch.float32
+    if device.type == "cuda":
+        return checkpoint
+    has_fast_bfloat16 = torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_supported()
+    fast = checkpoint is torch.bfloat16 and has_fast_bfloat16
+    return torch.bfloat16 if fast else torch.float32
+
+
+def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> list[FusedProjection]:
+    """Swap every linear layer but the output head for a slice of a packed projection."""
+    head = model.get_output_embeddings()
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, Conv1D) and module is not head
+    }
+    return [
+        _replace_group(model, [(name, linears[name]) for name in names], quantization)
+        for names in _sibling_groups(linears)
+    ]
+
+
+def _sibling_groups(linears: dict[str, nn.Module]) -> Iterator[list[str]]:
+    taken: set[str] = set()
+    for name, module in linears.items():
+        if name in taken:
+            continue
+        parent, _, leaf = name.rpartition(".")
+        group = [name]
+        for siblings in FUSED_SIBLINGS:
+            names = [f"{parent}.{sibling}" for sibling in siblings]
+            fusible = all(
+                other in linears and _in_features(linears[other]) == _in_features(module)
+                for other in names
+            )
+            if leaf in siblings and fusible:
+                group = names
+        taken.update(group)
+        yield group
+
+
+def _replace_group(
+    model: nn.Module, group: list[tuple[str, nn.Module]], quantization: Quantization
+) -> FusedProjection:
+    weights = [_weight(module) for _, module in group]
+    projection = Projection(
+        tuple(
+            Slice(name, in_features=weight.shape[1], out_features=weight.shape[0])
+            for (name, _), weight in zip(group, weights, strict=True)
+        )
+    )
+    linear = pack_linear(torch.cat(weights), _bias(group), bits=quantization.bits)
+    fused = FusedProjection(projection, linear)
+    for index, (name, _) in enumerate(group):
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
+    return fused
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """The weight as `[out_features, in_features]`."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().T if isinstance(module, Conv1D) else weight.detach()
+
+
+def _in_features(module: nn.Module) -> int:
+    return int(_weight(module).shape[1])
+
+
+def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
+    biases = [module.bias for _, module in group]
+    if all(bias is None for bias in biases):
+        return None
+    weights = [_weight(module) for _, module in group]
+    return torch.cat(
+        [
+            bias.detach() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))
+            for bias, weight in zip(biases, weights, strict=True)
+        ]
+    )
+
+
+def describe_layout(
+    model: PreTrainedModel,
+    order: Mapping[str, int],
+    *,
+    ends: ModelEnds,
+    projections: Sequence[FusedProjection],
+    moe_layers: Sequence[MoeLayer],
+    base_id: str,
+    digests: dict[str, str],
+) -> BaseLayout:
+    """What adapters can change of the model; `order` is that of its modules before these parts."""
+    decoder = _in_order(order, projections, moe_layers)
+    first, last = (end and end.projection for end in (ends.embedding, ends.head))
+    return BaseLayout(
+        base_id=base_id,
+        projections=tuple(part for part in (first, *decoder, last) if part),
+        refused={**dict(_refused_modules(model, moe_layers)), **ends.refused},
+        ties_embeddings=ends.are_tied,
+        digests=digests,
+    )
+
+
+def module_order(model: nn.Module) -> dict[str, int]:
+    """Each module's path and its place among all, which is that of its execution or near it."""
+    return {path: place for place, (path, _) in enumerate(model.named_modules())}
+
+
+def _in_order(
+    order: Mapping[str, int], linears: Sequence[FusedProjection], moe_layers: Sequence[MoeLayer]
+) -> list[Projection]:
+    """The decoder's projections by where their modules stand in the model."""
+    placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
+    for layer in moe_layers:
+        placed += [(order[layer.path], part.projection) for part in layer.projections]
+    return [projection for _, projection in sorted(placed, key=lambda part: part[0])]
+
+
+def _ends_around(
+    ends: ModelEnds, projections: Sequence[FusedProjection]
+) -> Iterator[ExtendedModule]:
+    """The decoder's projections between the two ends of the model, as far as those are adapted."""
+    if ends.embedding:
+        yield ends.embedding
+    yield from projections
+    if ends.head:
+        yield ends.head
+
+
+def _refused_modules(
+    model: PreTrainedModel, moe_layers: Sequence[MoeLayer]
+) -> Iterator[tuple[str, str]]:
+    """What else still holds a matrix of its own: no adapter can change it."""
+    ends = {model.get_input_embeddings(), model.get_output_embeddings()}
+    served = ends.union(*(layer.modules for layer in moe_layers))
+    for name, module in model.named_modules():
+        if module in served or all(p.ndim < 2 for p in module.parameters(recurse=False)):
+            continue
+        if isinstance(module, nn.Embedding):
+            yield name, "LoRA on embeddings other than that of the tokens is not served"
+        else:
+            yield name, f"LoRA on {type(module).__name__} is not served"
+
+
+def _eos_token_ids(model_dir: Path, config: Any) -> frozenset[int]:
+    values = [getattr(config, "eos_token_id", None)]  # not every class declares it
+    generation = model_dir / "generation_config.json"
+    if generation.exists():
+        values.append(json.loads(generation.read_text()).get("eos_token_id"))
+    return frozenset(
+        token
+        for value in values
+        if value is not None
+        for token in (value if isinstance(value, list) else [value])
+    )

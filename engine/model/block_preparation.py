@@ -1,0 +1,213 @@
+"""From an adapter's own values to those that are served, where that depends on the base.
+
+Runs once for each load, in the loader thread, before the block is copied to the device. What is
+large goes in pieces of bounded size, and after each slice the thread rests as long as it
+worked, so that the steps beside it keep most of the machine.
+
+DoRA serves g (W + sBA) in place of W + sBA, with one factor for each output row, g = m / |W + sBA|.
+The length of a row follows from that of W's, which the base knows, and from products with A and B:
+
+    |w + b A|² = |w|² + 2 b · (A wᵀ) + b (A Aᵀ) bᵀ        w a row of W, b the same row of sB
+
+so the base's weight is multiplied by A and never unpacked. B is served times g, the base's own
+result times g - 1 is added by `slice_extras`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind, PlacedExtra
+from ...adapters.errors import AdapterUnavailable, ObjectCorrupt
+from ...adapters.host_cache import PIECE_ELEMENTS
+from ...adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from .adapted_module import BaseWeights, ExtendedModule
+
+_PIECE_RANKS = 16
+"""Rows of A that the base multiplies at a time."""
+_PIECE_COLUMNS = 4096
+_CHANGE_MATRICES = frozenset({ExtraKind.MAGNITUDE, ExtraKind.LORA_BIAS})
+_LINEAR_EXTRAS = frozenset(ExtraKind)
+_EMBEDDING_EXTRAS = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS})
+
+
+class BlockPreparation:
+    """Prepares blocks for one base; satisfies `host_cache.Prepare`."""
+
+    def __init__(
+        self,
+        layout: BaseLayout,
+        modules: Iterable[ExtendedModule],
+        *,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """modules: those for which adapters may hold more than A and B.
+
+        rest: called with the seconds of work just done.
+        """
+        bases = {module.projection: module.base_weights for module in modules}
+        self._places = [
+            _Place(part, bases.get(projection), columns)
+            for projection in layout.projections
+            for part, columns in _columns(projection)
+        ]
+        self._rest = rest
+
+    def __call__(self, block: Tensor, header: BlockHeader, plan: BlockPlan) -> None:
+        """Change the block `[num_elements]` in place.
+
+        Raises ObjectCorrupt if an extra does not fit its slice, AdapterUnavailable if what would
+        be served is not finite in the block's type or this base cannot serve it.
+        """
+        for placed in plan.placed_extras:
+            started_at = time.perf_counter()
+            extra = placed.extra
+            place = self._places[extra.slice_index]
+            _check(extra, place.part, has_matrices=extra.slice_index in header.ranks)
+            if place.base is None:
+                raise AdapterUnavailable(f"{place.part.name} serves A and B only, no {extra.kind}")
+            values = block[placed.offset : placed.offset + extra.num_elements]
+            match extra.kind:
+                case ExtraKind.MAGNITUDE:
+                    _prepare_dora(_Matrices.of(block, plan, placed, place.part), values, place)
+                case ExtraKind.LORA_BIAS:
+                    values *= header.scales[extra.slice_index]
+                case ExtraKind.BIAS:
+                    if place.base.bias is not None:
+                        values -= place.base.bias[place.columns].to(values)
+                case ExtraKind.MATRIX | ExtraKind.TOKEN_ROWS:
+                    continue  # served as they are; finite since they were read
+            _check_finite(values, extra.kind)
+            self._rest(time.perf_counter() - started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One slice of the base."""
+
+    part: Slice
+    base: BaseWeights | None
+    columns: slice
+    """Which of its projection's outputs are this slice's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """A and B of one slice, views of the block."""
+
+    a: Tensor
+    """`[rank, in]`."""
+    b: Tensor
+    """`[rank, out]`, the scale folded in."""
+
+    @classmethod
+    def of(cls, block: Tensor, plan: BlockPlan, placed: PlacedExtra, part: Slice) -> _Matrices:
+        a_offset, b_offset, rank = plan.table[placed.extra.slice_index].tolist()
+        a = block[a_offset : a_offset + rank * part.in_features]
+        b = block[b_offset : b_offset + rank * part.out_features].view(rank, part.out_features)
+        if part.kind is SliceKind.EMBEDDING:
+            return cls(a.view(part.in_features, rank).T, b)
+        return cls(a.view(rank, part.in_features), b)
+
+
+def _columns(projection: Projection) -> Iterator[tuple[Slice, slice]]:
+    start = 0
+    for part in projection.slices:
+        yield part, slice(start, start + part.out_features)
+        start += part.out_features
+
+
+def _prepare_dora(matrices: _Matrices, magnitude: Tensor, place: _Place) -> None:
+    """Turn magnitudes `[out]` into factors less 1, and fold the factors into B."""
+    assert place.base is not None
+    factors = magnitude.double() / _adapted_norms(matrices, place.base, place.columns)
+    magnitude.copy_(factors - 1)
+    factors = factors.float()
+    num_rows = max(1, PIECE_ELEMENTS // _PIECE_COLUMNS)
+    for rows in matrices.b.split(num_rows):
+        for columns, own in _column_pieces(rows, factors):
+            columns.copy_(columns.float() * own)
+            _check_finite(columns, ExtraKind.MAGNITUDE)
+
+
+def _adapted_norms(matrices: _Matrices, base: BaseWeights, columns: slice) -> Tensor:
+    """fp64 `[out]`: the length of each row of W + sBA."""
+    squares = base.row_norms[columns].cpu().double().square_()
+    for a, b in zip(matrices.a.split(_PIECE_RANKS), matrices.b.split(_PIECE_RANKS), strict=True):
+        products = _base_products(base, a)[:, columns]
+        for part, own_squares, own_products in _column_pieces(b, squares, products):
+            own_squares += 2 * (part.double() * own_products).sum(dim=0)
+    gram = _gram(matrices.a)
+    for part, own_squares in _column_pieces(matrices.b, squares):
+        wide = part.double()
+        own_squares += (wide * (gram @ wide)).sum(dim=0)
+    return squares.sqrt_()
+
+
+def _base_products(base: BaseWeights, a: Tensor) -> Tensor:
+    """fp32 `[rank, out]` on the host: the base's weight times rows of A."""
+    device = base.row_norms.device
+    if device.type == "cpu":
+        return base.products(a)
+    # On a stream of its own: behind the running step's work it would wait for all of it.
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        products = base.products(a.to(device)).cpu()
+    return products
+
+
+def _gram(a: Tensor) -> Tensor:
+    """fp64 `[rank, rank]`: A Aᵀ, for A `[rank, in]`."""
+    gram = torch.zeros(len(a), len(a), dtype=torch.float64)
+    for columns in a.split(_PIECE_COLUMNS, dim=1):
+        wide = columns.double()
+        gram += wide @ wide.T
+    return gram
+
+
+def _column_pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the same columns of each tensor, a bounded number of them at a time."""
+    return zip(*(tensor.split(_PIECE_COLUMNS, dim=-1) for tensor in tensors), strict=True)
+
+
+def _check(extra: Extra, part: Slice, *, has_matrices: bool) -> None:
+    """Raise ObjectCorrupt unless the extra has the shape that its kind has for this slice."""
+    if extra.kind in _CHANGE_MATRICES and not has_matrices:
+        raise ObjectCorrupt(f"{extra.kind} without A and B for {part.name}")
+    is_embedding = part.kind is SliceKind.EMBEDDING
+    allowed = _EMBEDDING_EXTRAS if is_embedding else _LINEAR_EXTRAS
+    outer, inner = part.out_features, part.in_features
+    if is_embedding:
+        outer, inner = inner, outer
+    shapes = {
+        ExtraKind.MATRIX: (outer, inner),
+        ExtraKind.TOKEN_ROWS: (len(extra.token_ids), inner),
+    }
+    expected = shapes.get(extra.kind, (part.out_features,))
+    if part.kind is SliceKind.EXPERTS or extra.kind not in allowed or extra.shape != expected:
+        raise ObjectCorrupt(f"{extra.kind} {list(extra.shape)} does not fit {part.name}")
+    if extra.kind is ExtraKind.TOKEN_ROWS and not _are_ascending(extra.token_ids, below=outer):
+        raise ObjectCorrupt(
+            f"the token ids for {part.name} are not ascending ids of its vocabulary"
+        )
+
+
+def _are_ascending(ids: tuple[int, ...], *, below: int) -> bool:
+    if not ids or ids[0] < 0 or ids[-1] >= below:
+        return False
+    return all(first < second for first, second in pairwise(ids))
+
+
+def _check_finite(values: Tensor, kind: ExtraKind) -> None:
+    low, high = torch.aminmax(values)
+    if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+        raise AdapterUnavailable(
+            f"the adapter's {kind} is not finite in {values.dtype} on this base model"
+        )

@@ -1,0 +1,169 @@
+"""The experts of MoE layers, with each token's own adapter in every expert that it meets.
+
+transformers holds a layer's experts in two parameters, `gate_up_proj` (or `up_proj`) and
+`down_proj`, each with a matrix per expert. Its classes that share its experts interface say in
+attributes how they are stored and in `_apply_gate` what lies between the two, and that is all we
+take from them: routing, base matmuls and LoRA deltas are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...adapters.layout import Projection, Slice, SliceKind
+from ...kernels.expert_pairs import ExpertPairs, sort_pairs
+from ...kernels.grouped_linear import grouped_linear
+from ...kernels.lora_batch import LoraBatch
+from ...kernels.lora_experts import add_experts
+from .forward import current_forward
+from .router import RouterProjection, find_routers
+
+if TYPE_CHECKING:
+    from ...adapters.arena import Arena
+
+_INTERFACE = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "num_experts")
+"""What transformers gives every class that its experts interface may compute."""
+
+
+class ExpertsProjection:
+    """One of a layer's two parameters of experts and its place in the adapters' tables."""
+
+    def __init__(self, name: str, experts: nn.Module, parameter: str) -> None:
+        """name: the parameter's path in the model; parameter: what it is called in `experts`."""
+        self._experts: Any = experts
+        self._parameter = parameter
+        num_experts, rows, columns = self.weight.shape
+        is_transposed = self._experts.is_transposed
+        in_features, out_features = (rows, columns) if is_transposed else (columns, rows)
+        part = Slice(name, in_features, out_features, SliceKind.EXPERTS, num_experts)
+        self.projection = Projection((part,))
+        self._arena: Arena | None = None
+        self._slice_index = 0
+
+    @property
+    def weight(self) -> Tensor:
+        """`[experts, out, in]`, or `[experts, in, out]` where the class says `is_transposed`."""
+        weight = getattr(self._experts, self._parameter)
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def attach(self, arena: Arena, slice_range: range) -> None:
+        """From now on, pairs of the step's adapters get their LoRA delta from this arena."""
+        self._arena = arena
+        self._slice_index = slice_range.start
+
+    def forget_adapter(self, row: int) -> None:
+        """Nothing to do: no copy of an expert's A and B is kept outside of the arena."""
+
+    def forget_step(self) -> None:
+        """Nothing to do: no tensor outlives a layer."""
+
+    def is_touched(self, lora: LoraBatch) -> bool:
+        """Whether any adapter of the step changes these experts."""
+        if self._arena is None:
+            return False
+        tables = self._arena.row_tables
+        return any(tables[row][self._slice_index][2] for row in lora.adapter_rows)
+
+    def apply(self, x: Tensor, pairs: ExpertPairs, lora: LoraBatch | None) -> Tensor:
+        """`x [num_pairs, in]` through each pair's own expert, its bias and its adapter."""
+        y = grouped_linear(x, self.weight, pairs, is_transposed=self._experts.is_transposed)
+        if self._experts.has_bias:
+            bias: Tensor = getattr(self._experts, f"{self._parameter}_bias")
+            y += bias[pairs.experts]
+        if lora is not None and self._arena is not None:
+            add_experts(x, y, self._arena, self._slice_index, pairs, lora)
+        return y
+
+
+class ServedExperts:
+    """Computes one layer's experts in place of their class's own forward."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        """From now on this computes `module`, which stands at `path` in its model."""
+        self._module: Any = module
+        first, second = _parameter_names(module)
+        self.up = ExpertsProjection(f"{path}.{first}", module, first)
+        self.down = ExpertsProjection(f"{path}.{second}", module, second)
+        module.__dict__["forward"] = self.forward  # what else others read of the module stays
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """`[num_tokens, hidden]`: each token through the experts chosen for it, weighted and added.
+
+        hidden_states: `[num_tokens, hidden]`. top_k_index, top_k_weights: `[num_tokens, top_k]`.
+        """
+        module = self._module
+        lora = self._touching_lora()
+        pairs = self._sort(top_k_index, lora)
+        y = self.up.apply(hidden_states[pairs.tokens], pairs, lora)
+        y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+        y = self.down.apply(y, pairs, lora)
+        if getattr(module, "has_post_expert_norm", False):
+            y = module.post_expert_norm(y)
+        y = y * top_k_weights.reshape(-1)[pairs.order, None]
+        by_choice = torch.empty_like(y).index_copy_(0, pairs.order, y)
+        summed = by_choice.view(*top_k_index.shape, -1).sum(dim=1)
+        return summed.to(hidden_states.dtype)
+
+    def _touching_lora(self) -> LoraBatch | None:
+        """The step's adapters; None if none of them changes this layer's experts."""
+        step = current_forward()
+        lora = step.lora if step else None
+        if lora and (self.up.is_touched(lora) or self.down.is_touched(lora)):
+            return lora
+        return None
+
+    def _sort(self, top_k_index: Tensor, lora: LoraBatch | None) -> ExpertPairs:
+        num_experts = self.up.projection.slices[0].num_experts
+        if lora is None:
+            return sort_pairs(top_k_index, num_experts)
+        num_rows = 1 + max(lora.adapter_rows)
+        return sort_pairs(top_k_index, num_experts, lora.token_rows, num_rows)
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One layer whose experts, and router if it has one of its own, are served."""
+
+    path: str
+    """Of the experts' module."""
+    modules: frozenset[nn.Module]
+    """What holds the served matrices."""
+    projections: tuple[RouterProjection | ExpertsProjection, ...]
+    """In the order of execution."""
+
+
+def replace_experts(model: nn.Module) -> list[MoeLayer]:
+    """Let our forwards compute the experts and routers that can carry adapters.
+
+    For a model as transformers loads it. What is not in the result is left as it is.
+    """
+    experts = {path: module for path, module in model.named_modules() if are_served(module)}
+    routers = find_routers(model, experts)
+    return [_replace_layer(model, path, routers.get(path)) for path in experts]
+
+
+def _replace_layer(model: nn.Module, path: str, router_path: str | None) -> MoeLayer:
+    experts = model.get_submodule(path)
+    served = ServedExperts(path, experts)
+    if router_path is None:
+        return MoeLayer(path, frozenset({experts}), (served.up, served.down))
+    router = model.get_submodule(router_path)
+    projections = (RouterProjection(router_path, router), served.up, served.down)
+    return MoeLayer(path, frozenset({experts, router}), projections)
+
+
+def are_served(module: nn.Module) -> bool:
+    """Whether the module is of the experts interface, its parameters 3-D."""
+    if not all(hasattr(module, name) for name in _INTERFACE):
+        return False
+    weights = [getattr(module, name, None) for name in _parameter_names(module)]
+    return all(isinstance(weight, Tensor) and weight.ndim == 3 for weight in weights)
+
+
+def _parameter_names(experts: Any) -> tuple[str, str]:
+    return ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")

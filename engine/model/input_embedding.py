@@ -1,0 +1,104 @@
+"""The input embedding: a table whose rows adapters add to, or replace.
+
+The embedding itself stays where and as it is, maybe tied to the output head; a hook changes what it
+returns. LoRA's A is stored by token, so a token's delta is one row of A times B.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...adapters.arena import Arena
+from ...adapters.layout import Projection, Slice, SliceKind
+from .forward import current_forward
+from .slice_extras import HeldExtras, change_embedding
+
+_PIECE_TOKENS = 1024
+
+
+class InputEmbedding:
+    """The model's own embedding, with the adapters' changes added."""
+
+    def __init__(self, name: str, module: nn.Embedding, *, scale: float) -> None:
+        """scale: what the module multiplies the rows of its table by."""
+        self.projection = Projection(
+            (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
+        )
+        self.base_weights = TableWeights(module)
+        self._scale = scale
+        self._adapters: _TableAdapters | None = None
+        module.register_forward_hook(self._change)
+
+    def attach(self, arena: Arena, slice_range: range) -> None:
+        num_tokens = self.projection.in_features
+        self._adapters = _TableAdapters(
+            arena, slice_range, num_tokens=num_tokens, scale=self._scale
+        )
+
+    def forget_adapter(self, row: int) -> None:
+        if self._adapters:
+            self._adapters.forget(row)
+
+    def forget_step(self) -> None:
+        """It keeps nothing of a step."""
+
+    def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
+        step = current_forward()
+        if self._adapters and step and step.embedding_segments:
+            token_ids, rows = args[0].reshape(-1), y.view(-1, y.shape[-1])
+            for segment in step.embedding_segments:
+                own = slice(segment.start, segment.end)
+                self._adapters.add(segment.row, token_ids[own], rows[own])
+
+
+class _TableAdapters:
+    """Changes the base's rows in those of one adapter."""
+
+    def __init__(self, arena: Arena, slice_range: range, *, num_tokens: int, scale: float) -> None:
+        self._arena = arena
+        self._slice_index = slice_range.start
+        self._num_tokens = num_tokens
+        self._scale = scale
+        self._extras = HeldExtras(arena, slice_range)
+
+    def add(self, row: int, token_ids: Tensor, y: Tensor) -> None:
+        """Change y `[n, out]`, the base's rows of token_ids `[n]`, in place."""
+        for _, extras in self._extras.of_row(row):
+            change_embedding(token_ids, y, self._scale, extras)
+        a_start, b_start, rank = self._arena.row_tables[row][self._slice_index]
+        if rank:
+            flat, out_features = self._arena.flat, y.shape[-1]
+            a = flat[a_start : a_start + rank * self._num_tokens].view(-1, rank)[token_ids]
+            b = flat[b_start : b_start + rank * out_features].view(rank, out_features)
+            y.addmm_(a, b, alpha=self._scale)
+
+    def forget(self, row: int) -> None:
+        """Drop what was kept of a table row's adapter."""
+        self._extras.forget(row)
+
+
+class TableWeights:
+    """The transposed table `[dim, tokens]`, as BaseWeights: a token selects one of its columns."""
+
+    bias = None
+
+    def __init__(self, module: nn.Embedding) -> None:
+        self._table = module.weight.detach()
+
+    @cached_property
+    def row_norms(self) -> Tensor:
+        squares = torch.zeros(self._table.shape[1], device=self._table.device)
+        for rows in self._table.split(_PIECE_TOKENS):
+            squares += rows.float().square().sum(dim=0)
+        return squares.sqrt()
+
+    def products(self, x: Tensor) -> Tensor:
+        result = torch.zeros(x.shape[0], self._table.shape[1], device=self._table.device)
+        pieces = zip(x.split(_PIECE_TOKENS, dim=1), self._table.split(_PIECE_TOKENS), strict=True)
+        for columns, rows in pieces:
+            result += columns.float() @ rows.float()
+        return result

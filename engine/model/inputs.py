@@ -1,0 +1,283 @@
+"""From scheduled sequences to the tensors of one flat forward."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
+from ..kv.block_pool import NULL_BLOCK, padding_class
+from ..kv.layout import KvGroup
+
+T = TypeVar("T")
+
+MAX_GROUPED_ROWS = 16
+"""Longer chunks are computed alone: their masks would outgrow what they share."""
+MAX_GROUP_CELLS = 1 << 22
+"""Queries times keys of those computed together: of each attention has a mask, and a score a head.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Adjacent tokens of one sequence that one step computes."""
+
+    token_ids: Sequence[int]
+    start: int
+    """Position of the first token in its sequence."""
+    tables: Sequence[Sequence[int]]
+    """Per KV group the sequence's blocks, enough to hold the span."""
+    num_kept_rows: int = 1
+    """The last rows, whose logits are kept."""
+    tree: Sequence[int] | None = None
+    """For each of the last `len(tree)` tokens, guessed ones, the index of the one among them that
+    it follows, -1 for the token before them all; None: every token follows the one before."""
+    is_prompt: bool = False
+    """Its kept rows are read, and verify nothing."""
+
+    def tokens(self) -> list[Span]:
+        """Each token as a span of its own, which sees those before it: of a span without a tree."""
+        if len(self.token_ids) == 1:
+            return [self]
+        return [
+            Span([token], position, self.tables)
+            for token, position in zip(self.token_ids, self.positions, strict=True)
+        ]
+
+    @property
+    def end(self) -> int:
+        """Behind the last of the blocks' places that it writes."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is computed together with others of few tokens."""
+        return self.tree is not None or len(self.token_ids) <= MAX_GROUPED_ROWS
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token in its sequence."""
+        if self.tree is None:
+            return range(self.start, self.end)
+        positions: list[int] = []
+        for parent in self._parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions
+
+    def ancestors(self, width: int) -> list[list[bool]]:
+        """For each token which ones of the span it follows, itself included, padded to a width."""
+        rows: list[list[bool]] = []
+        for index, parent in enumerate(self._parents):
+            row = [False] * width if parent < 0 else rows[parent].copy()
+            row[index] = True
+            rows.append(row)
+        return rows
+
+    @property
+    def _parents(self) -> list[int]:
+        """For each token the index of the one that it follows, -1 for the first."""
+        tree = self.tree or ()
+        num_known = len(self.token_ids) - len(tree)
+        return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
+
+
+class VisibleBlocks(NamedTuple):
+    """The blocks that any query of a span sees."""
+
+    block_ids: list[int]
+    positions: list[int] | None
+    """Where each begins; None: at 0, without a gap."""
+
+
+def visible_blocks(span: Span, index: int, group: KvGroup, block_size: int) -> VisibleBlocks:
+    """Of the KV group of this index."""
+    table, end = span.tables[index], -(-span.end // block_size)
+    if group.window is None:
+        return VisibleBlocks(list(table[:end]), None)
+    first = group.first_visible_block(span.start, block_size)
+    sinks = min(first, group.num_sink_blocks(block_size))
+    seen = [*range(sinks), *range(first, end)]
+    return VisibleBlocks([table[block] for block in seen], [block * block_size for block in seen])
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    input_ids: Tensor
+    """int64 `[num_tokens]`."""
+    positions: Tensor
+    """int64 `[num_tokens]`."""
+    attention: tuple[AttentionBatch, ...]
+    """One per KV group."""
+    kept_rows: tuple[int, ...]
+    """Rows whose logits are kept, those of each span adjacent."""
+
+
+def make_inputs(
+    spans: Sequence[Span],
+    *,
+    groups: Sequence[KvGroup],
+    block_size: int,
+    device: torch.device,
+    in_place: bool | None = None,
+) -> StepInputs:
+    """Lay spans one after another; attention computes those of similar size as one.
+
+    in_place: whether attention reads blocks where they lie, so that padding costs nothing; None: as
+    the device's does.
+    """
+    starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
+    if in_place is None:
+        in_place = device.type == "cuda"
+    layouts = [
+        _Layout(index, group, block_size, device, in_place) for index, group in enumerate(groups)
+    ]
+    return StepInputs(
+        input_ids=_int64([token for span in spans for token in span.token_ids], device),
+        positions=_int64([position for span in spans for position in span.positions], device),
+        attention=tuple(layout.batch(spans, starts) for layout in layouts),
+        kept_rows=tuple(kept_rows(spans)),
+    )
+
+
+def kept_rows(spans: Sequence[Span]) -> list[int]:
+    """Of spans one after another, the rows whose logits are kept."""
+    ends = accumulate(len(span.token_ids) for span in spans)
+    return [
+        row
+        for span, end in zip(spans, ends, strict=True)
+        for row in range(end - span.num_kept_rows, end)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One KV group's view of the step."""
+
+    index: int
+    group: KvGroup
+    block_size: int
+    device: torch.device
+    in_place: bool
+
+    def batch(self, spans: Sequence[Span], starts: Sequence[int]) -> AttentionBatch:
+        """`starts`: the row of each span's first token."""
+        groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
+        chunks: list[PrefillChunk] = []
+        for read in map(self._reads, spans, starts):
+            if self.in_place:
+                groups[read.row_class].append(read)
+            elif read.span.is_grouped:
+                groups[read.size_class].append(read)
+            else:
+                chunks.append(self._chunk(read))
+        return AttentionBatch(
+            slot_mapping=_int64(self._slots(spans), self.device),
+            groups=tuple(
+                self._group(part) for members in groups.values() for part in self._parts(members)
+            ),
+            chunks=tuple(chunks),
+        )
+
+    def _slots(self, spans: Sequence[Span]) -> list[int]:
+        size = self.block_size
+        slots = [
+            table[position // size] * size + position % size
+            for span in spans
+            for table in (span.tables[self.index],)
+            for position in range(span.start, span.end)
+        ]
+        assert min(slots) >= size, "the null block is never written"
+        return slots
+
+    def _reads(self, span: Span, row: int) -> _Reads:
+        blocks = visible_blocks(span, self.index, self.group, self.block_size)
+        return _Reads(span, row, *blocks)
+
+    def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
+        """As many at a time as do not take more memory than a large chunk."""
+        if self.in_place:
+            return [members]
+        num_rows = max(len(read.span.token_ids) for read in members)
+        num_keys = max(len(read.block_ids) for read in members) * self.block_size
+        size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
+        return [members[start : start + size] for start in range(0, len(members), size)]
+
+    def _group(self, members: list[_Reads]) -> SequenceGroup:
+        num_rows = max(len(read.span.token_ids) for read in members)
+        num_blocks = max(len(read.block_ids) for read in members)
+        tables = [_padded(read.block_ids, NULL_BLOCK, num_blocks) for read in members]
+        # Padding begins where the sequence ends: no query sees it.
+        begins = [
+            _padded(read.positions, read.span.end, num_blocks)
+            for read in members
+            if read.positions is not None
+        ]
+        ancestors = None
+        if any(read.span.tree is not None for read in members):
+            sees = [_extended(read.span.ancestors(num_rows), num_rows) for read in members]
+            ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
+        rows = [self._padded_rows(read.rows, num_rows) for read in members]
+        positions = [self._padded_rows(read.span.positions, num_rows) for read in members]
+        return SequenceGroup(
+            rows=_int64(rows, self.device),
+            positions=_int64(positions, self.device),
+            block_tables=_int64(tables, self.device),
+            block_positions=_int64(begins, self.device) if begins else None,
+            ancestors=ancestors,
+        )
+
+    def _padded_rows(self, values: Sequence[int], width: int) -> list[int]:
+        return _padded(values, -1, width) if self.in_place else _extended(values, width)
+
+    def _chunk(self, read: _Reads) -> PrefillChunk:
+        return PrefillChunk(
+            start=read.row,
+            end=read.rows.stop,
+            context_len=read.span.end,
+            block_table=_int64(read.block_ids, self.device),
+            block_positions=None if read.positions is None else _int64(read.positions, self.device),
+        )
+
+
+class _Reads(NamedTuple):
+    """The blocks that a span reads."""
+
+    span: Span
+    row: int
+    """Of its first token in the flat batch."""
+    block_ids: list[int]
+    positions: list[int] | None
+    """Where each begins; None: at 0, without a gap."""
+
+    @property
+    def rows(self) -> range:
+        return range(self.row, self.row + len(self.span.token_ids))
+
+    @property
+    def row_class(self) -> tuple[int, int]:
+        """Those that decode, that have few tokens, and prompts' chunks each share one table."""
+        return (0 if len(self.span.token_ids) == 1 else 1 if self.span.is_grouped else 2), 0
+
+    @property
+    def size_class(self) -> tuple[int, int]:
+        """Those of one class pad each other with less than they hold."""
+        return padding_class(len(self.span.token_ids)), padding_class(len(self.block_ids))
+
+
+def _padded(values: Sequence[T], padding: T, width: int) -> list[T]:
+    return [*values, *[padding] * (width - len(values))]
+
+
+def _extended(values: Sequence[T], width: int) -> list[T]:
+    """Padded with the last of them."""
+    return _padded(values, values[-1], width)
+
+
+def _int64(values: list[int] | list[list[int]], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)

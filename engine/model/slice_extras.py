@@ -1,0 +1,104 @@
+"""What adapters hold beside A and B, added to one slice's result in the rows of one adapter.
+
+Served values are those that `block_preparation` left. The rows are a range that the host knows, so
+nothing waits for the device; each change touches these rows only, so whatever one adapter's values
+overflow to stays in its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...adapters.arena import Arena, RowExtras
+from ...adapters.block import ExtraKind, PlacedExtra
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceExtras:
+    """One adapter's extras for one slice, on the device."""
+
+    values: Mapping[ExtraKind, Tensor]
+    """Views of the arena, each in its extra's shape."""
+    token_ids: Tensor | None
+    """int64 `[tokens]`, ascending: which rows TOKEN_ROWS replaces."""
+
+    @classmethod
+    def of(cls, placed: tuple[PlacedExtra, ...], flat: Tensor) -> SliceExtras:
+        """An adapter holds at most one extra of each kind for a slice."""
+        values, token_ids = {}, None
+        for offset, extra in ((part.offset, part.extra) for part in placed):
+            values[extra.kind] = flat[offset : offset + extra.num_elements].view(extra.shape)
+            if extra.kind is ExtraKind.TOKEN_ROWS:
+                is_cuda = flat.device.type == "cuda"
+                host = torch.tensor(extra.token_ids, dtype=torch.int64, pin_memory=is_cuda)
+                token_ids = host.to(flat.device, non_blocking=True)
+        return cls(values, token_ids)
+
+
+class HeldExtras:
+    """The extras of the adapters that ran, by slice of one projection: found once for each."""
+
+    def __init__(self, arena: Arena, slice_range: range) -> None:
+        self._arena = arena
+        self._slices = slice_range
+        self._rows: dict[int, tuple[RowExtras, list[tuple[int, SliceExtras]]]] = {}
+
+    def of_row(self, row: int) -> list[tuple[int, SliceExtras]]:
+        """What a table row's adapter holds: number of the slice in the projection, and extras."""
+        source = self._arena.row_extras[row]
+        found = self._rows.get(row)
+        if found is None or found[0] is not source:  # a row that passed to another adapter
+            held = [
+                (index, SliceExtras.of(source[slice_index], self._arena.flat))
+                for index, slice_index in enumerate(self._slices)
+                if slice_index in source
+            ]
+            found = self._rows[row] = (source, held)
+        return found[1]
+
+    def forget(self, row: int) -> None:
+        """Drop what was found for a table row's adapter."""
+        self._rows.pop(row, None)
+
+
+def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, extras: SliceExtras) -> None:
+    """Change a linear slice's base result y in place, before its LoRA delta is added.
+
+    x `[n, in]`, y `[n, out]`: rows of one adapter. bias `[out]`: the base's, in any type.
+    """
+    values = extras.values
+    bias = None if bias is None else bias.to(y.dtype)
+    if (matrix := values.get(ExtraKind.MATRIX)) is not None:
+        y.copy_(F.linear(x, matrix, bias))
+    if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
+        assert extras.token_ids is not None
+        own = F.linear(x, rows, None if bias is None else bias[extras.token_ids])
+        y.index_copy_(1, extras.token_ids, own)
+    if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
+        # PEFT scales the product and not the bias.
+        y.addcmul_(y if bias is None else y - bias, factor)
+    for kind in (ExtraKind.BIAS, ExtraKind.LORA_BIAS):
+        if (added := values.get(kind)) is not None:
+            y += added
+
+
+def change_embedding(token_ids: Tensor, y: Tensor, scale: float, extras: SliceExtras) -> None:
+    """Change an embedding's base result y in place, before its LoRA delta is added.
+
+    token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: what the base multiplies its rows by.
+    """
+    values = extras.values
+    if (matrix := values.get(ExtraKind.MATRIX)) is not None:
+        y.copy_(F.embedding(token_ids, matrix) * scale)
+    if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
+        assert extras.token_ids is not None
+        place = torch.searchsorted(extras.token_ids, token_ids).clamp_(max=len(rows) - 1)
+        is_replaced = extras.token_ids[place] == token_ids
+        y.copy_(torch.where(is_replaced[:, None], rows[place] * scale, y))
+    if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
+        y.addcmul_(y, factor)

@@ -1,0 +1,70 @@
+"""The self-test beyond every window, chunk and original context of a loaded configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedModel
+from ..kv.groups import LayerKvShape
+from .admission import SELF_TEST_LENGTHS, check_parity, dense_reference, probe_kv_shapes
+from .experts import replace_experts
+from .forward import ATTENTION_NAME
+from .small_copy import find_thresholds, small_copies
+
+_BEYOND = 14
+"""How many positions beyond its last threshold a sequence goes: more than a chunk's remainder."""
+_MAX_LENGTH = 1024
+"""A window that no known setting names is not lowered; up to here a copy passes it all the same."""
+
+
+def check_thresholds(config: Any, shapes: list[LayerKvShape], *, max_model_len: int) -> None:
+    """Compare the paged with the dense forward at positions that the loaded model's test misses.
+
+    shapes: what the layers of the loaded model cache and see. Raises UnsupportedModel if a copy of
+    the model differs, or if none can be tested.
+    """
+    thresholds = find_thresholds(config, max_model_len=max_model_len)
+    thresholds += [shape.window for shape in shapes if shape.window]
+    if not thresholds or max(thresholds) + _BEYOND <= max(SELF_TEST_LENGTHS):
+        return
+    for small in small_copies(config, max_model_len=max_model_len):
+        if _runs(small):
+            _check_copy(small, shapes, max_model_len=max_model_len)
+            return
+    raise UnsupportedModel(
+        f"what {config.model_type} does from position {min(thresholds)} on could not be tested: "
+        f"no small copy of it can be made; with --max-model-len {min(thresholds)} it is not needed"
+    )
+
+
+def _runs(small: PreTrainedModel) -> bool:
+    """Whether this copy is a valid model at all, as its class and its settings say."""
+    try:
+        small(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
+    except Exception:  # whatever the class meets in settings that do not go together
+        return False
+    return True
+
+
+def _check_copy(small: PreTrainedModel, shapes: list[LayerKvShape], *, max_model_len: int) -> None:
+    """shapes: those of the loaded model, whose first layers the copy has."""
+    config = small.config
+    own_shapes = probe_kv_shapes(small, config, max_model_len=max_model_len)
+    if _windowed(own_shapes) != _windowed(shapes[: len(own_shapes)]):
+        raise UnsupportedModel(f"{config.model_type} has other windows when it is small")
+    windows = [shape.window for shape in own_shapes if shape.window]
+    longest = max([*windows, *find_thresholds(config, max_model_len=max_model_len)]) + _BEYOND
+    if longest > _MAX_LENGTH:
+        raise UnsupportedModel(f"no known setting of {config.model_type} names its window")
+    small.set_attn_implementation("eager")
+    cases = dense_reference(small, config.vocab_size, lengths=(longest, *SELF_TEST_LENGTHS))
+    replace_experts(small)
+    small.set_attn_implementation(ATTENTION_NAME)
+    check_parity(small, own_shapes, cases)
+
+
+def _windowed(shapes: list[LayerKvShape]) -> list[bool]:
+    return [shape.window is not None for shape in shapes]

@@ -1,0 +1,162 @@
+"""The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG [JOURNAL]`.
+
+CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
+which the parent watches for progress, JOURNAL the one in which tokens are counted. Standard input
+carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
+waited for: SIGTERM ends the process at once, draining is the parent's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Never, Protocol
+
+import msgspec
+
+from ...adapters.logs import log_to_stderr
+from ..config import EngineConfig
+from ..errors import EngineError, MalformedMessage
+from ..heartbeat import Heartbeat
+from ..messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
+from ..token_journal import TokenCounters
+from .gc_tuning import GarbageCollection
+from .parent_socket import ParentGone, ParentSocket
+from .transport import decode_to_engine, encode
+
+IDLE_POLL_MS = 250
+"""How often an idle engine takes a step, so that its statistics stay fresh."""
+BUSY_POLL_MS = 1
+"""How long to wait for messages where there is work but no step could run: a load in flight."""
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("loraplex.engine.process.main")  # its own name is "__main__"
+
+
+class Core(Protocol):
+    """What the loop drives: EngineCore."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def awaits_message(self) -> bool: ...
+
+    def report_progress_to(self, heartbeat: Heartbeat) -> None: ...
+
+    def count_tokens_in(self, counters: TokenCounters) -> None: ...
+
+    def handle(self, message: ToEngine) -> None: ...
+
+    def step(self) -> list[FromEngine]: ...
+
+
+def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
+    """Serve until the parent ends this process; returns the exit status of a failure."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log_to_stderr()
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
+    end_with_parent()
+    descriptor, heartbeat_path, config_json, *journal_path = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)  # it ends with this process
+    with ParentSocket(socket.socket(fileno=int(descriptor))) as parent:
+        try:
+            config = msgspec.json.decode(config_json, type=EngineConfig)
+            core = (make_core or _load_core)(config)
+            for path in journal_path:
+                core.count_tokens_in(TokenCounters(Path(path)))
+            _serve(core, parent, Heartbeat(Path(heartbeat_path)))
+        except ParentGone:
+            return 0
+        except Exception as exc:
+            _log_failure(exc)
+            _send(parent, EngineFailed(_as_error_info(exc)))
+    return 1
+
+
+def _load_core(config: EngineConfig) -> Core:
+    from ..core import EngineCore  # here: the parent is watched while torch is imported
+
+    return EngineCore(config)
+
+
+def _serve(core: Core, parent: ParentSocket, heartbeat: Heartbeat) -> Never:
+    core.report_progress_to(heartbeat)
+    _send(parent, EngineReady(core.info))
+    _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
+    garbage = GarbageCollection(time.monotonic)
+    timeout_ms = 0
+    while True:
+        for message in _receive(parent, timeout_ms):
+            core.handle(message)
+        messages = core.step()
+        heartbeat.beat()
+        for answer in messages:
+            _send(parent, answer)
+        timeout_ms = 0 if messages else BUSY_POLL_MS
+        if core.awaits_message:
+            timeout_ms = IDLE_POLL_MS
+        garbage.collect_if_due(is_idle=core.awaits_message)
+
+
+def _receive(parent: ParentSocket, timeout_ms: int) -> Iterator[ToEngine]:
+    for frames in parent.receive(timeout_ms):
+        try:
+            yield decode_to_engine(frames)
+        except MalformedMessage as exc:
+            _log.error("message_refused", extra={"error": str(exc)})
+
+
+def _send(parent: ParentSocket, message: FromEngine) -> None:
+    parent.send(encode(message))
+
+
+def _log_failure(exc: Exception) -> None:
+    """Only what was not foreseen: the parent reports an EngineError, once, in its own words."""
+    if not isinstance(exc, EngineError):
+        _log.exception("engine_failed")
+
+
+def _as_error_info(exc: Exception) -> ErrorInfo:
+    if isinstance(exc, EngineError):
+        return ErrorInfo(exc.code, str(exc))
+    return ErrorInfo(EngineError.code, f"{type(exc).__name__}: {exc}")
+
+
+def end_with_parent() -> None:
+    """SIGTERM, or the parent's death however it dies, ends this process at once.
+
+    The kernel's signal covers a process that is stuck in native code, the watch on standard input
+    every other system and a parent that died before the kernel was asked.
+    """
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(0)
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> Never:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    os._exit(main())  # a loader thread that hangs must not keep a failed engine

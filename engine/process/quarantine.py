@@ -1,0 +1,177 @@
+"""Keeping out what the engine breaks down under: requests and adapter versions, for a while.
+
+Who shares a step with a culprit was there too, so presence is only a suspicion. A suspect's next
+requests begin with steps of their own, after another breakdown they keep to such steps: a good
+answer ends the suspicion, a breakdown in a step of its own keeps the suspect out. A tenant is
+suspected too, so that it cannot end the engine again and again by requests that are all different:
+its breakdowns in steps of their own are counted whatever else it gets answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...adapters.identity import AdapterKey
+from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQuarantined
+from ..messages import FinishReason, GenerationRequest, RequestFinished
+
+MAX_CRASHES = 2
+"""Without a good answer between, one of them in a step of its own."""
+MAX_TENANT_CRASHES = 4
+"""In steps of their own, within QUARANTINE_SECONDS."""
+FIRST_LONE_STEPS = 16
+"""Of a suspect's request, after one breakdown. Many may be suspects of one breakdown, and each of
+them alone costs a forward."""
+ALL_STEPS = 1 << 30
+MAX_NUMERICAL_ERRORS = 3
+QUARANTINE_SECONDS = 600.0
+"""A quarantine ends after so long, and so does a suspicion."""
+
+RequestFingerprint = bytes
+Suspect = AdapterKey | RequestFingerprint
+
+_TENANT_MESSAGE = (
+    "The engine crashed repeatedly while requests of this tenant ran alone: its requests are "
+    "refused for ten minutes."
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    noted_at: float
+    num_crashes: int = 0
+    was_alone: bool = False
+    """In one of the crashes."""
+    num_numerical_errors: int = 0
+
+    @property
+    def is_quarantine(self) -> bool:
+        is_culprit = self.was_alone and self.num_crashes >= MAX_CRASHES
+        return is_culprit or self.num_numerical_errors >= MAX_NUMERICAL_ERRORS
+
+
+class Quarantine:
+    """Who is suspected of what, and who is kept out."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._suspicions: dict[Suspect, _Suspicion] = {}
+        self._watched: dict[str, float] = {}
+        """Tenants that were in a crash and had no good answer since, and when that was."""
+        self._lone_crashes: dict[str, deque[float]] = {}
+
+    def note_crash(self, requests: Sequence[GenerationRequest], *, is_alone: bool) -> None:
+        """The engine stopped in a step of these requests; `is_alone`: of one and no other."""
+        self._forget_old()
+        for tenant_id in {request.tenant_id for request in requests}:
+            self._watched[tenant_id] = self._clock()
+            if is_alone:
+                self._lone_crashes.setdefault(tenant_id, deque()).append(self._clock())
+        for suspect in {suspect for request in requests for suspect in _suspects(request)}:
+            suspicion = self._suspicion(suspect)
+            suspicion.num_crashes += 1
+            suspicion.was_alone |= is_alone
+            _report(suspect, suspicion)
+
+    def num_lone_steps(self, request: GenerationRequest) -> int:
+        """How many steps of the request are to be run apart from all others."""
+        self._forget_old()
+        known = [self._suspicions.get(suspect) for suspect in _suspects(request)]
+        num_crashes = max((each.num_crashes for each in known if each), default=0)
+        if not num_crashes:
+            return FIRST_LONE_STEPS if request.tenant_id in self._watched else 0
+        return FIRST_LONE_STEPS if num_crashes == 1 else ALL_STEPS
+
+    def note_end(self, request: GenerationRequest, end: RequestFinished) -> None:
+        """A request has ended: a good answer clears it, and its adapter."""
+        if end.error is not None and end.error.code == NumericalError.code and request.adapter:
+            self._forget_old()
+            suspicion = self._suspicion(request.adapter)
+            suspicion.num_numerical_errors += 1
+            _report(request.adapter, suspicion)
+        elif self._has_suspects and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._clear(request)
+
+    def objection(self, request: GenerationRequest) -> EngineError | None:
+        """Why this request is not taken; None if it is."""
+        self._forget_old()
+        if not self._has_suspects:
+            return None
+        if request.adapter and self.holds(request.adapter):
+            return AdapterQuarantined()
+        if len(self._lone_crashes.get(request.tenant_id, ())) >= MAX_TENANT_CRASHES:
+            return RequestQuarantined(_TENANT_MESSAGE)
+        return RequestQuarantined() if self.holds(fingerprint(request)) else None
+
+    @property
+    def _has_suspects(self) -> bool:
+        return bool(self._suspicions or self._watched or self._lone_crashes)
+
+    def holds(self, suspect: Suspect) -> bool:
+        self._forget_old()
+        suspicion = self._suspicions.get(suspect)
+        return suspicion is not None and suspicion.is_quarantine
+
+    def _suspicion(self, suspect: Suspect) -> _Suspicion:
+        suspicion = self._suspicions.setdefault(suspect, _Suspicion(0.0))
+        if not suspicion.is_quarantine:  # its end does not move
+            suspicion.noted_at = self._clock()
+        return suspicion
+
+    def _clear(self, request: GenerationRequest) -> None:
+        self._watched.pop(request.tenant_id, None)
+        for suspect in _suspects(request):
+            if not self.holds(suspect):
+                self._suspicions.pop(suspect, None)
+
+    def _forget_old(self) -> None:
+        horizon = self._clock() - QUARANTINE_SECONDS
+        for suspect, suspicion in list(self._suspicions.items()):
+            if suspicion.noted_at <= horizon:
+                del self._suspicions[suspect]
+        for tenant_id, watched_at in list(self._watched.items()):
+            if watched_at <= horizon:
+                del self._watched[tenant_id]
+        for tenant_id, crashes in list(self._lone_crashes.items()):
+            while crashes and crashes[0] <= horizon:
+                crashes.popleft()
+            if not crashes:
+                del self._lone_crashes[tenant_id]
+
+
+def fingerprint(request: GenerationRequest) -> RequestFingerprint:
+    """What makes two requests the same one, sent again: everything but its id and its seed."""
+    sampling = replace(request.sampling, seed=None)
+    asked = (request.pooling, request.num_prompt_logprobs)
+    content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling, asked)
+    return hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
+
+
+def _suspects(request: GenerationRequest) -> Iterator[Suspect]:
+    yield fingerprint(request)
+    if request.adapter is not None:
+        yield request.adapter
+
+
+def _report(suspect: Suspect, suspicion: _Suspicion) -> None:
+    if not suspicion.is_quarantine:
+        return
+    if isinstance(suspect, AdapterKey):
+        facts = {"tenant_id": suspect.tenant_id, "adapter_digest": suspect.digest}
+    else:
+        facts = {"request_fingerprint": suspect.hex()}
+    _log.error(
+        "quarantined",
+        extra={
+            **facts,
+            "num_crashes": suspicion.num_crashes,
+            "num_numerical_errors": suspicion.num_numerical_errors,
+            "seconds": QUARANTINE_SECONDS,
+        },
+    )

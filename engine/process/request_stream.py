@@ -1,0 +1,91 @@
+"""The events of one request, on their way from the engine's client to one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from ..messages import (
+    GenerationRequest,
+    PromptRead,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
+
+RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
+
+
+class RequestStream:
+    """A request's events, to iterate over or handed to `take`; one RequestFinished ends them.
+
+    The client's registry owns the request and what it holds in the engine, not this object: one
+    that is never iterated loses nothing but its consumer, and ends with its max_tokens. A slow
+    consumer holds up nobody: what waits for it is bounded by max_tokens too.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        abort: Callable[[RequestStream], None],
+        take: Callable[[RequestEvent], None] | None = None,
+    ) -> None:
+        """`take` gets each event as it comes, so that nobody has to wake up for it; it must not
+        raise."""
+        self.request = request
+        self.expiry: asyncio.TimerHandle | None = None
+        """Ends the request some time after its deadline, should the engine not."""
+        self.num_submissions = 0
+        """How many engine processes have been given this request."""
+        self.num_generated_tokens = 0
+        self.is_started = False
+        self.is_aborted = False
+        self._abort = abort
+        self._is_finished = False
+        self._is_exhausted = False
+        self._events: asyncio.Queue[RequestEvent | None] = asyncio.Queue()
+        """None: nothing follows, the stream was closed."""
+        self._take = take or self._events.put_nowait
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        if self._is_exhausted:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._is_exhausted = event is None or isinstance(event, RequestFinished)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    def abort(self) -> None:
+        """End the request early; its RequestFinished comes as ever. Idempotent."""
+        if not (self._is_finished or self.is_aborted):
+            self.is_aborted = True
+            self._abort(self)
+
+    def close(self) -> None:
+        """End the request early and take no further events. Idempotent."""
+        self._is_exhausted = True
+        self.abort()
+        self._events.put_nowait(None)
+
+    async def aclose(self) -> None:
+        """Close it, for `aclosing`."""
+        self.close()
+
+    def feed(self, event: RequestEvent) -> None:
+        """Take the next event: the client's side."""
+        if isinstance(event, TokensGenerated):
+            self.num_generated_tokens += len(event.token_ids)
+        elif isinstance(event, RequestStarted):
+            self.is_started = True
+        elif isinstance(event, RequestFinished):
+            self._is_finished = True
+            if self.expiry is not None:
+                self.expiry.cancel()
+        if not self._is_exhausted:
+            self._take(event)

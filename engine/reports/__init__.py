@@ -1,0 +1,1 @@
+"""What the engine tells of itself: its setup, adapters, memory and requests."""

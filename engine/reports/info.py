@@ -1,0 +1,45 @@
+"""What an engine tells of itself when it is ready."""
+
+from __future__ import annotations
+
+from ..checkpoint.base_identity import compute_runtime_id
+from ..config import EngineConfig
+from ..memory.plan import MemoryPlan
+from ..messages import EngineInfo
+from ..model.base_model import BaseModel
+
+
+def describe_engine(
+    config: EngineConfig, base: BaseModel, plan: MemoryPlan, *, serves_grammars: bool
+) -> EngineInfo:
+    dtype = str(base.dtype).removeprefix("torch.")
+    windowed = config.attention_window is not None
+    return EngineInfo(
+        base_id=base.layout.base_id,
+        runtime_id=compute_runtime_id(
+            base.layout.base_id,
+            quantization=config.quantization,
+            dtype=dtype,
+            kv_dtype=config.kv_dtype,
+            attention_window=config.attention_window,
+            attention_sinks=config.attention_sinks if windowed else 0,
+        ),
+        layout=base.layout,
+        model_type=base.config.model_type,
+        num_parameters=base.num_parameters,
+        vocab_size=base.vocab_size,
+        max_model_len=plan.max_model_len,
+        device=str(base.device),
+        dtype=dtype,
+        quantization=config.quantization,
+        num_kv_blocks=plan.num_kv_blocks,
+        kv_block_size=config.kv_block_size,
+        arena_bytes=plan.arena_bytes,
+        host_cache_bytes=config.host_cache_bytes,
+        memory_plan=plan.lines,
+        proposers=config.proposers,
+        max_draft_tokens=config.max_draft_tokens,
+        acceptance=config.acceptance,
+        serves_grammars=serves_grammars,
+        embedding_size=base.embedding_size,
+    )

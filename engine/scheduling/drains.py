@@ -1,0 +1,107 @@
+"""Deletions of adapters whose requests may still run: who may finish, until when, and the receipt.
+
+Torch-free, like the scheduler that it acts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...adapters.identity import AdapterKey
+from ...adapters.residency import Residency
+from ..errors import AdapterDeleted
+from ..kv.blocks import KvBlocks
+from ..messages import EvictionReceipt
+from ..request import Request
+from .scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class _Drain:
+    """One deletion that has not been answered."""
+
+    begun_at: float
+    deadline: float
+    num_drained: int = 0
+    num_aborted: int = 0
+
+
+class Drains:
+    """The engine's deletions, from EvictAdapter to the receipt."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        residency: Residency[Any],
+        kv: KvBlocks,
+        clock: Callable[[], float],
+        abort: Callable[[Request, AdapterDeleted], None],
+    ) -> None:
+        """`abort` ends a request and announces its end, through `note_end` too."""
+        self._scheduler = scheduler
+        self._residency = residency
+        self._kv = kv
+        self._clock = clock
+        self._abort = abort
+        self._drains: dict[AdapterKey, _Drain] = {}
+
+    def __contains__(self, key: AdapterKey | None) -> bool:
+        """Whether no request for this adapter is taken."""
+        return key in self._drains
+
+    def begin(self, key: AdapterKey, drain_seconds: float) -> None:
+        """Refuse the adapter from now on; end who waits for it, and by the deadline who runs."""
+        now = self._clock()
+        drain = self._drains.get(key)
+        if drain is None:
+            drain = self._drains[key] = _Drain(now, now + drain_seconds)
+        drain.deadline = min(drain.deadline, now + drain_seconds)
+        self._residency.evict(key)
+        self._end_hopeless(key, drain)
+
+    def note_end(self, request: Request, *, is_deleted: bool) -> None:
+        """A request has ended, with `adapter_deleted` or in any other way."""
+        key = request.line
+        drain = self._drains.get(key) if key else None
+        if drain is None or key is None:
+            return
+        drain.num_aborted += is_deleted
+        drain.num_drained += not is_deleted
+        if not self._requests(key):
+            self._kv.drop_adapter(key)
+
+    def poll(self) -> list[tuple[AdapterKey, EvictionReceipt]]:
+        """End whose time is up; return the deletions that are complete, each once.
+
+        Behind `Residency.poll`.
+        """
+        for key, drain in self._drains.items():
+            self._end_hopeless(key, drain)
+        answers = []
+        for evicted in self._residency.take_evicted():
+            drain = self._drains.pop(evicted.key)
+            receipt = EvictionReceipt(
+                device_bytes=evicted.device_bytes,
+                host_bytes=evicted.host_bytes,
+                num_drained=drain.num_drained,
+                num_aborted=drain.num_aborted,
+                seconds=self._clock() - drain.begun_at,
+            )
+            answers.append((evicted.key, receipt))
+        return answers
+
+    def _end_hopeless(self, key: AdapterKey, drain: _Drain) -> None:
+        """End all once the deadline has come, and before it who holds no lease: it gets none."""
+        is_over = self._clock() >= drain.deadline
+        requests = self._requests(key)
+        for request in requests:
+            if is_over or request.lease is None:
+                self._abort(request, AdapterDeleted())
+        if not requests:
+            self._kv.drop_adapter(key)
+
+    def _requests(self, key: AdapterKey) -> list[Request]:
+        return [request for request in self._scheduler.requests() if request.line == key]

@@ -1,0 +1,118 @@
+"""Taking room from those that run: when blocks run out, and for a tenant that waits for its share.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...adapters.residency import Residency
+from ..kv.block_pool import NULL_BLOCK
+from ..kv.blocks import KvBlocks
+from ..request import Request
+from .running import ROUNDING, Measure, Running
+from .step import Step
+from .step_costs import StepCosts
+from .waiting import WaitingQueue
+
+RECLAIM_SECONDS = 0.03
+RECLAIM_STEPS = 5
+"""So long a tenant waits for what others hold beyond their share, before it is taken from them."""
+
+
+class Preemption:
+    """Victims go back to the front of their tenant's queue, swapped out or to be computed again."""
+
+    def __init__(
+        self,
+        *,
+        running: Running,
+        waiting: WaitingQueue[Request],
+        kv: KvBlocks,
+        residency: Residency[Any],
+        costs: StepCosts,
+        kv_block_bytes: tuple[int, ...],
+        tenant_cap: float,
+    ) -> None:
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_reclaims = 0
+        self._running = running
+        self._waiting = waiting
+        self._kv = kv
+        self._residency = residency
+        self._costs = costs
+        self._kv_block_bytes = kv_block_bytes
+        self._tenant_cap = tenant_cap
+        self._blocked_tenant = ""
+        self._num_blocked_steps = 0
+
+    def make_room(self, request: Request, num_tokens: int, step: Step) -> bool:
+        """Take blocks for a running request, from others if need be; False if it gives way itself.
+
+        A request alone always finds room: nobody is admitted who would not fit.
+        """
+        while not self._kv.grow(request.kv, request.num_computed_tokens, num_tokens):
+            step.is_short = True
+            victim = self._running.victim(self._running.kv_share)
+            self._preempt(victim, step)
+            if victim is request:
+                return False
+        return True
+
+    def note_blocked(self, request: Request) -> None:
+        """The first of those that wait finds no room in this step."""
+        if request.tenant_id != self._blocked_tenant:
+            self._blocked_tenant, self._num_blocked_steps = request.tenant_id, 0
+        self._num_blocked_steps += 1
+
+    def reclaim(self, request: Request, measure: Measure, share: float, step: Step) -> bool:
+        """Preempt for a waiting request who holds what is its tenant's, if it waited long enough.
+
+        `share` is the part of the resource that the request needs.
+        """
+        if not self.may_reclaim(request, measure, share):
+            return False
+        self.num_reclaims += 1
+        self._preempt(self._running.victim(measure), step)
+        return True
+
+    def may_reclaim(self, request: Request, measure: Measure, share: float) -> bool:
+        is_blocked = self._blocked_tenant == request.tenant_id
+        has_waited = is_blocked and self._num_blocked_steps >= RECLAIM_STEPS
+        if not has_waited and self._waiting.waited_seconds(request.tenant_id) < RECLAIM_SECONDS:
+            return False
+        would_hold = measure(request.tenant_id) + share
+        if would_hold > self._tenant_cap + ROUNDING and self._running.num_of(request.tenant_id):
+            return False  # whoever gives way will wait, so the cap on the others applies
+        return self._running.owes(request, measure, share)
+
+    def swap_bytes(self, group: int, num_blocks: int) -> int:
+        """What moving so many blocks between device and host comes to; 0 if that is not known."""
+        return num_blocks * self._kv_block_bytes[group] if self._kv_block_bytes else 0
+
+    def _preempt(self, victim: Request, step: Step) -> None:
+        """Take everything from a running request but its tokens and, if it pays, their KV."""
+        self.num_preemptions += 1
+        victim.num_preemptions += 1
+        step.cancel(victim)
+        self._running.stop(victim)
+        if self._pays_to_swap(victim) and self._kv.swap_out(victim.kv, victim.num_computed_tokens):
+            self.num_swaps += 1
+        else:
+            self._kv.release(victim.kv)
+            victim.num_computed_tokens = 0
+        self._residency.release(victim.request_id)
+        victim.lease = None
+        self._waiting.add_front(victim)
+
+    def _pays_to_swap(self, victim: Request) -> bool:
+        if not victim.num_computed_tokens:
+            return False
+        num_bytes = sum(
+            self.swap_bytes(group, len(table) - table.count(NULL_BLOCK))
+            for group, table in enumerate(victim.kv.tables)
+        )
+        there_and_back = 2 * self._costs.swap_seconds(num_bytes)
+        return there_and_back <= self._costs.recompute_seconds(victim.num_computed_tokens)

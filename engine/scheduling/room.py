@@ -1,0 +1,149 @@
+"""Room for a waiting request: a place in the batch, and blocks for all its tokens. Torch-free.
+
+Blocks are handed out chunk by chunk, but who could not finish its prompt would only be preempted:
+a request is admitted when its whole prompt fits behind those that are still being computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ..kv.blocks import KvBlocks
+from ..request import Request
+from .groups import Groups
+from .preemption import Preemption
+from .running import Running
+from .step import Step
+
+
+class Room:
+    def __init__(
+        self,
+        *,
+        kv: KvBlocks,
+        running: Running,
+        groups: Groups,
+        preemption: Preemption,
+        chunk: int,
+    ) -> None:
+        """`chunk`: the most tokens of a prompt that one step computes."""
+        self.num_forks = 0
+        self._kv = kv
+        self._running = running
+        self._groups = groups
+        self._preemption = preemption
+        self._chunk = chunk
+        self._shortage: _Shortage | None = None
+        self._fork: Request | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the request tried last found no blocks."""
+        return self._shortage is not None
+
+    def share(self, request: Request) -> float:
+        """The part of the blocks that the request lacks for its known tokens."""
+        return max(
+            count / self._kv.num_usable(group) for group, count in enumerate(self._missing(request))
+        )
+
+    def may_take_sequence(self, request: Request) -> bool:
+        """Whether there is a place in the batch, or another tenant owes one."""
+        if not self._running.is_full:
+            return True
+        return self._preemption.may_reclaim(
+            request, self._running.sequence_share, self._running.share_of_one
+        )
+
+    def find(self, request: Request, unfinished: Iterable[Request], step: Step) -> bool:
+        """Find blocks and a place, be it those that another tenant owes.
+
+        `unfinished`: running requests whose prompts may be incomplete; their blocks are promised.
+        If it succeeds, the request shares what of its tokens is computed already.
+        """
+        running = self._running
+        if not self._fits(request, unfinished):
+            share = self.share(request)
+            if not self._preemption.reclaim(request, running.kv_share, share, step):
+                return False
+            if not self._fits(request, unfinished):
+                return False
+        if not running.is_full:
+            return True
+        if self._preemption.reclaim(request, running.sequence_share, running.share_of_one, step):
+            return True
+        self._forget(request)
+        return False
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """Make the request that `find` found room for run, with blocks for its first chunk."""
+        self._shortage = None
+        self.num_forks += request is self._fork
+        self._running.start(request, self._kv.share(request.kv) + self.share(request))
+        has_grown = self._kv.grow(request.kv, request.num_computed_tokens, num_tokens)
+        assert has_grown, "room was found for all its tokens"
+
+    def _fits(self, request: Request, unfinished: Iterable[Request]) -> bool:
+        if not self._running:
+            self._reuse(request)
+            return True
+        available = self._available(request, unfinished)
+        if self._shortage and self._shortage.lasts(request, available):
+            return False
+        self._reuse(request)
+        left, missing = self._available(request, unfinished), self._missing(request)
+        lacking = [max(need - free, 0) for need, free in zip(missing, left, strict=True)]
+        if not any(lacking):
+            return True
+        enough = [free + lack for free, lack in zip(available, lacking, strict=True)]
+        self._shortage = _Shortage(request, enough)
+        self._forget(request)
+        return False
+
+    def _available(self, request: Request, unfinished: Iterable[Request]) -> list[int]:
+        """Free blocks per group, less those that running prompts are still to take."""
+        promised = [self._missing(other) for other in unfinished if other in self._running]
+        return [
+            self._kv.num_free(group) - sum(missing[group] for missing in promised)
+            for group in range(len(request.kv.tables))
+        ]
+
+    def _missing(self, request: Request) -> Sequence[int]:
+        return self._kv.num_missing(
+            request.kv, request.num_computed_tokens, request.num_remaining_tokens, self._chunk
+        )
+
+    def _reuse(self, request: Request) -> None:
+        """Share what of the request's tokens is computed already, unless it has its own in swap."""
+        if request.kv.is_swapped:
+            return
+        parent = self._groups.parent(request)
+        shared = request.num_prompt_tokens - 1
+        if parent and self._kv.fork(parent.kv, request.kv, shared):
+            self._fork = request
+            request.num_computed_tokens = shared
+            return
+        self._fork = None
+        request.num_computed_tokens = self._kv.match(
+            request.kv, request.namespace, request.token_ids[: request.num_reusable_tokens + 1]
+        )
+
+    def _forget(self, request: Request) -> None:
+        """Undo `_reuse`."""
+        if not request.kv.is_swapped:
+            self._kv.release(request.kv)
+            request.num_computed_tokens = 0
+
+
+class _Shortage(NamedTuple):
+    """What a request lacked, so that it is not worked out again in every step."""
+
+    request: Request
+    enough: list[int]
+    """Free blocks per group with which it is worth another try."""
+
+    def lasts(self, request: Request, available: list[int]) -> bool:
+        return request is self.request and any(
+            free < enough for free, enough in zip(available, self.enough, strict=True)
+        )

@@ -1,0 +1,135 @@
+"""The running requests, and what those of each tenant hold. Torch-free.
+
+A tenant's *holding* of a resource is the part of it that its running requests have, divided by the
+tenant's weight. Who holds most gives way first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ..kv.blocks import KvBlocks
+from ..request import Request
+from .shares import Shares
+
+MAX_PREEMPTIONS = 3
+"""After so many, a tenant's last running request is left alone while there are other victims: who
+is over its share with a single long request still gets to its end."""
+
+ROUNDING = 1e-9
+"""Shares are sums of quotients; what is equal but for rounding is equal."""
+
+Measure = Callable[[str], float]
+"""The part of a resource that a tenant has."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float
+    requests: dict[Request, None] = field(default_factory=dict)
+    """In the order of admission."""
+
+    @property
+    def newest(self) -> Request:
+        return next(reversed(self.requests))
+
+    @property
+    def is_spared(self) -> bool:
+        return len(self.requests) == 1 and self.newest.num_preemptions >= MAX_PREEMPTIONS
+
+
+class Running:
+    """In the order of admission."""
+
+    def __init__(self, kv: KvBlocks, shares: Shares, max_num_seqs: int) -> None:
+        self._kv = kv
+        self._shares = shares
+        self._max_num_seqs = max_num_seqs
+        self._requests: dict[Request, None] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._kv_shares: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._requests
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._requests) >= self._max_num_seqs
+
+    def begin_step(self) -> None:
+        """Sequences have grown or shrunk since the last one."""
+        self._kv_shares.clear()
+
+    def start(self, request: Request, kv_share: float) -> None:
+        """The request runs from now on; `kv_share` is what its known tokens will take."""
+        self._requests[request] = None
+        tenant = self._tenants.get(request.tenant_id)
+        if tenant is None:
+            tenant = self._tenants[request.tenant_id] = _Tenant(request.tenant_weight)
+        tenant.weight = request.tenant_weight
+        tenant.requests[request] = None
+        if request.tenant_id in self._kv_shares:
+            self._kv_shares[request.tenant_id] += kv_share
+
+    def stop(self, request: Request) -> None:
+        del self._requests[request]
+        tenant = self._tenants[request.tenant_id]
+        del tenant.requests[request]
+        self._kv_shares.pop(request.tenant_id, None)
+        if not tenant.requests:
+            del self._tenants[request.tenant_id]
+
+    def num_of(self, tenant_id: str) -> int:
+        tenant = self._tenants.get(tenant_id)
+        return len(tenant.requests) if tenant else 0
+
+    @property
+    def share_of_one(self) -> float:
+        """The part of the batch's places that one request takes."""
+        return 1 / self._max_num_seqs
+
+    def sequence_share(self, tenant_id: str) -> float:
+        return self.num_of(tenant_id) / self._max_num_seqs
+
+    def kv_share(self, tenant_id: str) -> float:
+        """The sum over its requests: blocks that they share count for each."""
+        share = self._kv_shares.get(tenant_id)
+        if share is None:
+            tenant = self._tenants.get(tenant_id)
+            requests = tenant.requests if tenant else ()
+            share = sum(self._kv.share(request.kv) for request in requests)
+            self._kv_shares[tenant_id] = share
+        return share
+
+    def victim(self, measure: Measure) -> Request:
+        """The newest request of the tenant that holds most for its weight."""
+        best: _Tenant | None = None
+        most, is_spared = -1.0, True
+        for tenant_id, tenant in self._tenants.items():
+            holding = measure(tenant_id) / tenant.weight
+            # Who is spared gives way only where all are.
+            if best is None or (is_spared, holding) > (tenant.is_spared, most):
+                best, most, is_spared = tenant, holding, tenant.is_spared
+        assert best, "there is a victim only where something runs"
+        return best.newest
+
+    def owes(self, request: Request, measure: Measure, share: float) -> bool:
+        """Whether another tenant can give `share` and keep what it is entitled to.
+
+        And whether that is not more than the request's tenant is entitled to, if it has anything.
+        """
+        held = measure(request.tenant_id)
+        if held and held + share > self._shares.of(request.tenant_id) + ROUNDING:
+            return False
+        victim = self.victim(measure)
+        tenant_id = victim.tenant_id
+        if tenant_id == request.tenant_id or self._tenants[tenant_id].is_spared:
+            return False
+        return measure(tenant_id) - share >= self._shares.of(tenant_id) - ROUNDING

@@ -1,0 +1,579 @@
+"""Which tokens of which requests the next step computes.
+
+Each step has one token budget. Decoding requests come first; prompts are cut into chunks that fill
+the rest, and whoever's tenant had the least service goes on or is admitted next. A request whose
+adapter is not resident is skipped, not waited for. When blocks run out, the newest request of the
+tenant that holds most gives its blocks back, and is swapped in or computed again later.
+
+Torch-free; takes its clock and everything it decides over as arguments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...adapters.errors import ObjectCorrupt, ObjectNotFound
+from ...adapters.identity import AdapterKey
+from ...adapters.residency import Residency, Tier
+from ..config import MAX_READ_ROWS
+from ..errors import (
+    AdapterDeleted,
+    AdapterLoadFailed,
+    AdapterLost,
+    AdapterTooLarge,
+    DeadlineExceeded,
+    EngineError,
+    Overloaded,
+    PromptTooLong,
+    TenantQueueFull,
+)
+from ..kv.blocks import KvBlocks
+from ..kv.layout import SwapIn, SwapOut
+from ..messages import RequestStarted
+from ..request import Request
+from .backlog import Backlog
+from .batch import ScheduledBatch, ScheduledSequence
+from .deadlines import Deadlines
+from .draft_policy import DraftPolicy, NoDrafts
+from .fairness import TokenCounters
+from .groups import Groups
+from .preemption import Preemption
+from .room import Room
+from .running import ROUNDING, Running
+from .shares import Shares
+from .step import Step
+from .step_costs import StepCosts, StepShape
+from .waiting import Candidates, WaitingQueue
+
+MIN_RETRY_SECONDS = 1.0
+EXPECT_INTERVAL_SECONDS = 0.05
+"""How often residency is told which adapters are needed next."""
+MAX_EXPECTED = 256
+"""Lines whose adapters are named then, or those of two batches: who waits behind so many makes no
+difference yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    max_read_rows: int = MAX_READ_ROWS
+    target_itl_seconds: float | None = None
+    """Prompts share a step with decodes only as far as it is expected to stay below this."""
+    max_queued: int = 4096
+    max_queued_per_tenant: int = 1024
+    tenant_cap: float = 1.0
+    """The part of anything that one tenant may hold while others wait."""
+    kv_block_bytes: tuple[int, ...] = ()
+    """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
+
+
+class Schedule(NamedTuple):
+    """The outcome of one `Scheduler.schedule`."""
+
+    batch: ScheduledBatch | None
+    """None: nothing can run now."""
+    started: list[RequestStarted]
+    failed: list[tuple[Request, EngineError]]
+    """Requests that cannot run, or whose time is up; they have left the scheduler."""
+
+
+class Scheduler:
+    """Owns all requests from `add` to `finish`, and with them their blocks and leases."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        kv: KvBlocks,
+        residency: Residency[Any],
+        costs: StepCosts,
+        clock: Callable[[], float],
+        drafts: DraftPolicy | None = None,
+    ) -> None:
+        """`drafts`: None for plain decoding."""
+        self.limits = limits
+        self.counters: TokenCounters[str] = TokenCounters()
+        self._kv = kv
+        self._residency = residency
+        self._costs = costs
+        self._clock = clock
+        self._drafts = drafts or NoDrafts()
+        self._requests: dict[str, Request] = {}
+        self._shares = Shares()
+        self._running = Running(kv, self._shares, limits.max_num_seqs)
+        self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
+        self._groups = Groups(self._running)
+        self._deadlines = Deadlines()
+        self._held: dict[Request, None] = {}
+        self._num_held: Counter[str] = Counter()
+        self._backlog = Backlog(costs)
+        self._preemption = Preemption(
+            running=self._running,
+            waiting=self._waiting,
+            kv=kv,
+            residency=residency,
+            costs=costs,
+            kv_block_bytes=limits.kv_block_bytes,
+            tenant_cap=limits.tenant_cap,
+        )
+        self._last_shape = StepShape(0, 0, 0)
+        self._next_expect_time = 0.0
+        self._room = Room(
+            kv=kv,
+            running=self._running,
+            groups=self._groups,
+            preemption=self._preemption,
+            chunk=limits.max_num_batched_tokens,
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + len(self._held)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._preemption.num_preemptions
+
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions that kept what was computed."""
+        return self._preemption.num_swaps
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose KV is on the host now; walks all of them."""
+        return sum(request.kv.is_swapped for request in self._requests.values())
+
+    @property
+    def num_reclaims(self) -> int:
+        """Preemptions for a tenant that waited for its share."""
+        return self._preemption.num_reclaims
+
+    @property
+    def num_forks(self) -> int:
+        """Requests that went on from the prompt of another in their group."""
+        return self._room.num_forks
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def requests(self) -> Iterable[Request]:
+        return tuple(self._requests.values())
+
+    def is_running(self, request: Request) -> bool:
+        """It has a place in the batch; the others wait."""
+        return request in self._running
+
+    def tier_of(self, request: Request) -> Tier | None:
+        """Where the request's adapter is now; None for the base model."""
+        return None if request.line is None else self._residency.tier(request.line)
+
+    @property
+    def is_full(self) -> bool:
+        """As many sequences run as may."""
+        return self._running.is_full
+
+    @property
+    def is_short_of_kv(self) -> bool:
+        """The last step had too few KV blocks for who came next."""
+        return self._room.is_short
+
+    # --- the life of a request ------------------------------------------------------------------
+
+    def add(self, request: Request, *, is_held: bool = False) -> None:
+        """Queue a request; one that is held counts as waiting, and runs once it is released.
+
+        Raises PromptTooLong if it could not even run alone, DeadlineExceeded if it comes too late,
+        TenantQueueFull or Overloaded if it could not run in time.
+        """
+        self._check_fits(request)
+        if request.submitted.deadline_seconds == 0.0:
+            raise DeadlineExceeded
+        self._check_queue(request)
+        assert request.request_id not in self._requests, "request ids are unique"
+        request.kv = self._kv.new_sequence()
+        self._requests[request.request_id] = request
+        self._backlog.enter(request)
+        self._deadlines.add(request)
+        if is_held:
+            self._held[request] = None
+            self._num_held[request.tenant_id] += 1
+        else:
+            self._offer(request)
+
+    def release(self, request: Request) -> None:
+        """What the request was held for is there: it waits for its turn like any other."""
+        self._drop_hold(request)
+        self._offer(request)
+
+    def finish(self, request: Request) -> None:
+        """Let go of a request in whatever state it is; no step may name it any more.
+
+        One that has left already is left alone.
+        """
+        if self._requests.get(request.request_id) is not request:
+            return
+        del self._requests[request.request_id]
+        self._deadlines.remove(request)
+        if request in self._held:
+            self._drop_hold(request)
+        else:
+            self._withdraw(request)
+        if request.started:
+            self._backlog.learn_output(request.num_generated_tokens)
+        else:
+            self._backlog.leave(request)
+        self._kv.release(request.kv)
+        self._unlease(request)
+        if not self._requests:  # and perhaps no step for a long time
+            self._residency.expect(())
+
+    def schedule(self) -> Schedule:
+        """Choose the next step, hand out its blocks and take its leases."""
+        self._running.begin_step()
+        limits = self.limits
+        step = Step(
+            budget=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            max_read_rows=limits.max_read_rows,
+        )
+        self._end_expired(step)
+        prefills = self._schedule_decodes(step)
+        self._plan_drafts(step, has_prompts=bool(prefills or self._waiting))
+        self._bound_prefill(step)
+        self._schedule_prefills(step, prefills)
+        self._grow_drafts(step)
+        self._expect_adapters()
+        return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
+
+    def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
+        """Take note that a step has computed this sequence; publish the blocks it filled.
+
+        `num_accepted`: how many tokens of its draft turned out right and were appended before. The
+        others' positions will be written again, and their blocks are given back.
+        """
+        request = sequence.request
+        num_tokens = sequence.num_known_tokens + num_accepted
+        num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
+        if num_computed > request.kv.num_settled:
+            self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
+        if request.kv.num_writable - num_computed > self.limits.block_size:
+            self._kv.shrink(request.kv, num_computed + 1)
+
+    def append(self, request: Request, token_ids: list[int]) -> None:
+        """Add what was sampled for the request, as its tenant's service."""
+        request.token_ids += token_ids
+        self._waiting.charge(request, output_tokens=len(token_ids))
+
+    def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
+        """Learn what the step cost; `swap_seconds` of it went into swapping."""
+        self._last_shape = batch.shape
+        self._costs.observe(batch.shape, seconds - swap_seconds)
+        num_bytes = sum(
+            self._preemption.swap_bytes(operation.group, len(operation.block_ids))
+            for operation in batch.operations
+            if isinstance(operation, SwapIn | SwapOut)
+        )
+        if num_bytes and swap_seconds > 0:
+            self._costs.observe_swap(num_bytes, swap_seconds)
+
+    def _offer(self, request: Request) -> None:
+        """From here on a step may take the request."""
+        self._waiting.add(request)
+        self._shares.enter(request)
+        self._groups.add(request)
+        if request.line:
+            self._residency.expect_last(request.line)
+
+    def _withdraw(self, request: Request) -> None:
+        self._groups.remove(request)
+        self._shares.leave(request)
+        if request in self._running:
+            self._running.stop(request)
+        else:
+            self._waiting.remove(request)
+
+    def _drop_hold(self, request: Request) -> None:
+        del self._held[request]
+        self._num_held[request.tenant_id] -= 1
+        if not self._num_held[request.tenant_id]:
+            del self._num_held[request.tenant_id]
+
+    # --- refusals -------------------------------------------------------------------------------
+
+    def _check_fits(self, request: Request) -> None:
+        longest = request.num_prompt_tokens + request.submitted.sampling.max_tokens
+        chunk = self.limits.max_num_batched_tokens
+        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
+            capacity = min(self.limits.max_model_len, self._kv.longest())
+            raise PromptTooLong(
+                f"{request.num_prompt_tokens} prompt tokens and max_tokens="
+                f"{request.submitted.sampling.max_tokens} exceed {capacity} tokens"
+            )
+
+    def _check_queue(self, request: Request) -> None:
+        is_full = self._room.is_short or self._running.is_full
+        wait = self._backlog.wait_seconds(request, self._last_shape, is_full=is_full)
+        later = max(wait, MIN_RETRY_SECONDS)
+        num_own = self._waiting.num_of(request.tenant_id) + self._num_held[request.tenant_id]
+        if num_own >= self.limits.max_queued_per_tenant:
+            raise TenantQueueFull(retry_after_seconds=later)
+        if self.num_waiting >= self.limits.max_queued:
+            raise Overloaded(retry_after_seconds=later)
+        deadline = request.submitted.deadline_seconds
+        if deadline is not None and wait > deadline:
+            raise Overloaded(
+                f"The expected wait is about {wait:.1f} s, the deadline {deadline:.1f} s.",
+                retry_after_seconds=later,
+            )
+
+    def _end_expired(self, step: Step) -> None:
+        for request_id in self._deadlines.expired(self._clock()):
+            request = self._requests[request_id]
+            self.finish(request)
+            step.failed.append((request, DeadlineExceeded()))
+
+    # --- what runs ------------------------------------------------------------------------------
+
+    def _schedule_decodes(self, step: Step) -> list[Request]:
+        """Continue every decoding request; return those that still have a prompt to compute."""
+        prefills: list[Request] = []
+        grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
+        budget = self.limits.max_num_batched_tokens
+        for request in tuple(self._running):
+            num_computed = request.num_computed_tokens
+            if len(request.token_ids) - num_computed > 1:
+                prefills.append(request)
+            elif request in preempted or len(decodes) == budget:
+                continue
+            elif (
+                num_computed < request.kv.num_writable
+                or grow(request.kv, num_computed, 1)
+                or self._preemption.make_room(request, 1, step)
+            ):
+                decodes[request] = ScheduledSequence(request, 1)
+                if num_computed < request.num_prompt_tokens:
+                    self._charge_prompt(request, 1)
+        return prefills
+
+    def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
+        """Let decoding requests verify guessed tokens; prompts keep a block's worth of the step."""
+        num_free = step.budget - (self.limits.block_size if has_prompts else 0)
+        if num_free <= 0 or not step.decodes:
+            return
+        for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
+            left = request.submitted.sampling.max_tokens - request.num_generated_tokens
+            num_tokens = min(num_wanted, left - 1, num_free)
+            if num_tokens > 0:
+                step.guess(request, num_tokens)
+                num_free -= num_tokens
+
+    def _grow_drafts(self, step: Step) -> None:
+        """Give guessed tokens blocks that nobody else wants, or cut them to those there are."""
+        for request, num_tokens, num_draft_tokens in step.guessing():
+            kv, num_computed = request.kv, request.num_computed_tokens
+            if step.is_short or not self._kv.grow(kv, num_computed, num_tokens):
+                num_writable = max(kv.num_writable - num_computed - 1, 0)
+                step.guess(request, min(num_draft_tokens, num_writable))
+
+    def _bound_prefill(self, step: Step) -> None:
+        """Leave prompts as much of the step as its decodes' target allows, a block at least."""
+        target = self.limits.target_itl_seconds
+        if target is None:
+            return
+        shape = step.shape()
+        if not shape.num_decodes:
+            return
+        plain = shape._replace(num_draft_tokens=0)
+        drafts_seconds = self._costs.predict(shape) - self._costs.predict(plain)
+        allowed = self._costs.max_prefill_tokens(
+            shape.num_decodes, shape.num_context_tokens, target - drafts_seconds, step.budget
+        )
+        step.leave_at_most(max(allowed, self.limits.block_size))
+
+    def _schedule_prefills(self, step: Step, prefills: list[Request]) -> None:
+        """Prompts go on, and waiting ones join them, in the order of their tenants' service."""
+        counter = self.counters.counter
+        ordered = deque(sorted(prefills, key=lambda request: counter(request.tenant_id)))
+        if self._waiting and not step.is_short:
+            self._admit_waiting(step, ordered)
+        for request in ordered:
+            self._continue_prompt(request, step)
+
+    def _continue_prompt(self, request: Request, step: Step) -> None:
+        if request in step.preempted:
+            return
+        num_tokens = step.room_for(request)
+        if num_tokens and self._preemption.make_room(request, num_tokens, step):
+            step.add(request, num_tokens)
+            self._charge_prompt(request, num_tokens)
+
+    def _charge_prompt(self, request: Request, num_tokens: int) -> None:
+        """Charge the tokens of the prompt that this step is the first to compute."""
+        end = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
+        new = end - max(request.num_charged_tokens, request.num_computed_tokens)
+        if new > 0:
+            request.num_charged_tokens = end
+            self._waiting.charge(request, input_tokens=new)
+
+    # --- what waits -----------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: Step, prefills: deque[Request]) -> None:
+        """Admit who fits, least served tenant first, until the first that finds no room.
+
+        Those behind it must not take the room it waits for.
+        """
+        unfinished = tuple(prefills)
+        walk = self._waiting.candidates(self._has_adapter)
+        for request in walk:
+            self._continue_before(request, prefills, step)
+            if not step.budget or step.is_short:
+                return
+            if self._fails(request, step):
+                continue
+            awaits_group = request.num_computed_tokens == 0 and self._groups.awaits_prompt(request)
+            if awaits_group or not step.room_for(request):
+                walk.skip()
+            elif self._is_capped(request):
+                walk.stop_tenant()
+            elif not self._room.may_take_sequence(request):
+                return self._preemption.note_blocked(request)
+            elif not self._lease(request):
+                walk.park_line()
+            elif self._room.find(request, unfinished, step):
+                self._admit(request, step, walk)
+            else:
+                self._unlease(request)
+                return self._preemption.note_blocked(request)
+
+    def _expect_adapters(self) -> None:
+        """Say whose turn is next, however full the batch is: their adapters are loaded meanwhile,
+        and stay for them."""
+        if self._clock() < self._next_expect_time:
+            return
+        self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
+        lines = self._waiting.next_lines(max(MAX_EXPECTED, 2 * self.limits.max_num_seqs))
+        self._residency.expect(line for line in lines if isinstance(line, AdapterKey))
+
+    def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
+        """Continue the prompts of the candidate's tenant and of those that had less service."""
+        counter, tenant_id = self.counters.counter, request.tenant_id
+        while prefills and (
+            prefills[0].tenant_id == tenant_id
+            or counter(prefills[0].tenant_id) < counter(tenant_id)
+        ):
+            self._continue_prompt(prefills.popleft(), step)
+
+    def _fails(self, request: Request, step: Step) -> bool:
+        failure = self._residency.failure(request.line) if request.line else None
+        if failure is None:
+            return False
+        self.finish(request)
+        error = _LOAD_ERRORS.get(failure.code, AdapterLoadFailed)
+        step.failed.append((request, error(f"{error.__doc__} {failure.message}")))
+        return True
+
+    def _may_be_capped(self, request: Request) -> bool:
+        """Whether others wait; one request a tenant may run whatever it takes."""
+        others_wait = len(self._waiting) > self._waiting.num_of(request.tenant_id)
+        return others_wait and self._running.num_of(request.tenant_id) > 0
+
+    def _is_capped(self, request: Request) -> bool:
+        """Whether the tenant would hold more than one may while others wait."""
+        tenant_id, cap = request.tenant_id, self.limits.tenant_cap + ROUNDING
+        if not self._may_be_capped(request):
+            return False
+        share = self._running.sequence_share(tenant_id) + self._running.share_of_one
+        return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
+
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether its adapter is on the device or has failed; `expect` says that it is needed."""
+        if request.line is None or self._residency.is_settled(request.line):
+            return True
+        return self._note_missing(request)
+
+    def _note_missing(self, request: Request) -> bool:
+        """False: it cannot run. The time that it waits for its adapter begins."""
+        if request.adapter_missing_since is None:
+            request.adapter_missing_since = self._clock()
+        return False
+
+    def _lease(self, request: Request) -> bool:
+        """Take the lease on the adapter; False if it is absent or its tenant's bytes are capped."""
+        if request.line is None:
+            return True
+        tenant_id = request.tenant_id
+        before = self._residency.leased_share(tenant_id)
+        request.lease = self._residency.acquire(request.line, request.request_id)
+        if request.lease is None:
+            return self._note_missing(request)
+        cap = max(before, self.limits.tenant_cap + ROUNDING)
+        if self._residency.leased_share(tenant_id) > cap and self._may_be_capped(request):
+            self._unlease(request)
+            return False
+        if request.adapter_missing_since is not None:
+            request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
+            request.adapter_missing_since = None
+        return True
+
+    def _unlease(self, request: Request) -> None:
+        self._residency.release(request.request_id)
+        request.lease = None
+
+    def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
+        walk.admitted()
+        num_tokens = step.room_for(request)
+        self._room.take(request, num_tokens)
+        step.add(request, num_tokens)
+        self._charge_prompt(request, num_tokens)
+        if not request.started:
+            request.started = True
+            request.num_cached_tokens = request.num_computed_tokens
+            self._backlog.leave(request)
+            step.started.append(self._describe_start(request))
+
+    def _describe_start(self, request: Request) -> RequestStarted:
+        return RequestStarted(
+            request_id=request.request_id,
+            queue_seconds=self._clock() - request.arrival_time,
+            adapter_wait_seconds=request.adapter_wait_seconds,
+            adapter_tier=self._found_tier(request),
+            num_cached_tokens=request.num_cached_tokens,
+            adapter_load_ms=self._load_ms(request),
+        )
+
+    def _load_ms(self, request: Request) -> float | None:
+        if request.line is None:
+            return None
+        if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
+            return 0.0
+        return 1e3 * self._residency.load_seconds(request.line)
+
+    def _found_tier(self, request: Request) -> Tier | None:
+        """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
+        if request.line is None or request.adapter_tier is not Tier.STORE:
+            return request.adapter_tier
+        return self._residency.loaded_from(request.line) or Tier.STORE
+
+
+_LOAD_ERRORS: dict[str, type[EngineError]] = {
+    AdapterDeleted.code: AdapterDeleted,
+    AdapterTooLarge.code: AdapterTooLarge,
+    ObjectNotFound.code: AdapterLost,
+    ObjectCorrupt.code: AdapterLost,
+}
+"""What a caller can act on; every other failure of a load is one for the operator's log."""

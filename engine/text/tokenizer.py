@@ -1,0 +1,238 @@
+"""The base model's tokenizer: text and chats to token ids.
+
+`tokenizer.json` is taken as it is written, the checkpoint's own statement of how it tokenizes;
+transformers adds the chat template. Importing this module does not import torch: the API process
+tokenizes, the engine process computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from ..errors import ChatTemplateMissing, InvalidParameter, PromptTooLong, TokenizerUnusable
+from .token_coverage import most_bytes_per_token
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_REASON_CHARACTERS = 300
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"  # SentencePiece writes a space as this character
+
+
+class Tokenizer:
+    """Tokenizes for one base model. Raises TokenizerUnusable if it has no usable tokenizer."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._chat = _load(model_dir)
+        self.backend: tokenizers.Tokenizer = self._chat.backend_tokenizer
+        # A tokenizer.json saved after training may cut or pad: a prompt is neither.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.eos_token_ids = _eos_token_ids(model_dir, self._chat.eos_token_id)
+        """Tokens that end an output: the tokenizer's and the generation config's."""
+        self._decoded_bytes: dict[int, bytes] = {}
+        self._whole_texts: dict[int, str | None] = {}
+        """Both by token id, as far as it was asked."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; the model's own may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat.chat_template is not None
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are never part of the text."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def special_token_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of these texts that are special tokens."""
+        ids = {text: self.backend.token_to_id(text) for text in texts}
+        return {text: i for text, i in ids.items() if i in self.special_token_ids}
+
+    @cached_property
+    def most_bytes_per_token(self) -> int | None:
+        """See `token_coverage`."""
+        return most_bytes_per_token(json.loads(self.backend.to_str()))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the base model begins with.
+
+        Raises PromptTooLong, before any work, for a text of which more than `max_tokens` tokens
+        would certainly come.
+        """
+        self._check_length(text, max_tokens)
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation in the base model's own chat template.
+
+        Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
+        messages, and PromptTooLong as `encode`. A template that does not know tools leaves them
+        out.
+        """
+        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        self._check_length(text, max_tokens)
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The text that `encode_chat` tokenizes."""
+        if not self.has_chat_template:
+            raise ChatTemplateMissing
+        if not messages:
+            raise InvalidParameter("messages", "is empty")
+        try:
+            text: str = self._chat.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as exc:
+            raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
+        return text
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is None or self.most_bytes_per_token is None:
+            return
+        num_bytes = len(text.encode(errors="replace"))
+        max_bytes = max_tokens * self.most_bytes_per_token
+        if num_bytes > max_bytes:
+            raise PromptTooLong(
+                f"The prompt has {num_bytes} bytes; at most {max_bytes} can fit into the "
+                f"model's {max_tokens} tokens."
+            )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these tokens."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """How the vocabulary writes this token; empty for an id that it does not have."""
+        return self.backend.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that this token stands for; a character may take the bytes of several."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_token_ids:
+            return token.encode()
+        if self._is_byte_level:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(match[1])
+        return token.replace(_WORD_START, " ").encode()
+
+    @cached_property
+    def decodes_bytes(self) -> bool:
+        """Decoding is putting together the `decoded_bytes` of the tokens, and nothing else."""
+        decoder = json.loads(self.backend.to_str())["decoder"] or {"type": None}
+        return [part["type"] for part in decoder.get("decoders", [decoder])] == ["ByteLevel"]
+
+    def decoded_bytes(self, token_id: int) -> bytes:
+        """What decoding makes of a token where it `decodes_bytes`; nothing of a special one."""
+        decoded = self._decoded_bytes.get(token_id)
+        if decoded is None:
+            decoded = self._decoded_bytes[token_id] = self._decode_bytes(token_id)
+        return decoded
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token's `decoded_bytes`; None if they are no whole characters."""
+        if token_id in self._whole_texts:
+            return self._whole_texts[token_id]
+        try:
+            text = self.decoded_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole_texts[token_id] = text
+        return text
+
+    def _decode_bytes(self, token_id: int) -> bytes:
+        if token_id in self.special_token_ids:
+            return b""
+        token = self.vocabulary_entry(token_id)
+        try:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+        except KeyError:  # an added token is written as it is
+            return token.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The token's text; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    @cached_property
+    def _added_token_ids(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = json.loads(self.backend.to_str())["decoder"] or {"type": None}
+        return any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [decoder]))
+
+
+def _load(model_dir: Path) -> PreTrainedTokenizerFast:
+    if not (model_dir / TOKENIZER_FILE).is_file():
+        raise TokenizerUnusable(
+            f"{model_dir} has no {TOKENIZER_FILE}: copy it from the original model, or save a fast "
+            "tokenizer there"
+        )
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
+    except Exception as exc:  # tokenizers raises bare Exception for a file it cannot read
+        reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+        raise TokenizerUnusable(
+            f"{model_dir / TOKENIZER_FILE} or the files beside it cannot be read: {reason}; "
+            "download the tokenizer again"
+        ) from exc
+
+
+def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]:
+    declared: set[int] = set() if tokenizer_eos is None else {tokenizer_eos}
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        declared.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(declared)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The printable character by which byte-level BPE writes each byte, turned round.
+
+    Printable Latin-1 stands for itself; the other 68 bytes follow from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    characters = [*map(chr, printable), *(chr(0x100 + index) for index in range(len(others)))]
+    return dict(zip(characters, [*printable, *others], strict=True))
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
