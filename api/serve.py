@@ -18,7 +18,7 @@ from ..engine.config import EngineConfig
 from .app import create_app
 from .http.connections import Connections
 from .http.protocol import protocol_among
-from .server.gc_tuning import look_for_garbage_seldom
+from .server.gc_tuning import collect_garbage, freeze_garbage
 from .server.open_files import raise_open_files
 from .server.runtime import Runtime, open_runtime
 from .settings import Settings
@@ -146,11 +146,16 @@ def run_server(
     async def serve() -> None:
         async with open_runtime(settings, engine_config) as runtime:
             _let_uvicorn_decide((signal.SIGTERM, signal.SIGINT))
+            readiness = runtime.readiness
             listen(listener)
             announce(runtime)
             server = DrainingServer(runtime, connections, on_drain=on_drain)
-            look_for_garbage_seldom()
-            await server.serve(sockets=[listener])
+            freeze_garbage()
+            collecting = asyncio.create_task(collect_garbage(lambda: not readiness.num_requests))
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                collecting.cancel()
 
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

@@ -1,20 +1,52 @@
-"""When Python looks for garbage in a server.
+"""When a server runs Python's garbage collector and returns freed memory to the system.
 
-References are counted, so almost nothing waits for it: cycles come from errors and from tasks that
-were cancelled. Looking at all that imports have left takes a fifth of a second, in which no stream
-goes on, and the default is to look for young garbage every few requests.
+Reference counting frees almost everything; cycles come from errors and cancelled tasks. Collecting
+all that imports have left takes a fifth of a second, in which no stream continues, and by default
+Python collects young objects every few requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+from collections.abc import Callable
+
+from ...adapters.malloc import return_freed_memory
 
 YOUNG_OBJECTS = 10_000
-"""So many more were made than freed before the young are looked at, which takes some ms."""
+"""So many more objects are allocated than freed before Python collects the young ones, which takes
+some ms."""
+PAUSE_SECONDS = 60.0
+"""Between two collections of old objects. Python itself would collect them after a million
+allocations, which is hours of ordinary requests."""
+PATIENCE_SECONDS = 240.0
+"""A collection waits at most so long for a moment without requests."""
+POLL_SECONDS = 0.05
 
 
-def look_for_garbage_seldom() -> None:
-    """What lives now is never looked at again; to be called once a server is up."""
+def freeze_garbage() -> None:
+    """Exclude the objects that exist now from collection; to be called once a server is up."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+async def collect_garbage(is_idle: Callable[[], bool]) -> None:
+    """Collect old objects and return freed memory regularly, until cancelled.
+
+    `is_idle` says whether no request runs: a collection delays those that do.
+    """
+    while True:
+        await asyncio.sleep(PAUSE_SECONDS)
+        await _idle_moment(is_idle)
+        gc.collect()
+        return_freed_memory()
+
+
+async def _idle_moment(is_idle: Callable[[], bool]) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not is_idle():
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        return

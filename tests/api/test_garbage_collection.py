@@ -1,13 +1,16 @@
-"""A server seldom looks for garbage, and never among what it began with."""
+"""A server collects old garbage once a minute, and never the objects that exist at start."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from loraplex.api.server.gc_tuning import YOUNG_OBJECTS, look_for_garbage_seldom
+from loraplex.api.server import gc_tuning
+from loraplex.api.server.gc_tuning import YOUNG_OBJECTS, collect_garbage, freeze_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +22,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_cycles_still_go_and_what_was_there_is_left_alone() -> None:
-    look_for_garbage_seldom()
+    freeze_garbage()
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
     assert gc.get_threshold()[0] == YOUNG_OBJECTS
@@ -37,3 +40,61 @@ def test_cycles_still_go_and_what_was_there_is_left_alone() -> None:
     finally:
         gc.callbacks.remove(count)
     assert num_seen >= 1
+
+
+class Knot:
+    """An object that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def old_knot() -> weakref.ref[Knot]:
+    knot = Knot()
+    gc.collect(1)
+    gc.collect(1)
+    return weakref.ref(knot)
+
+
+@pytest.fixture
+def returned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(gc_tuning, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(gc_tuning, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(gc_tuning, "return_freed_memory", lambda: found.append("returned"))
+    return found
+
+
+def test_old_garbage_goes_between_requests(returned: list[str]) -> None:
+    is_idle = False
+
+    async def scenario() -> None:
+        nonlocal is_idle
+        task = asyncio.create_task(collect_garbage(lambda: is_idle))
+        knot = old_knot()
+        await asyncio.sleep(0.05)
+        assert knot() is not None
+        assert not returned
+        is_idle = True
+        async with asyncio.timeout(10):
+            while not returned:
+                await asyncio.sleep(0.001)
+        assert knot() is None
+        task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_is_never_idle_collects_in_the_end(
+    returned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_tuning, "PATIENCE_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(collect_garbage(lambda: False))
+        async with asyncio.timeout(10):
+            while not returned:
+                await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(scenario())
