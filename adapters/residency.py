@@ -36,10 +36,10 @@ __all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Resid
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 PIN_INTERVAL_SECONDS = 0.25
+"""How often pinned adapters are looked for that are not on their way."""
 FRUITLESS_REST = 10.0
 """A search for room that finds none is repeated after so many times as long as it took: with
 hundreds of residents it takes milliseconds, and the loop has steps to run."""
-"""How often pinned adapters are looked for that are not on their way."""
 DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
 STORED = "stored"
 DELETING = "deleting"

@@ -86,6 +86,20 @@ def test_two_keys_of_one_user_never_meet(server: ServerUnderTest, caller: Caller
     assert answers[0].json()["key"] != answers[1].json()["key"]
 
 
+def test_an_operators_key_for_another_tenant_is_a_conflict(
+    server: ServerUnderTest, caller: Caller, resident: Caller
+) -> None:
+    operator = {"authorization": f"Bearer {server.make_operator('twice')}"}
+
+    def create(tenant: Caller) -> httpx.Response:
+        on_tenant = {"x-loraplex-tenant": tenant.slug, "idempotency-key": "k-operator"}
+        body = {"name": "x", "scopes": ["infer"]}
+        return httpx.post(f"{server.url}/v1/keys", json=body, headers=operator | on_tenant)
+
+    assert create(caller).status_code == 201
+    assert code(create(resident)) == "idempotency_conflict"
+
+
 def test_what_was_refused_may_be_sent_again(caller: Caller) -> None:
     headers = {"idempotency-key": "k-1"}
     wrong = caller.http.post("/v1/keys", json={"name": ""}, headers=headers)

@@ -31,6 +31,7 @@ from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
 from support.databases import database_of_server
+from support.orphans import ending_with_this_process
 from support.secrets_scan import leaks
 from support.waiting import wait_for
 
@@ -182,17 +183,18 @@ def serving(
             env=child_environment(**environment),
         )
     callers: list[Caller] = []
-    try:
-        url = wait_for(lambda: _announced_url(process, log, num_old_bytes), seconds=120)
-        server = ServerUnderTest(url, process, settings, log, callers)
-        wait_for(server.is_ready)
-        yield server
-    finally:
-        for caller in callers:
-            caller.close()
-        process.terminate()
-        process.wait(60)
-        assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
+    with ending_with_this_process(process):
+        try:
+            url = wait_for(lambda: _announced_url(process, log, num_old_bytes), seconds=120)
+            server = ServerUnderTest(url, process, settings, log, callers)
+            wait_for(server.is_ready)
+            yield server
+        finally:
+            for caller in callers:
+                caller.close()
+            process.terminate()
+            process.wait(60)
+            assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
 
 
 def _announced_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
