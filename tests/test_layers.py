@@ -81,7 +81,7 @@ HTTP_FREE = {
 """Packages of `api/`."""
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}
 BANNED_CALLS = {"eval", "exec"}
-ENGINE_IMAGE = {"torch", "triton", "transformers", "peft", "safetensors", "numpy"}
+ENGINE_IMAGE = {"torch", "triton", "transformers", "safetensors", "numpy"}
 EDGES = {
     "engine/process/transport.py": {"msgspec"},
     "engine/process/main.py": {"msgspec"},

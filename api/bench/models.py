@@ -63,12 +63,11 @@ def make_adapter(path: Path, shape: BaseShape, *, rank: int, seed: int) -> None:
     recipe = {**asdict(shape), "rank": rank, "adapter_seed": seed}
     if _is_made(path, recipe):
         return
-    from peft import LoraConfig
     from safetensors.torch import save_file
 
     path.mkdir(parents=True, exist_ok=True)
-    lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS), task_type="CAUSAL_LM")
-    lora.save_pretrained(path)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank}
+    (path / "adapter_config.json").write_text(json.dumps(config | {"target_modules": TARGETS}))
     save_file(_adapter_tensors(shape, rank, seed), path / "adapter_model.safetensors")
     _mark_made(path, recipe)
 
