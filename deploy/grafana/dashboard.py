@@ -31,14 +31,14 @@ def _quantiles(metric: str) -> dict[str, str]:
 
 
 ROWS: dict[str, list[Panel]] = {
-    "What callers see": [
+    "Requests": [
         Panel(
-            "Answers by status",
+            "Responses by status",
             "reqps",
             {"{{status}}": "sum by (status) (rate(#http_requests_total{$i}[1m]))"},
         ),
         Panel("Time to first token", "s", _quantiles("time_to_first_token_seconds")),
-        Panel("Gap between tokens", "s", _quantiles("inter_token_latency_seconds")),
+        Panel("Inter-token latency", "s", _quantiles("inter_token_latency_seconds")),
         Panel(
             "Tokens",
             "short",
@@ -55,7 +55,7 @@ ROWS: dict[str, list[Panel]] = {
             {"{{code}}": 'sum by (code) (rate(#http_requests_total{$i, code!=""}[1m]))'},
         ),
     ],
-    "The engine": [
+    "Engine": [
         Panel(
             "Sequences",
             "short",
@@ -65,9 +65,9 @@ ROWS: dict[str, list[Panel]] = {
                 "swapped": "sum(#sequences_swapped{$i})",
             },
         ),
-        Panel("Wait before the first step", "s", _quantiles("queue_seconds")),
+        Panel("Queue time", "s", _quantiles("queue_seconds")),
         Panel(
-            "Step",
+            "Step time",
             "s",
             {
                 "mean": "sum(rate(#engine_step_seconds_total{$i}[1m]))"
@@ -75,24 +75,24 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
         Panel(
-            "KV blocks held, prompt tokens found",
+            "KV cache usage, prefix cache hits",
             "percentunit",
             {
-                "held": "max(#kv_usage_ratio{$i})",
-                "found": "sum(rate(#prefix_cache_hit_tokens_total{$i}[5m]))"
+                "used": "max(#kv_usage_ratio{$i})",
+                "hits": "sum(rate(#prefix_cache_hit_tokens_total{$i}[5m]))"
                 " / sum(rate(#prefix_cache_query_tokens_total{$i}[5m]))",
             },
         ),
         Panel(
-            "Use of the device",
+            "Device utilization",
             "percentunit",
             {
                 "bandwidth": "avg(#memory_bandwidth_utilization_ratio{$i})",
-                "arithmetic": "avg(#compute_utilization_ratio{$i})",
+                "compute": "avg(#compute_utilization_ratio{$i})",
             },
         ),
         Panel(
-            "Guesses that hold",
+            "Speculation acceptance rate",
             "percentunit",
             {
                 "{{proposer}}": "sum by (proposer)"
@@ -103,7 +103,7 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Adapters": [
         Panel(
-            "Where requests find their adapter",
+            "Requests by adapter tier",
             "reqps",
             {"{{tier}}": "sum by (tier) (rate(#adapter_tier_hits_total{$i}[1m]))"},
         ),
@@ -113,7 +113,7 @@ ROWS: dict[str, list[Panel]] = {
             {"{{tier}}": "sum by (tier) (#adapter_tier_bytes{$i})"},
         ),
         Panel(
-            "Loads, p95 by stage",
+            "Adapter load time, p95 by stage",
             "s",
             {
                 "{{stage}}": "histogram_quantile(0.95, sum by (stage, le)"
@@ -133,7 +133,7 @@ ROWS: dict[str, list[Panel]] = {
                 "pinned": "sum(#adapter_pinned_bytes{$i})",
             },
         ),
-        Panel("Wait for the adapter alone", "s", _quantiles("adapter_wait_seconds")),
+        Panel("Adapter load wait", "s", _quantiles("adapter_wait_seconds")),
     ],
 }
 
