@@ -106,7 +106,7 @@ class FirstHour:
             page = browser.new_context(ignore_https_errors=True).new_page()
             page.goto(f"{self.proxy_url}{self.invitation}")
             page.get_by_label("New password", exact=True).fill(PASSWORD)
-            page.get_by_role("button", name="Set the password and sign in").click()
+            page.get_by_role("button", name="Set password and sign in").click()
             page.get_by_role("button", name="Sign out").click()
             page.get_by_label("Name", exact=True).fill("root")
             page.get_by_label("Password", exact=True).fill(PASSWORD)

@@ -100,7 +100,7 @@ def test_limits_that_somebody_else_has_changed_are_not_overwritten(
     theirs = {name: value for name, value in before.items() if name not in ("object", "tenant")}
     seeded.change("PUT", LIMITS, {**theirs, "users": 55})
     try:
-        page.get_by_role("button", name="Save the limits").click()
+        page.get_by_role("button", name="Save limits").click()
         expect(page.get_by_role("alert")).to_contain_text("etag_mismatch")
         kept = seeded.admin.get(LIMITS).json()
         assert (kept["users"], kept["keys"]) == (55, before["keys"])
@@ -110,7 +110,7 @@ def test_limits_that_somebody_else_has_changed_are_not_overwritten(
 
 def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:
     page = visitor.page
-    goes = page.get_by_role("columnheader", name="Goes")
+    goes = page.get_by_role("columnheader", name="Evict order")
     visitor.open("/memory")
     expect(page.get_by_text("stays", exact=True)).to_have_count(0)
     expect(goes).to_have_count(0)
@@ -134,7 +134,7 @@ def test_a_page_that_fails_leaves_the_others(visitor: Visitor) -> None:
     page.route("**/console/assets/usage-*.js", lambda route: route.abort())
     visitor.open("/settings")
     visitor.go("Usage")
-    expect(page.get_by_role("heading", name="This page failed")).to_be_visible()
+    expect(page.get_by_role("heading", name="This page could not be displayed")).to_be_visible()
     visitor.go("Keys")
     expect(page.get_by_role("heading", level=1, name="Keys")).to_be_visible()
 
@@ -234,7 +234,7 @@ def test_a_tenant_is_picked_when_its_name_is_whole(visitor: Visitor) -> None:
     expect(page.get_by_role("button", name="Show all tenants")).to_have_count(0)
     field.press_sequentially("-eu")
     page.keyboard.press("Tab")
-    expect(page.get_by_text("There is no tenant acme-eu.")).to_be_visible()
+    expect(page.get_by_text("Tenant not found: acme-eu.")).to_be_visible()
     field.press_sequentially("acme")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Show all tenants")).to_be_visible()
@@ -245,6 +245,6 @@ def test_an_alias_that_is_refused_keeps_its_name(visitor: Visitor) -> None:
     page = visitor.page
     page.route("**/aliases/beta", refuse)
     page.get_by_label("Name", exact=True).fill("beta")
-    page.get_by_role("button", name="Set the alias").click()
+    page.get_by_role("button", name="Set alias").click()
     expect(page.get_by_role("alert")).to_contain_text("overloaded")
     expect(page.get_by_label("Name", exact=True)).to_have_value("beta")

@@ -71,7 +71,7 @@ def test_the_navigation_can_be_skipped(visitor: Visitor) -> None:
     visitor.open("/tenants")
     page = visitor.page
     page.keyboard.press("Tab")
-    assert _focused(page) == ("Skip to the content",)
+    assert _focused(page) == ("Skip to content",)
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("document.querySelector('main').contains(document.activeElement)")

@@ -24,9 +24,9 @@ def page(operator: Visitor) -> Page:
 
 def test_who_is_added_gets_a_link_at_once(operator: Visitor, page: Page) -> None:
     operator.open("/users")
-    page.get_by_role("button", name="Add a user").click()
+    page.get_by_role("button", name="Add user").click()
     page.get_by_label("E-mail address").fill("new@initech.example")
-    page.get_by_role("button", name="Add and make a link").click()
+    page.get_by_role("button", name="Add and create link").click()
     confirm_if_asked(page)
     expect(page.locator("[data-secret]")).to_contain_text("/console/join#lpx_join_")
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
@@ -42,7 +42,7 @@ def test_a_role_that_somebody_else_has_changed_is_not_changed_unseen(
     (ben,) = [user for user in users if user["email"] == "ben@initech.example"]
     seeded.change("PATCH", f"/v1/users/{ben['id']}", {"role": "viewer"}, tenant=TENANT)
     page.get_by_role("dialog").get_by_label("Role").select_option("owner")
-    page.get_by_role("button", name="Change the role").click()
+    page.get_by_role("button", name="Change role").click()
     expect(page.get_by_role("alert")).to_contain_text("etag_mismatch")
     answer = seeded.admin.get(f"/v1/users/{ben['id']}", headers={"x-loraplex-tenant": TENANT})
     assert answer.json()["role"] == "viewer"
@@ -76,15 +76,15 @@ def test_a_folder_is_taken_without_its_checkpoints_and_deleted_offers_nothing_mo
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill("short-lived")
     dialog.get_by_label("Aliases (optional)").fill("prod")
-    dialog.get_by_label("Or their folder").set_input_files(folder)
+    dialog.get_by_label("Or a folder").set_input_files(folder)
     dialog.get_by_role("button", name="Upload").click()
     expect(page.get_by_text("prod → 1")).to_be_visible(timeout=30_000)
 
     page.get_by_role("button", name="Delete", exact=True).click()
-    dialog.get_by_label("Type short-lived to go on").fill("short-lived")
-    dialog.get_by_role("button", name="Delete for ever").click()
+    dialog.get_by_label("Type short-lived to continue").fill("short-lived")
+    dialog.get_by_role("button", name="Delete permanently").click()
     done = dialog.get_by_role("button", name="Done")
-    asked = page.get_by_role("heading", name="Confirm that it is you")
+    asked = page.get_by_role("heading", name="Confirm your identity")
     done.or_(asked).first.wait_for()
     if asked.is_visible():
         page.keyboard.type(PASSWORD)
@@ -97,14 +97,14 @@ def test_a_folder_is_taken_without_its_checkpoints_and_deleted_offers_nothing_mo
 
 def test_a_request_that_is_not_in_the_log_yet_is_no_error(operator: Visitor, page: Page) -> None:
     operator.open("/requests/req-000000000000000000000000")
-    expect(page.get_by_text("If it runs still, it appears here")).to_be_visible()
+    expect(page.get_by_text("A running request appears here")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_an_open_page_finds_a_server_that_is_back(operator: Visitor, page: Page) -> None:
     page.route("**/admin/usage**", lambda route: route.abort())
     operator.go("Usage")
-    expect(page.get_by_role("alert").first).to_contain_text("The server does not answer")
+    expect(page.get_by_role("alert").first).to_contain_text("The server does not respond")
     page.unroute("**/admin/usage**")
     expect(page.get_by_role("alert")).to_have_count(0, timeout=15_000)
 

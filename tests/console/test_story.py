@@ -38,7 +38,7 @@ def key(visitor: Visitor, page: Page, seeded: Seeded) -> str:
     page.get_by_role("button", name="New tenant").click()
     page.get_by_label("Slug").fill(TENANT)
     page.get_by_label("Name", exact=True).fill("Umbrella & Sons")
-    page.get_by_role("button", name="Make the tenant").click()
+    page.get_by_role("button", name="Create tenant").click()
     page.get_by_role("heading", level=1, name=TENANT).wait_for()
     page.get_by_role("main").get_by_role("link", name="Keys").click()
     return issue_key(page, "production")
@@ -53,7 +53,7 @@ def _operator(seeded: Seeded) -> str:
 def sign_in_by_link(visitor: Visitor, token: str) -> None:
     visitor.page.goto(f"{visitor.url}/console/join#{token}")
     visitor.page.get_by_label("New password").fill(PASSWORD)
-    visitor.page.get_by_role("button", name="Set the password and sign in").click()
+    visitor.page.get_by_role("button", name="Set password and sign in").click()
     visitor.page.get_by_role("heading", level=1, name="Overview").wait_for()
     assert token not in visitor.page.url
 
@@ -61,7 +61,7 @@ def sign_in_by_link(visitor: Visitor, token: str) -> None:
 def issue_key(page: Page, name: str) -> str:
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_role("button", name="Issue the key").click()
+    page.get_by_role("button", name="Create key").click()
     confirm_if_asked(page)
     secret = page.locator("[data-secret]").inner_text()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
@@ -89,7 +89,7 @@ def ask(visitor: Visitor, model: str) -> str:
     page.get_by_label("Model", exact=True).fill(model)
     page.get_by_label("Prompt", exact=True).fill(REQUEST.prompt)
     page.keyboard.press("Enter")
-    page.get_by_role("link", name="its timeline").wait_for()
+    page.get_by_role("link", name="trace").wait_for()
     visitor.settle()
     return page.locator(".turns").inner_text()
 
@@ -133,7 +133,7 @@ def test_a_moved_alias_means_the_other_version(key: str, visitor: Visitor) -> No
     page.get_by_role("button", name="Upload a version").click()
     upload(visitor, Style.JSON)
     visitor.open(f"/adapters/{TENANT}/{BOT}/aliases")
-    means = page.get_by_label("Means").first
+    means = page.get_by_label("Version").first
     expect(means.locator("option")).to_have_count(2, timeout=30_000)
     means.select_option("2")
     page.get_by_role("button", name="Apply").click()
@@ -157,7 +157,7 @@ def test_usage_and_audit_say_what_was_done(key: str, visitor: Visitor) -> None:
 def test_a_revoked_key_is_refused(key: str, visitor: Visitor, seeded: Seeded) -> None:
     visitor.go("Keys")
     visitor.page.get_by_role("button", name="Revoke production").click()
-    visitor.page.get_by_role("button", name="Revoke the key").click()
+    visitor.page.get_by_role("button", name="Revoke key").click()
     visitor.page.get_by_text("revoked", exact=True).wait_for()
     refused = call(seeded, key)
     assert refused.status_code == 401

@@ -138,7 +138,7 @@ def enrol(context: BrowserContext, url: str, token: str) -> None:
 
 def confirm_if_asked(page: Page) -> None:
     """Type the password where no secret is shown without it; its field has the focus."""
-    asked = page.get_by_role("heading", name="Confirm that it is you")
+    asked = page.get_by_role("heading", name="Confirm your identity")
     asked.or_(page.locator("[data-secret]")).first.wait_for()
     if asked.is_visible():
         expect(page.get_by_label("Password", exact=True)).to_be_focused()

@@ -53,7 +53,7 @@ def _ask(visitor: Visitor) -> None:
     page.get_by_label("Model", exact=True).fill("sql")
     page.get_by_label("Prompt", exact=True).fill(held_out_requests(1)[0].prompt)
     page.keyboard.press("Enter")
-    page.get_by_role("link", name="its timeline").nth(1).wait_for()
+    page.get_by_role("link", name="trace").nth(1).wait_for()
     visitor.settle()
 
 

@@ -72,7 +72,7 @@ function SignedIn(): ReactNode {
 function Nowhere(): ReactNode {
   return (
     <Page title="Not found">
-      <EmptyState title="There is no such page">Choose one in the navigation.</EmptyState>
+      <EmptyState title="Page not found">Choose a page in the navigation.</EmptyState>
     </Page>
   );
 }

@@ -44,7 +44,7 @@ export function errorOf(status: number, text: string, retryAfter: string | null)
 /** A request that got no answer at all. */
 export function unreachable(): ApiError {
   return new ApiError(0, {
-    message: "The server does not answer. Is it running, and is the network up?",
+    message: "The server does not respond. Check that it is running and reachable.",
     code: "unreachable",
   });
 }
@@ -52,7 +52,7 @@ export function unreachable(): ApiError {
 /** What is to be changed is no longer what the page shows, as the server's own refusal says it. */
 export function changedMeanwhile(): ApiError {
   return new ApiError(412, {
-    message: "Somebody has changed it since it was read: close this, and look at it again.",
+    message: "Someone else changed it in the meantime. Close this dialog and try again.",
     code: "etag_mismatch",
   });
 }

@@ -24,10 +24,10 @@ export class Boundary extends Component<BoundaryProps, { error: unknown }> {
   override render(): ReactNode {
     if (this.state.error === null) return this.props.children;
     return (
-      <Page title="This page failed">
+      <Page title="This page could not be displayed">
         <ErrorNotice error={this.state.error}>
-          <p>If the server was updated, this tab is older than it is.</p>
-          <div><Button small onClick={() => window.location.reload()}>Load it anew</Button></div>
+          <p>If the server was updated, reload the page.</p>
+          <div><Button small onClick={() => window.location.reload()}>Reload</Button></div>
         </ErrorNotice>
       </Page>
     );

@@ -29,7 +29,7 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
       setCopied(true);
       window.setTimeout(() => setCopied(false), 1500);
     } catch {
-      toast("The browser does not let this page copy. Select the text and copy it yourself.", "warn");
+      toast("The browser blocked copying. Select the text and copy it.", "warn");
     }
   };
   return (

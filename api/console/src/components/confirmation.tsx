@@ -50,8 +50,8 @@ function PasswordDialog({ onDone, onClose }: { onDone: () => void; onClose: () =
     </>
   );
   return (
-    <Dialog title="Confirm that it is you" onClose={onClose} footer={footer}>
-      <p className="soft">This change needs your password once more. It is good for ten minutes.</p>
+    <Dialog title="Confirm your identity" onClose={onClose} footer={footer}>
+      <p className="soft">This change requires your password. The confirmation lasts ten minutes.</p>
       <form id="confirmation" className="form" onSubmit={(event) => void submit(event)}>
         <Username />
         <TextField label="Password" type="password" autoComplete="current-password" required

@@ -86,7 +86,7 @@ export function ConfirmDialog(props: ConfirmProps): ReactNode {
       {children}
       {typed !== undefined && (
         <div className="field">
-          <label htmlFor={input}>Type <code>{typed}</code> to go on</label>
+          <label htmlFor={input}>Type <code>{typed}</code> to continue</label>
           <input id={input} className="input mono" autoComplete="off" spellCheck={false} value={text}
             onChange={(event) => setText(event.target.value)} />
         </div>

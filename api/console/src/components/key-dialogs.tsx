@@ -34,11 +34,11 @@ export function IssueKey({ tenant, onIssued, onClose }: OfTenant & { onIssued: (
     await refresh();
   };
   return (
-    <FormDialog title="New key" action="Issue the key" onSubmit={submit} onClose={onClose}>
+    <FormDialog title="New key" action="Create key" onSubmit={submit} onClose={onClose}>
       <TextField label="Name" name="name" required maxLength={200} autoComplete="off" autoFocus
-        hint="For people: the program or machine that will have it." />
+        hint="The program or machine that uses the key." />
       <fieldset className="form plain">
-        <legend>It may</legend>
+        <legend>Permissions</legend>
         {SCOPES.map(([scope, text]) => (
           <label key={scope} className="check">
             <input type="checkbox" name="scopes" value={scope} defaultChecked={SCOPES_AT_FIRST.includes(scope)} />
@@ -46,10 +46,10 @@ export function IssueKey({ tenant, onIssued, onClose }: OfTenant & { onIssued: (
           </label>
         ))}
       </fieldset>
-      <Lines label="Only these adapters" name="adapters"
-        hint="By name, one a line. Nothing else is there for the key, not even the base. Empty: all." />
-      <Lines label="Only from these networks" name="networks" hint="As 10.0.0.0/8, one a line. Empty: from anywhere." />
-      <SelectField label="It ends after" name="lifetime" options={LIFETIMES} />
+      <Lines label="Adapters" name="adapters"
+        hint="One name per line. The key can use only these, not even the base. Empty: all." />
+      <Lines label="Networks" name="networks" hint="One per line, such as 10.0.0.0/8. Empty: any network." />
+      <SelectField label="Expires after" name="lifetime" options={LIFETIMES} />
     </FormDialog>
   );
 }
@@ -86,10 +86,10 @@ export function RotateKey({ tenant, of, onIssued, onClose }: OfKey & { onIssued:
     await refresh();
   };
   return (
-    <FormDialog title={`Rotate ${of.name}`} action="Issue the successor" onSubmit={submit} onClose={onClose}>
-      <p>You get a successor with the same rights and the same lifetime, counted anew.</p>
-      <SelectField label="The old key goes on for" name="overlap" options={OVERLAPS}
-        hint="Long enough to bring the new one to every program that has the old one." />
+    <FormDialog title={`Rotate ${of.name}`} action="Create new key" onSubmit={submit} onClose={onClose}>
+      <p>The new key has the same permissions and the same lifetime, starting now.</p>
+      <SelectField label="The old key stays valid for" name="overlap" options={OVERLAPS}
+        hint="Long enough to update every program that uses the old key." />
     </FormDialog>
   );
 }
@@ -101,10 +101,10 @@ export function RevokeKey({ tenant, of, onClose }: OfKey): ReactNode {
     await refresh();
   };
   return (
-    <ConfirmDialog title={`Revoke ${of.name}?`} action="Revoke the key" danger onConfirm={revoke} onClose={onClose}>
+    <ConfirmDialog title={`Revoke ${of.name}?`} action="Revoke key" danger onConfirm={revoke} onClose={onClose}>
       <p>
-        Requests with it are refused at once on this server and within five seconds on every other. Those that run finish.
-        There is no way back: whoever still needs access needs another key.
+        This server refuses the key immediately, every other server within five seconds. Running requests finish.
+        This cannot be undone.
       </p>
     </ConfirmDialog>
   );

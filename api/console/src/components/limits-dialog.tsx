@@ -27,8 +27,8 @@ export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => v
     return false;
   };
   return (
-    <FormDialog title={`Limits of ${slug}`} action="Save the limits" wide onSubmit={submit} onClose={onClose}>
-      <p className="soft">They hold from the next request on. An empty field is no limit.</p>
+    <FormDialog title={`Limits of ${slug}`} action="Save limits" wide onSubmit={submit} onClose={onClose}>
+      <p className="soft">Limits apply from the next request. Empty means unlimited.</p>
       <Loaded query={query}>
         {({ data: limits }) => (
           <div className="columns narrow">
@@ -36,7 +36,7 @@ export function LimitsDialog({ slug, onClose }: { slug: string; onClose: () => v
               <TextField key={name} name={name} label={label} type="number" min={0} step={1}
                 placeholder="no limit" defaultValue={limits[name] ?? ""} />
             ))}
-            <SelectField label="A period is" name="period" options={PERIODS} defaultValue={limits.period} />
+            <SelectField label="Period" name="period" options={PERIODS} defaultValue={limits.period} />
           </div>
         )}
       </Loaded>

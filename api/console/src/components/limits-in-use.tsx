@@ -24,7 +24,7 @@ export function LimitsInUse({ tenant }: { tenant: string | null }): ReactNode {
               <tr>
                 <th scope="col">Limit</th><th scope="col" className="end">Used</th>
                 <th scope="col" className="end">Reserved</th><th scope="col" className="end">Limit</th>
-                <th scope="col">How full</th><th scope="col">All there again</th>
+                <th scope="col">Usage</th><th scope="col">Resets</th>
               </tr>
             </thead>
             <tbody>{LIMITS.map((limit) => <Row key={limit.name} limit={limit} use={use} />)}</tbody>

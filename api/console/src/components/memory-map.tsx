@@ -124,7 +124,7 @@ export function MapLegend({ colors, hasOrder }: { colors: Map<string, number>; h
         </svg>
         pinned
       </li>
-      {hasOrder && <li><b>1, 2, …</b> who goes first when room is needed</li>}
+      {hasOrder && <li><b>1, 2, …</b> eviction order</li>}
     </ul>
   );
 }

@@ -12,7 +12,7 @@ export function NeedsTenant({ what, children }: {
   if (tenant !== null) return children(tenant);
   return (
     <section className="panel">
-      <EmptyState title="Pick a tenant first">
+      <EmptyState title="Select a tenant">
         {what} belong to one tenant. Pick it at the top of the navigation, or from
         {" "}<Link to="/tenants">the list of tenants</Link>.
       </EmptyState>

@@ -13,7 +13,7 @@ export function NewPassword({ value, onChange }: {
   const missing = MIN_PASSWORD - value.length;
   const hint = missing > 0 && value !== ""
     ? `${plural(missing, "more character")} needed`
-    : `At least ${MIN_PASSWORD} characters. Length counts, not special signs.`;
+    : `At least ${MIN_PASSWORD} characters. Longer is safer; special characters are not required.`;
   return (
     <>
       <TextField label="New password" type={isShown ? "text" : "password"} required hint={hint}

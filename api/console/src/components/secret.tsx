@@ -21,7 +21,7 @@ export function SecretDialog({ title, secret, copyLabel, children, onClose }: Se
         <code data-secret>{secret}</code>
         <CopyButton text={secret} label={copyLabel} />
       </div>
-      <p className="soft">It is shown this once. Keep it where only those who need it can read it.</p>
+      <p className="soft">It is shown only once. Store it in a safe place.</p>
     </Dialog>
   );
 }

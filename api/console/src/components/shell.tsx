@@ -60,7 +60,7 @@ export function Shell({ children }: { children: ReactNode }): ReactNode {
   }, [pathname]);
   return (
     <>
-      <a className="skip" href="#main">Skip to the content</a>
+      <a className="skip" href="#main">Skip to content</a>
       <div className="frame">
         <Rail key={pathname} />
         <main id="main" ref={main} tabIndex={-1} className="content">{children}</main>
@@ -126,7 +126,7 @@ function TenantSwitch(): ReactNode {
     setText(null);
     if (slug === "") pickTenant(null);
     else if (slugs.includes(slug) || query.data?.has_more) pickTenant(slug);
-    else toast(`There is no tenant ${slug}.`, "warn");
+    else toast(`Tenant not found: ${slug}.`, "warn");
   };
   return (
     <form className="field" onSubmit={(event) => { event.preventDefault(); choose(text ?? tenant ?? ""); }}>

@@ -16,9 +16,9 @@ export function Turns({ turns }: { turns: Turn[] }): ReactNode {
           <p className="turn-prompt">{turn.prompt}</p>
           <div className="turn-reply" aria-busy={turn.state === "running"}>{turn.reply.text}</div>
           {turn.state === "ended" && turn.reply.text === "" && turn.error === null && (
-            <p className="soft">The answer is empty: the model ended it with its first token.</p>
+            <p className="soft">The answer is empty: the first token was the end of sequence.</p>
           )}
-          {turn.state === "stopped" && <p className="soft">Stopped. What was generated is charged.</p>}
+          {turn.state === "stopped" && <p className="soft">Stopped. Generated tokens are charged.</p>}
           {turn.error !== null && <ErrorNotice error={turn.error} />}
           {turn.reply.served && <Measures reply={turn.reply} />}
         </li>
@@ -33,14 +33,14 @@ function Measures({ reply }: { reply: Reply }): ReactNode {
   return (
     <ul className="row turn-measures">
       {reply.model && <li><code>{reply.model}</code></li>}
-      {served?.tier && <li>weights were on <State state={served.tier} /></li>}
+      {served?.tier && <li>adapter: <State state={served.tier} /></li>}
       {served?.loadMs ? <li>loaded in {duration(served.loadMs)}</li> : null}
       {served?.waitMs ? <li>waited {duration(served.waitMs)} for them</li> : null}
       {reply.firstTokenMs !== null && <li>first token after {duration(reply.firstTokenMs)}</li>}
       {speed !== null && <li>{number(speed, 1)} tokens/s</li>}
       {reply.outputTokens !== null && <li>{count(reply.promptTokens)} + {count(reply.outputTokens)} tokens</li>}
       {reply.finishReason && reply.finishReason !== "stop" && <li>ended by {reply.finishReason}</li>}
-      {served?.requestId && <li><Link to={requestAddress(served.requestId)}>its timeline</Link></li>}
+      {served?.requestId && <li><Link to={requestAddress(served.requestId)}>trace</Link></li>}
     </ul>
   );
 }

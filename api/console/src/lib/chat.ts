@@ -78,7 +78,7 @@ export async function* ask(question: Question, signal: AbortSignal): AsyncGenera
     reply = extend(reply, JSON.parse(data) as Chunk, performance.now() - started);
     yield reply;
   }
-  throw new ApiError(0, { code: "stream_broken", message: "The answer broke off before its end." });
+  throw new ApiError(0, { code: "stream_broken", message: "The answer ended early." });
 }
 
 function bodyOf(question: Question): object {

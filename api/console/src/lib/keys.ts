@@ -6,11 +6,11 @@ export type Scope = components["schemas"]["Scope"];
 
 export const SCOPES: readonly (readonly [Scope, string])[] = [
   ["infer", "Generate, list models"],
-  ["adapters:read", "See adapters, versions and their reports"],
+  ["adapters:read", "View adapters, versions and reports"],
   ["adapters:write", "Push and delete adapters, move aliases"],
-  ["usage:read", "See usage, limits and requests"],
-  ["audit:read", "See who changed what"],
-  ["keys:manage", "Issue, rotate and revoke keys"],
+  ["usage:read", "View usage, limits and requests"],
+  ["audit:read", "View the audit log"],
+  ["keys:manage", "Create, rotate and revoke keys"],
   ["users:manage", "Add, change and disable users"],
 ];
 

@@ -28,7 +28,7 @@ export default function Account(): ReactNode {
             ["Kind", session.kind === "operator" ? "operator" : `user of ${session.tenant}`],
             ["Role", session.role],
             ["May", session.scopes.join(", ") || "–"],
-            ["Ends", <Time key="ends" at={session.expires_at} />],
+            ["Expires", <Time key="ends" at={session.expires_at} />],
           ]} />
         </Panel>
         <Panel title="Password"><PasswordForm /></Panel>
@@ -36,7 +36,7 @@ export default function Account(): ReactNode {
       {asking && (
         <ConfirmDialog title="Sign out everywhere?" action="Sign out everywhere" onConfirm={leave}
           onClose={() => setAsking(false)}>
-          <p>All sessions of this account end, this one too. API keys go on.</p>
+          <p>All sessions of this account end, including this one. API keys stay valid.</p>
         </ConfirmDialog>
       )}
     </Page>
@@ -57,7 +57,7 @@ function PasswordForm(): ReactNode {
       await changePassword(current, next);
       setCurrent("");
       setNext("");
-      toast("The password is changed. Other sessions of this account have ended.");
+      toast("Password changed. Other sessions of this account were ended.");
     } catch (thrown) {
       setError(thrown);
     } finally {
@@ -71,7 +71,7 @@ function PasswordForm(): ReactNode {
         value={current} onChange={(event) => setCurrent(event.target.value)} />
       <NewPassword value={next} onChange={setNext} />
       {error !== null && <ErrorNotice error={error} />}
-      <div><Button tone="primary" type="submit" busy={busy}>Change the password</Button></div>
+      <div><Button tone="primary" type="submit" busy={busy}>Change password</Button></div>
     </form>
   );
 }

@@ -53,7 +53,7 @@ export default function Adapter(): ReactNode {
   return (
     <Page title={name} crumbs={<><Link to="/adapters">Adapters</Link> / {tenant}</>}
       lead={query.data && !isGone && <Names adapter={query.data} />} actions={actions}>
-      <Tabs label="Parts of the adapter"
+      <Tabs label="Adapter sections"
         tabs={PARTS.map(([path, text]) => [addressOf(tenant, name, ...(path ? [path] : [])), text])} />
       {part === "deletions" ? <Deletions tenant={tenant} adapter={name} /> : (
         <Loaded query={query}>

@@ -67,10 +67,10 @@ export default function Adapters(): ReactNode {
 }
 
 function Nothing({ isNarrowed }: { isNarrowed: boolean }): ReactNode {
-  if (isNarrowed) return <EmptyState title="No adapter is like that">Search for less, or in any state.</EmptyState>;
+  if (isNarrowed) return <EmptyState title="No adapters match">Clear the search or the state filter.</EmptyState>;
   return (
     <EmptyState title="No adapters yet" command="loraplex adapters push ./my-adapter my-adapter --alias prod">
-      Push the folder that PEFT's save_pretrained wrote. It is checked, its effect is measured, and then it can be called.
+      Push a folder written by PEFT's save_pretrained. The server checks it and measures its effect; then it is ready.
     </EmptyState>
   );
 }
@@ -117,7 +117,7 @@ const COLUMNS: Columns<AdapterSummary> = [
       </span>
     ),
   }),
-  column.accessor("tier", { header: "Weights now", cell: ({ getValue }) => <State state={getValue()} /> }),
+  column.accessor("tier", { header: "Location", cell: ({ getValue }) => <State state={getValue()} /> }),
   column.accessor("rank", {
     header: "Rank", meta: { end: true }, cell: ({ getValue }) => getValue() ?? "–",
   }),
@@ -125,12 +125,12 @@ const COLUMNS: Columns<AdapterSummary> = [
     header: "Size", meta: { end: true, sort: { descending: "bytes" } }, cell: ({ getValue }) => bytes(getValue()),
   }),
   column.accessor("effect", {
-    header: () => <span title="The largest change of a logit against the base, as measured at push">Effect</span>,
+    header: () => <span title="Maximum logit change against the base, measured at push">Effect</span>,
     meta: { end: true },
     cell: ({ getValue }) => effect(getValue()),
   }),
   column.accessor("requests", {
-    header: () => <span title="Of the last 30 days">Requests</span>, meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
+    header: () => <span title="In the last 30 days">Requests</span>, meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
   }),
   column.accessor("p95_ms", {
     header: "p95", meta: { end: true, sort: { descending: "p95" } }, cell: ({ getValue }) => duration(getValue()),

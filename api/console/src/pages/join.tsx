@@ -42,16 +42,16 @@ export default function Join(): ReactNode {
       <form onSubmit={(event) => void submit(event)}>
         {given === "" && (
           <TextField label="Token" required autoComplete="off" spellCheck={false} value={token}
-            hint="It stands in your invitation, behind the # of the link."
+            hint="The part of the invitation link after #."
             onChange={(event) => setToken(event.target.value)} />
         )}
         <NewPassword value={password} onChange={setPassword} />
         {error !== null && <ErrorNotice error={error} />}
-        <Button tone="primary" type="submit" busy={busy}>Set the password and sign in</Button>
+        <Button tone="primary" type="submit" busy={busy}>Set password and sign in</Button>
       </form>
       {error !== null && (
         <div className="stack" style={{ gap: 8 }}>
-          <p className="soft">A token is good once, for a day. Another one:</p>
+          <p className="soft">A token works once, within a day. To create another:</p>
           <Command>loraplex operators invite NAME</Command>
           <Command>loraplex users invite E-MAIL --tenant TENANT</Command>
         </div>

@@ -18,14 +18,14 @@ import { useScope } from "../session.tsx";
 
 type Asked = { what: "rotate" | "revoke"; of: Key } | { what: "issue" } | null;
 
-const STATES = [["", "All keys"], ["true", "Usable"], ["false", "Ended"]] as const;
+const STATES = [["", "All keys"], ["true", "Usable"], ["false", "Expired or revoked"]] as const;
 const TONES = { usable: "good", "ends soon": "warn", expired: "", revoked: "" } as const;
 
 export default function KeysPage(): ReactNode {
   const { tenant, may } = useScope();
   const [asked, setAsked] = useState<Asked>(null);
   return (
-    <Page title="Keys" lead="What programs send as their bearer token. The server keeps only a hash of each."
+    <Page title="Keys" lead="Bearer tokens for programs. The server stores only a hash of each key."
       actions={tenant && may("keys:manage") && (
         <Button tone="primary" onClick={() => setAsked({ what: "issue" })}>New key</Button>
       )}>
@@ -58,16 +58,16 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
         actions={<Filter label="State" value={active} onChange={setActive} options={STATES} />}>
         <DataTable caption="Keys" columns={columnsOf(may("keys:manage"), onAsk)} source={keys} rowId={(key) => key.id}
           empty={<EmptyState title="No keys" command={`loraplex keys create --tenant ${tenant} --name ci`}>
-            Programs need a key to call the API. Issue one here or on the command line.
+            Programs need a key to call the API. Create one here or with the CLI.
           </EmptyState>} />
       </Panel>
       {asked?.what === "issue" && <IssueKey tenant={tenant} onIssued={setIssued} onClose={close} />}
       {asked?.what === "rotate" && <RotateKey tenant={tenant} of={asked.of} onIssued={setIssued} onClose={close} />}
       {asked?.what === "revoke" && <RevokeKey tenant={tenant} of={asked.of} onClose={close} />}
       {asked === null && issued && (
-        <SecretDialog title={`The key ${issued.name}`} secret={issued.key} copyLabel="Copy the key"
+        <SecretDialog title={`Key ${issued.name}`} secret={issued.key} copyLabel="Copy key"
           onClose={() => setIssued(null)}>
-          <p>Send it as <code>Authorization: Bearer …</code>, or give it to the client as its API key.</p>
+          <p>Send it as <code>Authorization: Bearer …</code>, or use it as the client's API key.</p>
         </SecretDialog>
       )}
     </>
@@ -89,8 +89,8 @@ function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<K
     },
     { header: "May", cell: ({ row: { original: key } }) => <Grant of={key} /> },
     { header: "Last used", cell: ({ row }) => <Time at={row.original.last_used_at} /> },
-    { header: "Ends", cell: ({ row }) => <Time at={row.original.revoked_at ?? row.original.expires_at} /> },
-    { header: "Made", cell: ({ row }) => <Time at={row.original.created_at} /> },
+    { header: "Expires", cell: ({ row }) => <Time at={row.original.revoked_at ?? row.original.expires_at} /> },
+    { header: "Created", cell: ({ row }) => <Time at={row.original.created_at} /> },
   ];
   if (!mayChange) return columns;
   return [...columns, { id: "actions", header: "", meta: { end: true }, cell: ({ row }) => <Actions of={row.original} onAsk={onAsk} /> }];

@@ -68,7 +68,7 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
     { label: "Used by adapters", value: bytes(used_bytes), note: arena_bytes === null ? undefined : `of ${bytes(arena_bytes)}` },
     ...(free_bytes === null ? [] : [
       { label: "Free", value: bytes(free_bytes) },
-      { label: "Largest hole", value: bytes(largest_free_bytes) },
+      { label: "Largest free block", value: bytes(largest_free_bytes) },
       { label: "Fragmentation", value: percent(fragmentation), note: "of what is free lies outside the largest hole" },
     ]),
     { label: "Leased", value: bytes(sum(extents.filter((one) => one.leases > 0))) },
@@ -118,7 +118,7 @@ function Extents({ extents, hasOrder, chosen, colors }: {
       <table className="table">
         <thead>
           <tr>
-            {hasOrder && <th scope="col" className="end">Goes</th>}
+            {hasOrder && <th scope="col" className="end">Evict order</th>}
             <th scope="col">Adapter</th><th scope="col" className="end">Size</th>
             {hasOrder && <th scope="col" className="end">Offset</th>}
             <th scope="col">State</th><th scope="col" className="end">Leases</th>

@@ -33,7 +33,7 @@ export default function Overview(): ReactNode {
     placeholderData: keepPreviousData,
   });
   return (
-    <Page title="Overview" lead={tenant === null ? "All tenants, all servers together." : `What ${tenant} uses.`}
+    <Page title="Overview" lead={tenant === null ? "All tenants, all servers." : `Usage of ${tenant}.`}
       actions={<Segments label="Time range" options={RANGES} value={range} onChange={setRange} />}>
       <Loaded query={query}>{(overview) => <Everything overview={overview} />}</Loaded>
     </Page>
@@ -46,8 +46,8 @@ function Everything({ overview }: { overview: Answer }): ReactNode {
       <Now overview={overview} />
       {isIdle(overview) && (
         <section className="panel">
-          <EmptyState title="No requests in this time" command="loraplex chat ADAPTER">
-            The charts fill as soon as somebody asks something.
+          <EmptyState title="No requests in this period" command="loraplex chat ADAPTER">
+            Charts appear after the first request.
           </EmptyState>
         </section>
       )}
@@ -106,8 +106,8 @@ function Charts({ overview: { times, series, step_seconds } }: { overview: Answe
         { label: "Requests", values: series.requests_per_second },
         { label: "Errors", values: series.errors_per_second, color: 2 },
       ])}
-      {draw("Time to the first token", duration, percentiles(series, "ttft"))}
-      {draw("Time between tokens", duration, percentiles(series, "itl"))}
+      {draw("Time to first token", duration, percentiles(series, "ttft"))}
+      {draw("Inter-token latency", duration, percentiles(series, "itl"))}
       {draw("Sequences", rate, [
         { label: "Running", values: series.running },
         { label: "Waiting", values: series.waiting, color: 2 },
@@ -149,7 +149,7 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
             <thead>
               <tr>
                 <th scope="col">Tenant</th><th scope="col" className="end">Weight</th>
-                <th scope="col">Share</th><th scope="col" className="end">Got</th>
+                <th scope="col">Share</th><th scope="col" className="end">Actual</th>
                 <th scope="col" className="end">Fair</th>
               </tr>
             </thead>

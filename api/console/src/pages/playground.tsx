@@ -103,7 +103,7 @@ function Composer({ isRunning, onSend, onStop }: ComposerProps): ReactNode {
         <div className="columns">
           <TextField label="System prompt" name="system" autoComplete="off" />
           <div className="columns narrow">
-            <TextField label="Most tokens" name="max_tokens" type="number" min={1} step={1} required defaultValue={MAX_TOKENS} />
+            <TextField label="Max tokens" name="max_tokens" type="number" min={1} step={1} required defaultValue={MAX_TOKENS} />
             <TextField label="Temperature" name="temperature" type="number" min={0} max={2} step="any" required defaultValue={0} />
           </div>
         </div>

@@ -14,10 +14,10 @@ import { waterfall } from "../lib/waterfall.ts";
 import { useScope } from "../session.tsx";
 
 const PHASES: Record<string, string> = {
-  queue: "Waiting for its turn",
-  adapter: "Waiting for its adapter",
-  prompt: "Computing the prompt",
-  output: "Generating",
+  queue: "Queued",
+  adapter: "Loading the adapter",
+  prompt: "Prefill",
+  output: "Decode",
   refused: "Refused",
 };
 const REFRESH_MS = 2_000;
@@ -39,7 +39,7 @@ export default function Request(): ReactNode {
       <section className="stack">
         {isMissing(query.error) && query.data === undefined ? (
           <div className="notice" role="status">
-            It is not in the log. If it runs still, it appears here when it ends; the list shows what it waits for.
+            The request is not in the log. A running request appears here when it finishes; the list shows its current state.
           </div>
         ) : <Loaded query={query}>{(explanation) => <Way explanation={explanation} />}</Loaded>}
       </section>
@@ -55,7 +55,7 @@ function Way({ explanation: { request, summary, phases } }: { explanation: Expla
   return (
     <>
       <div className={request.error_code ? "notice bad" : "notice"}><div><Words>{summary}</Words></div></div>
-      <Panel title="Where its time went" note={duration(request.total_ms)}>
+      <Panel title="Time" note={duration(request.total_ms)}>
         <div className="waterfall">
           {waterfall(phases, request.total_ms).map((bar) => (
             <div key={bar.phase} style={{ display: "contents" }}>
@@ -68,7 +68,7 @@ function Way({ explanation: { request, summary, phases } }: { explanation: Expla
           ))}
         </div>
       </Panel>
-      <Panel title="Facts"><Facts facts={factsOf(request)} /></Panel>
+      <Panel title="Details"><Facts facts={factsOf(request)} /></Panel>
     </>
   );
 }
@@ -79,20 +79,20 @@ function factsOf(request: RequestRow): [string, ReactNode][] {
   const speed = request.completion_tokens && generating > 0
     ? `, ${number((request.completion_tokens - 1) / (generating / 1000), 1)} per second` : "";
   return [
-    ["Ended", <Time key="ended" at={request.created_at} exact />],
+    ["Finished", <Time key="ended" at={request.created_at} exact />],
     ["Tenant", tenant],
     ["Route", <code key="route">{request.route}</code>],
-    ["Status", `${request.status || "the caller went away"}${request.error_code ? `, ${request.error_code}` : ""}`],
-    ["Asked for", request.model ?? "–"],
-    ["Answered by", adapter === null ? (request.finish_reason === null || (request.error_code && !request.completion_tokens) ? "nothing" : "the base model") : (
+    ["Status", `${request.status || "client disconnected"}${request.error_code ? `, ${request.error_code}` : ""}`],
+    ["Requested model", request.model ?? "–"],
+    ["Served by", adapter === null ? (request.finish_reason === null || (request.error_code && !request.completion_tokens) ? "nothing" : "the base model") : (
       <Link key="adapter" to={`${addressOf(tenant, adapter)}?version=${adapter_version}`}>{adapter}@{adapter_version}</Link>
     )],
-    ["Weights were", <State key="tier" state={request.tier} />],
-    ["Load took", duration(request.load_ms)],
+    ["Adapter was", <State key="tier" state={request.tier} />],
+    ["Load time", duration(request.load_ms)],
     ["Prompt", request.prompt_tokens === null ? "–"
       : `${plural(request.prompt_tokens, "token")}, ${count(request.cached_tokens ?? 0)} of them cached`],
     ["Output", request.completion_tokens === null ? "–" : `${plural(request.completion_tokens, "token")}${speed}`],
-    ["Finished by", request.finish_reason ?? "–"],
+    ["Finish reason", request.finish_reason ?? "–"],
     ["Key", <code key="key">{request.key_id ?? "–"}</code>],
   ];
 }

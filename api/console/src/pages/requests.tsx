@@ -23,7 +23,7 @@ const ENDED_MS = 5_000;
 const MAX_LIVE = 100;
 const PAGE_SIZE = 50;
 const STATUSES = [
-  ["", "Any status"], ["200", "200, answered"], ["0", "0, caller went away"], ["400", "400"], ["403", "403"],
+  ["", "Any status"], ["200", "200, OK"], ["0", "0, client disconnected"], ["400", "400"], ["403", "403"],
   ["404", "404"], ["422", "422"], ["429", "429"], ["500", "500"], ["503", "503"],
 ] as const;
 
@@ -31,7 +31,7 @@ type Wanted = QueryOf<"get", "/v1/requests">;
 
 export default function Requests(): ReactNode {
   return (
-    <Page title="Requests" lead="What runs now, what each one waits for, and where the time of ended ones went.">
+    <Page title="Requests" lead="Running requests and what they wait for; finished requests and where their time went.">
       <Live />
       <Ended />
     </Page>
@@ -66,7 +66,7 @@ function Live(): ReactNode {
       </div>
       <DataTable caption="Live requests" columns={liveColumns(tenant === null, may("infer") ? setAborting : null)}
         source={source} rowId={(row) => `${row.request_id} ${row.index}`}
-        empty={<EmptyState title="Nothing runs at the moment" command="loraplex chat ADAPTER" />} />
+        empty={<EmptyState title="No running requests" command="loraplex chat ADAPTER" />} />
       {aborting && <Abort request={aborting} onClose={() => setAborting(null)} />}
     </section>
   );
@@ -79,15 +79,15 @@ function Abort({ request, onClose }: { request: LiveRequest; onClose: () => void
     await api("delete", "/v1/requests/{request_id}", {
       path: { request_id: request.request_id }, tenant: request.tenant,
     });
-    toast("The request is aborted.");
+    toast("Request aborted.");
     await client.invalidateQueries({ queryKey: ["requests"] });
   };
   return (
     <ConfirmDialog title="Abort this request?" action="Abort" danger onConfirm={abort} onClose={onClose}>
       <p>
-        Its caller gets the error <code>request_cancelled</code>. {request.generated_tokens === 0
-          ? "It has generated nothing yet."
-          : `What it has generated so far is paid: ${plural(request.generated_tokens, "token")}.`}
+        The client receives the error <code>request_cancelled</code>. {request.generated_tokens === 0
+          ? "No tokens were generated yet."
+          : `Generated tokens are charged: ${request.generated_tokens}.`}
       </p>
       <p className="mono soft">{request.request_id}</p>
     </ConfirmDialog>
@@ -107,7 +107,7 @@ function liveColumns(ofAll: boolean, onAbort: ((request: LiveRequest) => void) |
       ),
     }),
     ...(ofAll ? [live.accessor("tenant", { header: "Tenant" })] : []),
-    live.accessor("model", { header: "Model", cell: ({ getValue }) => getValue() ?? "the server's own probe, or ending" }),
+    live.accessor("model", { header: "Model", cell: ({ getValue }) => getValue() ?? "internal probe, or ending" }),
     live.accessor("state", {
       header: "State",
       cell: ({ row: { original } }) => (
@@ -170,16 +170,16 @@ function Ended(): ReactNode {
   return (
     <section className="panel" aria-labelledby="ended">
       <div className="panel-head">
-        <div className="row"><h2 id="ended">Ended</h2><span className="note">the newest first</span></div>
+        <div className="row"><h2 id="ended">Finished</h2><span className="note">newest first</span></div>
         <div className="row">
           <Search label="Adapter" value={adapter} onChange={setAdapter} />
           <Search label="Error code" value={code} onChange={setCode} />
           <Filter label="Status" value={status} onChange={setStatus} options={STATUSES} />
         </div>
       </div>
-      <DataTable caption="Ended requests" columns={tenant === null ? ENDED : ENDED.filter((one) => one !== TENANT)}
+      <DataTable caption="Finished requests" columns={tenant === null ? ENDED : ENDED.filter((one) => one !== TENANT)}
         source={source} rowId={(row) => row.id}
-        empty={isNarrowed ? <EmptyState title="No request is like that" />
+        empty={isNarrowed ? <EmptyState title="No requests match" />
           : <EmptyState title="No requests yet" command="loraplex chat ADAPTER" />} />
     </section>
   );
@@ -190,7 +190,7 @@ const TENANT: Columns<RequestRow>[number] = ended.accessor("tenant", { header: "
 
 const ENDED: Columns<RequestRow> = [
   ended.accessor("created_at", {
-    header: "Ended",
+    header: "Finished",
     cell: ({ row: { original } }) => <Link to={requestAddress(original.id)}><Time at={original.created_at} /></Link>,
   }),
   TENANT,
@@ -206,7 +206,7 @@ const ENDED: Columns<RequestRow> = [
       </>
     ),
   }),
-  ended.accessor("tier", { header: "Weights were", cell: ({ getValue }) => <State state={getValue()} /> }),
+  ended.accessor("tier", { header: "Adapter was", cell: ({ getValue }) => <State state={getValue()} /> }),
   ended.accessor("prompt_tokens", {
     header: "Prompt", meta: { end: true },
     cell: ({ row: { original } }) => (

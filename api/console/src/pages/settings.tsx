@@ -48,17 +48,17 @@ export default function SettingsPage(): ReactNode {
   );
   return (
     <Page title="Settings"
-      lead="The configuration in force on the server that answers. A flag goes before the environment, the environment before a file."
+      lead="The effective configuration of this server. A flag overrides the environment; the environment overrides a file."
       actions={
         <div className="row filters">
           <Search label="Search settings" value={search} onChange={setSearch} />
           <Filter label="Source" value={source} onChange={setSource} options={SOURCES} />
         </div>
       }>
-      <Panel title="Effective configuration" flush note="Secrets are only said to be set.">
+      <Panel title="Effective configuration" flush note="Secret values are hidden.">
         <DataTable caption="Settings" columns={COLUMNS} rowId={(setting) => setting.name}
           source={{ rows, error: query.error, isStale: false, refetch: query.refetch }}
-          empty={<EmptyState title="No such setting" command="loraplex serve --help" />} />
+          empty={<EmptyState title="No settings match" command="loraplex serve --help" />} />
       </Panel>
     </Page>
   );

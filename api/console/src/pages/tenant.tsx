@@ -38,10 +38,10 @@ export default function TenantPage(): ReactNode {
             {tenant.suspended_at && <Suspended since={tenant.suspended_at} />}
             <div className="columns">
               <Panel title="Tenant"><About tenant={tenant} /></Panel>
-              <Panel title="Its parts"><Parts slug={slug} /></Panel>
+              <Panel title="Resources"><Parts slug={slug} /></Panel>
             </div>
             <Panel title="Limits" flush
-              note="They hold over all servers together."
+              note="Limits apply across all servers."
               actions={isAdmin && <Button small onClick={() => setAsked("limits")}>Change limits</Button>}>
               <LimitsInUse tenant={slug} />
             </Panel>
@@ -83,7 +83,7 @@ function About({ tenant }: { tenant: Tenant }): ReactNode {
       ["Name", tenant.name ?? <span className="faint">none</span>],
       ["State", tenant.suspended_at ? <Badge tone="warn">suspended</Badge> : <Badge tone="good">active</Badge>],
       ["Weight", number(tenant.weight)],
-      ["Made", <Time at={tenant.created_at} exact />],
+      ["Created", <Time at={tenant.created_at} exact />],
       ["Id", <code>{tenant.id}</code>],
     ]} />
   );
@@ -151,10 +151,10 @@ function Suspend({ slug, onClose }: { slug: string; onClose: () => void }): Reac
     <ConfirmDialog title={`Suspend ${slug}?`} action={`Suspend ${slug}`} typed={slug} danger
       onConfirm={suspend} onClose={onClose}>
       <p>
-        At once on this server, and within five seconds on every other, the tenant's keys are refused
-        (<code>tenant_suspended</code>) and its users are signed out. Requests that run already finish and are charged.
+        This server immediately, and every other server within five seconds, refuses the tenant's keys
+        (<code>tenant_suspended</code>) and signs out its users. Running requests finish and are charged.
       </p>
-      <p>Its adapters, aliases, keys, limits and ledger stay as they are. Resume it, and everything works again.</p>
+      <p>Its adapters, aliases, keys, limits and ledger are kept. Resuming the tenant restores access.</p>
     </ConfirmDialog>
   );
 }
@@ -169,7 +169,7 @@ function Resume({ slug, onClose }: { slug: string; onClose: () => void }): React
   };
   return (
     <ConfirmDialog title={`Resume ${slug}?`} action={`Resume ${slug}`} onConfirm={resume} onClose={onClose}>
-      <p>Its keys are accepted again, the same as before, and its users can sign in.</p>
+      <p>Its keys work again and its users can sign in.</p>
     </ConfirmDialog>
   );
 }

@@ -36,7 +36,7 @@ const COLUMNS: Columns<Tenant> = [
       tenant.suspended_at ? <Badge tone="warn">suspended</Badge> : <Badge tone="good">active</Badge>,
   },
   { header: "Weight", meta: { end: true }, cell: ({ row }) => number(row.original.weight) },
-  { header: "Made", cell: ({ row }) => <Time at={row.original.created_at} /> },
+  { header: "Created", cell: ({ row }) => <Time at={row.original.created_at} /> },
 ];
 
 export default function TenantsPage(): ReactNode {
@@ -52,14 +52,14 @@ export default function TenantsPage(): ReactNode {
   return (
     <Page
       title="Tenants"
-      lead="Each has its own adapters, keys, users and limits. The weight says how much of the device it gets while others wait too."
+      lead="Each tenant has its own adapters, keys, users and limits. Its weight sets its share of the device when tenants compete."
       actions={isAdmin && <Button tone="primary" onClick={() => setMaking(true)}>New tenant</Button>}
     >
       <Panel title="All tenants" flush
         actions={<Filter label="State" value={suspended} onChange={setSuspended} options={STATES} />}>
         <DataTable caption="Tenants" columns={COLUMNS} source={tenants} rowId={(tenant) => tenant.id}
           empty={<EmptyState title="No tenants" command="loraplex tenants create acme">
-            A tenant is a customer or team. Make one here or on the command line.
+            A tenant is a customer or team. Create one here or with the CLI.
           </EmptyState>} />
       </Panel>
       {isMaking && <NewTenant onClose={() => setMaking(false)} />}
@@ -80,10 +80,10 @@ function NewTenant({ onClose }: { onClose: () => void }): ReactNode {
     await navigate(`/tenants/${slug}`);
   };
   return (
-    <FormDialog title="New tenant" action="Make the tenant" onSubmit={submit} onClose={onClose}>
+    <FormDialog title="New tenant" action="Create tenant" onSubmit={submit} onClose={onClose}>
       <TextField label="Slug" name="slug" required maxLength={63} autoComplete="off" spellCheck={false} autoFocus
         hint="1 to 63 of a–z, 0–9 and -. Adapters are called slug/adapter; it stays for good." />
-      <TextField label="Name" name="name" maxLength={200} autoComplete="off" hint="For people; may be left out." />
+      <TextField label="Name" name="name" maxLength={200} autoComplete="off" hint="Optional display name." />
       <TextField label="Weight" name="weight" type="number" required min={0.01} max={100} step="any" defaultValue={1}
         hint="2 gets twice the share of 1 while both have requests waiting." />
     </FormDialog>

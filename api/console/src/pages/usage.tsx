@@ -65,7 +65,7 @@ export default function UsagePage(): ReactNode {
   const adapter = model === "base" ? "" : rested;
   const asked: Asked = { tenant, isOperator, calendar: days(daysOf(range)), adapter };
   return (
-    <Page title="Usage" lead="The ledger's sums. Days are those of UTC."
+    <Page title="Usage" lead="Sums of the ledger. Days are in UTC."
       actions={
         <div className="row filters">
           {model !== "base" && <Search label="Adapter" value={typed} onChange={setTyped} />}
@@ -143,11 +143,11 @@ function Sums({ asked }: { asked: Asked }): ReactNode {
     sumsOf(asked, { group_by: groups, after: after ?? null }, signal),
   );
   return (
-    <Panel title="By whom and what" flush
+    <Panel title="Breakdown" flush
       actions={<Segments label="Group" options={options} value={group} onChange={setGroup} />}>
       <DataTable caption="Usage" columns={columnsOf(groups)} source={sums} rowId={(sum) => groups.map((name) => sum[name] ?? "").join("/")}
-        empty={<EmptyState title="Nothing was used" command={'loraplex chat MODEL "Hello"'}>
-          In these days there is no request in the ledger.
+        empty={<EmptyState title="No usage" command={'loraplex chat MODEL "Hello"'}>
+          The ledger has no requests in this range.
         </EmptyState>} />
     </Panel>
   );

@@ -36,9 +36,9 @@ export default function UsersPage(): ReactNode {
   const { tenant, may } = useScope();
   const [asked, setAsked] = useState<Asked>(null);
   return (
-    <Page title="Users" lead="People who sign in for a tenant. Machines have keys instead."
+    <Page title="Users" lead="People who sign in to a tenant. Programs use keys."
       actions={tenant && may("users:manage") && (
-        <Button tone="primary" onClick={() => setAsked({ what: "add" })}>Add a user</Button>
+        <Button tone="primary" onClick={() => setAsked({ what: "add" })}>Add user</Button>
       )}>
       <NeedsTenant what="Users">
         {(slug) => <Users key={slug} tenant={slug} asked={asked} onAsk={setAsked} />}
@@ -66,7 +66,7 @@ function Users({ tenant, asked, onAsk }: UsersProps): ReactNode {
         <DataTable caption="Users" columns={columnsOf(may("users:manage"), onAsk)} source={users}
           rowId={(user) => user.id}
           empty={<EmptyState title="No users" command={`loraplex users create ada@${tenant}.example --role owner --tenant ${tenant}`}>
-            Nobody signs in for this tenant yet. Add somebody, and hand over the one-time link.
+            This tenant has no users yet. Add a user and send them the one-time link.
           </EmptyState>} />
       </Panel>
       <UserDialogs tenant={tenant} asked={asked} onClose={() => onAsk(null)} />
@@ -99,7 +99,7 @@ function InvitationLink({ invited, onClose }: {
 }): ReactNode {
   const { user, invitation } = invited;
   return (
-    <SecretDialog title={`A link for ${user.email}`} secret={invitation.url} copyLabel="Copy the link" onClose={onClose}>
+    <SecretDialog title={`Link for ${user.email}`} secret={invitation.url} copyLabel="Copy link" onClose={onClose}>
       <p>Whoever opens it sets the password of this account. It works once, until {dateTime(invitation.expires_at)}.</p>
     </SecretDialog>
   );
@@ -162,9 +162,9 @@ function AddUser({ tenant, onInvited, onClose }: {
     }
   };
   return (
-    <FormDialog title="Add a user" action="Add and make a link" onSubmit={submit} onClose={onClose}>
+    <FormDialog title="Add user" action="Add and create link" onSubmit={submit} onClose={onClose}>
       <TextField label="E-mail address" name="email" type="email" required autoComplete="off" autoFocus
-        hint="The account's name. No mail is sent: you get a link to hand over." />
+        hint="The account name. No email is sent: you get a link to pass on." />
       <SelectField label="Role" name="role" options={ROLES} />
     </FormDialog>
   );
@@ -181,9 +181,9 @@ function ChangeRole({ tenant, user, onClose }: OfUser): ReactNode {
     await refresh();
   };
   return (
-    <FormDialog title={`Role of ${user.email}`} action="Change the role" onSubmit={submit} onClose={onClose}>
+    <FormDialog title={`Role of ${user.email}`} action="Change role" onSubmit={submit} onClose={onClose}>
       <SelectField label="Role" name="role" options={ROLES} defaultValue={user.role}
-        hint="The user's keys follow: they can never do more than their user." />
+        hint="The user's keys are limited to the same role." />
     </FormDialog>
   );
 }
@@ -193,7 +193,7 @@ function Invite({ tenant, user, onInvited, onClose }: OfUser & { onInvited: (one
     onInvited(await invitation(tenant, user));
   };
   return (
-    <ConfirmDialog title={`Invite ${user.email}?`} action="Make a link" onConfirm={invite} onClose={onClose}>
+    <ConfirmDialog title={`Invite ${user.email}?`} action="Create link" onConfirm={invite} onClose={onClose}>
       <p>You get a link, good for once and for a day, with which the user sets a password. An earlier link ends, and so do
         the user's sessions once the password is set.</p>
     </ConfirmDialog>
@@ -208,7 +208,7 @@ function Disable({ tenant, user, onClose }: OfUser): ReactNode {
   };
   return (
     <ConfirmDialog title={`Disable ${user.email}?`} action="Disable" danger onConfirm={disable} onClose={onClose}>
-      <p>The user is signed out, cannot sign in, and loses every key of theirs for good. Enabled again, they need new keys.</p>
+      <p>The user is signed out and cannot sign in. All of the user's keys are revoked permanently.</p>
     </ConfirmDialog>
   );
 }
@@ -221,7 +221,7 @@ function Enable({ tenant, user, onClose }: OfUser): ReactNode {
   };
   return (
     <ConfirmDialog title={`Enable ${user.email}?`} action="Enable" onConfirm={enable} onClose={onClose}>
-      <p>The user may sign in again. Keys that were revoked stay revoked.</p>
+      <p>The user can sign in again. Revoked keys stay revoked.</p>
     </ConfirmDialog>
   );
 }

@@ -28,7 +28,7 @@ export function Aliases({ tenant, adapter }: Props): ReactNode {
       {aliases.length === 0 && (
         <section className="panel">
           <EmptyState title="No aliases yet" command={`loraplex adapters alias set ${adapter.name} ${CALLED} 1`}>
-            The bare name means the alias {CALLED} if there is one, else the newest ready version.
+            The bare name resolves to the alias {CALLED} if it exists, otherwise to the newest ready version.
           </EmptyState>
         </section>
       )}
@@ -147,13 +147,13 @@ function Split({ adapter, alias, busy, onSet }: {
   };
   return (
     <form className="form" onSubmit={submit}>
-      <SelectField label="Means" options={versions} value={version}
+      <SelectField label="Version" options={versions} value={version}
         onChange={(event) => setVersion(event.target.value)} />
       {others.length > 0 && (
         <>
           <Field label={`Canary: ${percent} %`} hint={split
-            ? `Which version answers depends on the request's X-Request-Id alone.`
-            : "Move it to send a part of the requests to another version."}>
+            ? `The X-Request-Id of a request selects the version.`
+            : "Send a share of the requests to another version."}>
             {(control) => (
               <input {...control} type="range" min={0} max={99} step={1} value={percent}
                 aria-valuetext={`${percent} %`} onChange={(event) => setPercent(event.target.valueAsNumber)} />
@@ -190,10 +190,10 @@ function NewAlias({ tenant, adapter }: Props): ReactNode {
       <form className="form" onSubmit={submit}>
         <TextField label="Name" required maxLength={64} spellCheck={false} autoComplete="off" value={alias}
           onChange={(event) => setAlias(event.target.value)} />
-        <SelectField label="Means" options={versions} value={version}
+        <SelectField label="Version" options={versions} value={version}
           onChange={(event) => setVersion(event.target.value)} />
         {error !== null && <ErrorNotice error={error} />}
-        <div><Button tone="primary" type="submit" busy={busy}>Set the alias</Button></div>
+        <div><Button tone="primary" type="submit" busy={busy}>Set alias</Button></div>
       </form>
     </Panel>
   );

@@ -40,20 +40,20 @@ export function Attestation({ version }: { version: AdapterVersion }): ReactNode
       <Panel title="Attestation">
         <p className="soft">
           {version.state === "attesting" || version.state === "validated"
-            ? "Probe prompts are being answered with and without it. This takes seconds."
-            : "It was not measured."}
+            ? "Probe prompts are running with and without the adapter. This takes seconds."
+            : "Not measured."}
         </p>
       </Panel>
     );
   }
   const times = measured.max_logit_delta / measured.noise_floor;
   return (
-    <Panel title="Attestation" note="what it changes, measured at push">
+    <Panel title="Attestation" note="the adapter's effect, measured at push">
       <Facts facts={[
-        ["Largest change of a logit", `${digits(measured.max_logit_delta)}, ${times < 100 ? number(times, 1) : count(Math.round(times))} × the noise`],
-        ["Noise of the base itself", digits(measured.noise_floor)],
-        ["Largest KL to the base", `${digits(measured.max_kl_divergence)} nats`],
-        ["Next token changed in", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],
+        ["Maximum logit change", `${digits(measured.max_logit_delta)}, ${times < 100 ? number(times, 1) : count(Math.round(times))} × the noise`],
+        ["Noise of the base", digits(measured.noise_floor)],
+        ["Maximum KL to the base", `${digits(measured.max_kl_divergence)} nats`],
+        ["Next token changed", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],
         ["Against the unquantized base", <Reference key="reference" reference={measured.reference} />],
       ]} />
       <Probes probes={measured.probes} />
@@ -75,8 +75,8 @@ function Reference({ reference }: { reference: Drift | string }): ReactNode {
 function Probes({ probes }: { probes: Probe[] }): ReactNode {
   return (
     <details>
-      <summary>Each probe</summary>
-      <div className="table-wrap" tabIndex={0} role="region" aria-label="Each probe">
+      <summary>Probes</summary>
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Probes">
         <table className="table">
           <thead>
             <tr>

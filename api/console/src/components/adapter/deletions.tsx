@@ -53,13 +53,13 @@ export function DeleteDialog({ tenant, adapter, version, onClose, onDeleted }: D
     );
   }
   return (
-    <ConfirmDialog title={`Delete ${name}?`} action="Delete for ever" typed={name} danger
+    <ConfirmDialog title={`Delete ${name}?`} action="Delete permanently" typed={name} danger
       onConfirm={remove} onDone={() => undefined} onClose={onClose}>
       <p>
         From this moment no name means {version === undefined ? "any of its versions" : "this version"}. Its weights are
         removed from the device, memory, disk and store, and what the engine freed is zeroed. There is no way back.
       </p>
-      <TextField label="Seconds that running requests may go on" type="number" min={0} max={MAX_DRAIN_SECONDS}
+      <TextField label="Drain time for running requests (seconds)" type="number" min={0} max={MAX_DRAIN_SECONDS}
         value={drain} onChange={(event) => setDrain(event.target.valueAsNumber || 0)} />
     </ConfirmDialog>
   );
@@ -81,15 +81,15 @@ function Receipt({ adapter, deletion }: { adapter: string; deletion: Deletion })
       <h3>{adapter}@{deletion.version}</h3>
       <Facts facts={[
         ["Digest", <Digest key="digest" digest={deletion.digest} />],
-        ["Asked for", <Time key="asked" at={deletion.requested_at} exact />],
-        ["Gone", <Time key="gone" at={deletion.finished_at} exact />],
+        ["Requested", <Time key="asked" at={deletion.requested_at} exact />],
+        ["Completed", <Time key="gone" at={deletion.finished_at} exact />],
         ...(receipt.is_content_shared
-          ? [["Weights", "kept: another version of the tenant has the same content"] as [string, string]]
+          ? [["Weights", "kept: another version has the same content"] as [string, string]]
           : []),
         ...(engine ? [
           ["Device", `${bytes(engine.device_bytes)} zeroed`],
           ["Host memory", `${bytes(engine.host_bytes)} freed`],
-          ["Requests", `${engine.num_drained} ended by themselves, ${engine.num_aborted} were ended`],
+          ["Requests", `${engine.num_drained} drained, ${engine.num_aborted} aborted`],
         ] as [string, string][] : []),
         ...(receipt.disk ? [["Disk cache", receipt.disk] as [string, string]] : []),
         ...(receipt.object ? [["Removed from the store", receipt.object] as [string, string]] : []),
@@ -109,8 +109,8 @@ export function Deletions({ tenant, adapter }: { tenant: string; adapter: string
     <section className="panel">
       <Loaded query={query}>
         {({ data }) => data.length === 0 ? (
-          <EmptyState title="Nothing was deleted" command={`loraplex adapters rm ${adapter} --version 1`}>
-            Each deletion leaves a receipt: what was freed and zeroed, and which requests it met.
+          <EmptyState title="No deletions" command={`loraplex adapters rm ${adapter} --version 1`}>
+            Each deletion has a receipt: the memory that was freed and zeroed, and the requests that were running.
           </EmptyState>
         ) : (
           <div className="panel-body stack">

@@ -28,16 +28,16 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
       <div className="stack">
         <Facts facts={[
           ["Digest", <Digest key="digest" digest={version.digest} />],
-          ["Block's SHA-256", report.file_sha256 ? <Digest key="file" digest={report.file_sha256} /> : "–"],
+          ["Block SHA-256", report.file_sha256 ? <Digest key="file" digest={report.file_sha256} /> : "–"],
           ["Base", <Digest key="base" digest={version.base_id} />],
-          ["Trained on", report.trained_on ?? "not said"],
+          ["Trained on", report.trained_on ?? "unknown"],
           ["Pushed", <Time key="pushed" at={version.created_at} exact />],
           ["Stored", `${bytes(version.size_bytes)}, ${report.dtype ?? "unknown type"}`],
           ["Parameters", `${count(report.num_parameters)} in ${count(report.num_modules)} modules`],
           ["Rank", ranks.join(" to ") || "–"],
           ["Targets", report.targets?.join(", ") || "–"],
           ["Features", version.features.join(", ") || "–"],
-          ["Norm of the change", report.delta_norm?.toPrecision(4) ?? "–"],
+          ["Norm of the weight change", report.delta_norm?.toPrecision(4) ?? "–"],
         ]} />
         <Warnings warnings={report.warnings ?? []} />
       </div>

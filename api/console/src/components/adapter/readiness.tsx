@@ -46,21 +46,21 @@ export function ReadinessPanel({ query, title }: {
 
 function Verdict({ readiness }: { readiness: Readiness }): ReactNode {
   if (readiness.is_ready) return <Badge tone="good">ready</Badge>;
-  if (readiness.is_servable) return <Badge tone="accent">after a wait</Badge>;
-  return <Badge tone="bad">not now</Badge>;
+  if (readiness.is_servable) return <Badge tone="accent">after loading</Badge>;
+  return <Badge tone="bad">not ready</Badge>;
 }
 
 function factsOf({ reason, tier, wishes, load, retry_after_seconds }: Readiness): [string, ReactNode][] {
   const facts: [string, ReactNode][] = [
     ["Reason", <code key="reason">{reason}</code>],
-    ["Weights are", <State key="tier" state={tier} />],
+    ["Location", <State key="tier" state={tier} />],
   ];
   for (const wish of wishes) {
-    facts.push([wish.kind === "pin" ? "Pinned" : "Wished near", (
-      <span key={wish.kind}>since <Time at={wish.created_at} />{wish.expires_at && <>, ends <Time at={wish.expires_at} /></>}</span>
+    facts.push([wish.kind === "pin" ? "Pinned" : "Prefetched", (
+      <span key={wish.kind}>since <Time at={wish.created_at} />{wish.expires_at && <>, until <Time at={wish.expires_at} /></>}</span>
     )]);
   }
-  if (retry_after_seconds) facts.push(["Ask again in", duration(retry_after_seconds * 1000)]);
+  if (retry_after_seconds) facts.push(["Retry in", duration(retry_after_seconds * 1000)]);
   if (!load) return facts;
   if (load.reason) facts.push(["Last attempt", load.reason.message]);
   if (load.retry_in_seconds) facts.push(["Next attempt in", duration(load.retry_in_seconds * 1000)]);
@@ -68,8 +68,8 @@ function factsOf({ reason, tier, wishes, load, retry_after_seconds }: Readiness)
   const { free_bytes, largest_free_bytes, leased_bytes } = load;
   if (free_bytes !== null && largest_free_bytes !== null && leased_bytes !== null) {
     facts.push(
-      ["Free there", `${bytes(free_bytes)}, ${bytes(largest_free_bytes)} in one piece`],
-      ["Under running requests", bytes(leased_bytes)],
+      ["Free", `${bytes(free_bytes)}, largest block ${bytes(largest_free_bytes)}`],
+      ["In use", bytes(leased_bytes)],
     );
   }
   facts.push(["Loads ahead", count(load.loads_ahead)]);
@@ -84,9 +84,9 @@ export function Residency({ readiness }: { readiness: Readiness | undefined }): 
   const transitions = readiness?.load?.transitions ?? [];
   const spans = spansOf(transitions);
   return (
-    <Panel title="Residency" note="since the engine started">
+    <Panel title="Location" note="since the engine started">
       {spans.length === 0 ? (
-        <p className="soft">The engine has not had its weights. The first request for it loads them, or a prefetch does.</p>
+        <p className="soft">The engine has not loaded this version yet. The first request or a prefetch loads it.</p>
       ) : (
         <div className="stack">
           <Band spans={spans} />
@@ -129,13 +129,13 @@ export function SpeculationPanel({ readiness }: { readiness: Readiness | undefin
   const proposers = readiness?.speculation ?? [];
   return (
     <Panel title="Speculation" note="since the engine started">
-      {proposers.length === 0 ? <p className="soft">Nothing was guessed for it.</p> : (
+      {proposers.length === 0 ? <p className="soft">No draft tokens yet.</p> : (
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Proposers">
           <table className="table">
             <thead>
               <tr>
                 <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
-                <th scope="col" className="end">Accepted</th><th scope="col" className="end">Guesses now</th>
+                <th scope="col" className="end">Accepted</th><th scope="col" className="end">Draft length</th>
               </tr>
             </thead>
             <tbody>

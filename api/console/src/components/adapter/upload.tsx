@@ -17,7 +17,7 @@ import { addressOf } from "../../lib/addresses.ts";
 const STEPS: Record<Progress["step"], string> = {
   hashing: "Hashing the weights in the browser",
   sending: "Sending",
-  examining: "The server examines every tensor",
+  examining: "The server is checking every tensor",
 };
 
 interface UploadProps {
@@ -96,7 +96,7 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
               onChange={(event) => void choose(Array.from(event.target.files ?? []))} />
           )}
         </Field>
-        <Field label="Or their folder">
+        <Field label="Or a folder">
           {(control) => (
             <input {...control} ref={asFolder} type="file" className="input" disabled={isBusy}
               onChange={(event) => void choose(atTheTop(Array.from(event.target.files ?? [])))} />
@@ -110,7 +110,7 @@ export function UploadDialog({ tenant, adapter, onClose }: UploadProps): ReactNo
       {error !== null && (
         <ErrorNotice error={error}>
           {toApiError(error).isTransient && (
-            <div className="meta">What was sent is kept: the same upload goes on where this one stopped.</div>
+            <div className="meta">Received bytes are kept. Uploading the same files resumes here.</div>
           )}
         </ErrorNotice>
       )}

@@ -34,7 +34,7 @@ export function Versions({ tenant, adapter }: Props): ReactNode {
   if (shown === undefined) {
     return (
       <section className="panel">
-        <EmptyState title="No version is left" command={`loraplex adapters push ./my-adapter ${adapter.name}`} />
+        <EmptyState title="No versions" command={`loraplex adapters push ./my-adapter ${adapter.name}`} />
       </section>
     );
   }
@@ -71,7 +71,7 @@ function columnsFor(shown: AdapterVersion, choose: (version: string) => void): C
         <span className="row tight">{original.aliases.map((one) => <Badge key={one} tone="accent">{one}</Badge>)}</span>
       ),
     },
-    { accessorKey: "tier", header: "Weights now", cell: ({ row: { original } }) => <State state={original.tier} /> },
+    { accessorKey: "tier", header: "Location", cell: ({ row: { original } }) => <State state={original.tier} /> },
     {
       accessorKey: "size_bytes", header: "Size", meta: { end: true },
       cell: ({ row: { original } }) => bytes(original.size_bytes),
@@ -122,13 +122,13 @@ function Actions({ tenant, version, hasPin }: {
         <>
           <Button small disabled={!isReady} busy={change.isPending} onClick={() => change.mutate({
             call: () => api("post", "/v1/adapters/{name}/versions/{number}/prefetch", { path, tenant, body: {} }),
-            done: "It is brought as near to the device as there is room.",
+            done: "The version is loaded as close to the device as memory allows.",
           })}>Prefetch</Button>
           <Button small disabled={!isReady && !hasPin} busy={change.isPending} onClick={() => change.mutate({
             call: () => hasPin
               ? api("delete", "/v1/adapters/{name}/versions/{number}/pin", { path, tenant })
               : api("put", "/v1/adapters/{name}/versions/{number}/pin", { path, tenant, body: {} }),
-            done: hasPin ? "It may leave the device again." : "It stays on the device until the pin is taken back.",
+            done: hasPin ? "The version may be evicted again." : "The version stays on the device until it is unpinned.",
           })}>{hasPin ? "Unpin" : "Pin"}</Button>
         </>
       )}
