@@ -5,13 +5,14 @@ Two purposes never share a key, so what one of them reveals or signs is worthles
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
 import stat
 import tempfile
 from pathlib import Path
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .errors import InsecureSecretFile
 
@@ -23,9 +24,8 @@ IDEMPOTENCY_KEY = "idempotency-key"
 
 def derive_key(secret: bytes, label: str) -> bytes:
     """32 bytes for the purpose that `label` names (HKDF with SHA-256, RFC 5869, no salt)."""
-    pseudo_random_key = hmac.digest(bytes(SECRET_BYTES), secret, hashlib.sha256)
     info = b"loraplex v1 " + label.encode()
-    return hmac.digest(pseudo_random_key, info + b"\x01", hashlib.sha256)
+    return HKDF(SHA256(), SECRET_BYTES, salt=None, info=info).derive(secret)
 
 
 def load_or_create_secret(path: Path) -> bytes:
