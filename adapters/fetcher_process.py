@@ -63,7 +63,7 @@ from .fetcher_messages import (
     read_path,
 )
 from .logs import log_to_stderr
-from .malloc import return_freed_memory, share_arenas
+from .malloc import return_freed_memory, share_arena
 from .store import ObjectStore, adapter_key, open_store
 from .tenant_threads import TenantThreads
 
@@ -231,7 +231,7 @@ def main() -> Never:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     log_to_stderr()
-    share_arenas()
+    share_arena()
     _end_with_parent()
     connection = Connection(socket.socket(fileno=os.dup(sys.stdin.fileno())))
     try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 
-MAX_ARENAS = 2
 _M_ARENA_MAX = -8
 """`mallopt`'s number for it, in glibc."""
 _LIBC = ctypes.CDLL(None)
 
 
-def share_arenas() -> None:
-    """Let all threads allocate from the same two arenas; to be called before there are threads.
+def share_arena() -> None:
+    """Let all threads allocate from the same arena; to be called before there are threads.
 
     glibc would make up to eight per core. Each keeps the most that its threads ever held at once,
     so all of them grow for hours. Python's lock lets few threads allocate at once. An operator's
@@ -20,7 +19,7 @@ def share_arenas() -> None:
     """
     mallopt = getattr(_LIBC, "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, MAX_ARENAS)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from ..adapters.malloc import share_arenas
+from ..adapters.malloc import share_arena
 from ..engine.config import EngineConfig
 from .app import create_app
 from .http.connections import Connections
@@ -140,7 +140,7 @@ def run_server(
     Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
     cannot start.
     """
-    share_arenas()
+    share_arena()
     connections = Connections.within(raise_open_files())
 
     async def serve() -> None:

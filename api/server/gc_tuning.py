@@ -1,4 +1,4 @@
-"""When a server runs Python's garbage collector and returns freed memory to the system.
+"""When a server runs Python's garbage collector.
 
 Reference counting frees almost everything; cycles come from errors and cancelled tasks. Collecting
 all that imports have left takes a fifth of a second, in which no stream continues, and by default
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-
-from ...adapters.malloc import return_freed_memory
 
 YOUNG_OBJECTS = 10_000
 """So many more objects are allocated than freed before Python collects the young ones, which takes
@@ -32,7 +30,7 @@ def freeze_garbage() -> None:
 
 
 async def collect_garbage(is_idle: Callable[[], bool]) -> None:
-    """Collect old objects and return freed memory regularly, until cancelled.
+    """Collect old objects regularly, until cancelled.
 
     `is_idle` says whether no request runs: a collection delays those that do.
     """
@@ -40,7 +38,6 @@ async def collect_garbage(is_idle: Callable[[], bool]) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
         await _idle_moment(is_idle)
         gc.collect()
-        return_freed_memory()
 
 
 async def _idle_moment(is_idle: Callable[[], bool]) -> None:

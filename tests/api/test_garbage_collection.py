@@ -57,15 +57,19 @@ def old_knot() -> weakref.ref[Knot]:
 
 
 @pytest.fixture
-def returned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_tuning, "PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(gc_tuning, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(gc_tuning, "return_freed_memory", lambda: found.append("returned"))
-    return found
 
 
-def test_old_garbage_goes_between_requests(returned: list[str]) -> None:
+async def until_collected(knot: weakref.ref[Knot]) -> None:
+    async with asyncio.timeout(10):
+        while knot() is not None:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_old_garbage_goes_between_requests() -> None:
     is_idle = False
 
     async def scenario() -> None:
@@ -74,27 +78,20 @@ def test_old_garbage_goes_between_requests(returned: list[str]) -> None:
         knot = old_knot()
         await asyncio.sleep(0.05)
         assert knot() is not None
-        assert not returned
         is_idle = True
-        async with asyncio.timeout(10):
-            while not returned:
-                await asyncio.sleep(0.001)
-        assert knot() is None
+        await until_collected(knot)
         task.cancel()
 
     asyncio.run(scenario())
 
 
-def test_a_server_that_is_never_idle_collects_in_the_end(
-    returned: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_soon")
+def test_a_server_that_is_never_idle_collects_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_tuning, "PATIENCE_SECONDS", 0.01)
 
     async def scenario() -> None:
         task = asyncio.create_task(collect_garbage(lambda: False))
-        async with asyncio.timeout(10):
-            while not returned:
-                await asyncio.sleep(0.001)
+        await until_collected(old_knot())
         task.cancel()
 
     asyncio.run(scenario())
