@@ -25,7 +25,7 @@ from support.faulty_loads import run_faulty_loads
 from support.s3 import emulated_s3, fetcher_environment_for_tests, make_bucket
 from support.waiting import wait_for
 
-NUM_FAULTY_LOADS = 200
+NUM_FAULTY_LOADS = 100
 """`make adapter-evidence` takes a thousand."""
 NUM_SLOW = MAX_TRANSFERS_OF_TENANT
 NUM_OBJECTS = max(24, NUM_SLOW)

@@ -12,7 +12,7 @@ from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
 from support.server import ServerUnderTest
 from support.walk import MARKS, NAME, Caller, Tenant, Walk
 
-NUM_STEPS = int(os.environ.get("LORAPLEX_STEPS", "2500"))
+NUM_STEPS = int(os.environ.get("LORAPLEX_STEPS", "1500"))
 
 
 @pytest.fixture(scope="module")
