@@ -41,58 +41,59 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(default_factory=default_data_dir)
-    """Home of the embedded database, the local store and the secret."""
+    """Folder of the embedded database, the local store and the secret."""
     database: str | None = Field(default=None, repr=False)
     """SQLAlchemy URL, possibly with a password; None is SQLite in `data_dir`."""
     store: str | None = None
     """URL of the adapter store; None is a folder in `data_dir`."""
     secret: SecretStr | None = None
-    """64 hexadecimal digits; None is the file `secret` in `data_dir`, made on first use."""
+    """64 hexadecimal digits; None is the file `secret` in `data_dir`, created on first use."""
     secret_previous: SecretStr | None = None
-    """Earlier secrets, which still verify; None is the file `secret.previous`, if it is there."""
+    """Earlier secrets, which still verify; None is the file `secret.previous`, if it exists."""
     served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
-    """What callers name the base model; None is its folder's name or its hub id."""
+    """Name of the base model in requests; None is its folder's name or its hub id."""
     allowed_hosts: str | None = None
-    """Hosts that the API answers for, separated by commas (`*.example.com`); None: for any."""
+    """Accepted `Host` names, separated by commas (`*.example.com`); None accepts any."""
     metrics_token: SecretStr | None = None
-    """What opens `/metrics`; None opens it to this machine only."""
+    """Bearer token for `/metrics`; None restricts it to this machine."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
-    """Networks of proxies whose `X-Forwarded-For` says where a request comes from."""
+    """Networks of the proxies whose `X-Forwarded-For` is trusted."""
     tool_format: ToolFormatName | None = None
-    """How the base writes calls of tools; None: as its chat template does."""
+    """Tool call format of the base; None is that of its chat template."""
     otel: bool | None = None
-    """Whether to write OpenTelemetry spans; None: if its own `OTEL_…` variables are set."""
+    """Whether to write OpenTelemetry spans; None: if `OTEL_…` variables are set."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
-    """After so long without its adapter a request is answered `adapter_loading`."""
+    """Seconds that a request waits for its adapter; then it fails with `adapter_loading`."""
     max_full_matrix_bytes: int = Field(default=0, ge=0)
-    """What one adapter's whole matrices (`modules_to_save`) may take as served; 0 refuses them."""
+    """Maximum bytes of an adapter's full matrices (`modules_to_save`) as served; 0 refuses them."""
     require_confinement: bool = False
-    """Whether to start only where examinations are confined by namespaces, Landlock and limits."""
+    """Whether to start only if namespaces, Landlock and limits confine examinations."""
     max_pins: int = Field(default=16, ge=0)
-    """How many versions one tenant may keep on the device."""
+    """Maximum pinned versions of one tenant."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
-    """Disk for local copies of stored adapters."""
+    """Disk for cached copies of stored adapters."""
     disk_reserve_bytes: int | None = Field(default=None, ge=0)
-    """Disk that uploads, stored adapters and local copies leave to the database; None: a twentieth
-    of the data folder's disk, from 8 MiB to 1 GiB."""
+    """Disk reserved for the database; None is a twentieth of the data folder's disk, between 8 MiB
+    and 1 GiB."""
     staging_bytes: int | None = Field(default=None, ge=0)
     """Disk for all tenants' unfinished uploads; None: a quarter of the data folder's disk."""
     staging_tenant_bytes: int | None = Field(default=None, ge=0)
-    """Of it for one tenant, which never holds more than it leaves to others; None: half of it."""
+    """The part of it for one tenant; a tenant never holds more than it leaves to others. None is
+    half."""
     reference_base: str | None = None
-    """Folder or hub id of the base before quantization: every new version is compared with it."""
+    """Folder or hub id of the unquantized base; every new version is compared with it."""
     max_reference_kl: float | None = Field(default=None, gt=0)
-    """A version under which the served base strays further from it is rejected; None: none is."""
+    """Versions with a larger KL divergence from it are rejected; None rejects none."""
     stale_seconds: float = Field(default=300.0, ge=0)
-    """For how long a server that cannot reach the database goes by what it saw there last."""
+    """How long cached keys and names stay valid while the database is unavailable."""
     reader_patience_seconds: float = Field(default=30.0, gt=0)
-    """A stream's reader that takes nothing for so long counts as gone."""
+    """A streaming client that reads nothing for so long is disconnected."""
     request_log_days: int = Field(default=30, ge=1, le=3660)
-    """How long the request log remembers a request."""
+    """Retention of the request log."""
     upload_days: int = Field(default=30, ge=1, le=3660)
-    """How long a closed upload can be asked for. What a version came from stays."""
+    """Retention of closed uploads. The provenance of versions is kept."""
     drain_seconds: float = Field(default=25.0, ge=0)
-    """How long a server that is told to stop lets its requests finish."""
+    """How long a server that was told to stop lets requests finish."""
 
     _flags: frozenset[str] = PrivateAttr(default=frozenset())
 

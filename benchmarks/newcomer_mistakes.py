@@ -121,7 +121,7 @@ MISTAKES: Mapping[str, Mistake] = {
         _serve("--quantize", "int3"), "not one of 'none', 'int8', 'int4'", ExitCode.USAGE
     ),
     "unknown proposer": Mistake(
-        _serve("--speculation", "foo"), "foo is none of ngram, draft", ExitCode.USAGE
+        _serve("--speculation", "foo"), "foo is not one of ngram, draft", ExitCode.USAGE
     ),
     "port out of range": Mistake(
         _serve("--port", "99999"), "less than or equal to 65535", ExitCode.USAGE
@@ -155,7 +155,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "no key": Mistake(
         ("adapters", "list"),
-        "There is no key for",
+        "No API key for",
         ExitCode.AUTHENTICATION,
         variables={"LORAPLEX_API_KEY": "", "HOME": "/nonexistent"},
     ),
@@ -167,7 +167,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "no server": Mistake(
         ("adapters", "list"),
-        "Does the server run, and is LORAPLEX_URL right?",
+        "Check that the server is running and that LORAPLEX_URL is correct.",
         ExitCode.UNAVAILABLE,
         variables={"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_API_KEY": "{key}"},
     ),
@@ -243,7 +243,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "push under a bad name": Mistake(
         ("adapters", "push", "sql adapter", "My Bot"),
-        "'My Bot' is no adapter's name",
+        "'My Bot' is not an adapter name",
         ExitCode.USAGE,
         variables=_AS_TENANT,
     ),

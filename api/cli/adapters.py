@@ -25,21 +25,19 @@ LISTED = ["name", "latest", "versions", "aliases", "tier", "requests", "last_use
 
 @app.command("push")
 def push(
-    path: Annotated[Path, typer.Argument(help="The folder that PEFT's save_pretrained wrote.")],
+    path: Annotated[Path, typer.Argument(help="Folder written by PEFT's save_pretrained.")],
     name: Name,
     alias: Annotated[
-        list[str] | None, typer.Option(help="Set on the version once it is ready; may be repeated.")
+        list[str] | None, typer.Option(help="Alias to set once the version is ready; repeatable.")
     ] = None,
     base_id: Annotated[
-        str | None, typer.Option(help="Refuse unless the server runs this base.")
+        str | None, typer.Option(help="Fail unless the server runs this base.")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the version is ready.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Send an adapter, have it examined and its effect measured, and print how to call it.
-
-    Run it again after a broken connection: it goes on where it stopped.
-    """
+    """Upload an adapter, wait until it is checked and measured, and print how to call it. After a
+    broken connection, run it again: the upload resumes."""
     adapter = read_adapter(path)
     with open_client() as client:
         version = push_adapter(
@@ -67,7 +65,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(name: Name, as_json: AsJson = False) -> None:
-    """Show an adapter's versions, where their weights are, and their measured effect."""
+    """Show an adapter's versions, their location and measured effect."""
     with open_client() as client:
         adapter = client.get(api_path("adapters", name))
     if as_json:
@@ -81,7 +79,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("versions")
 def versions(name: Name, as_json: AsJson = False) -> None:
-    """List an adapter's versions with their states, since when, and what they are made of."""
+    """List an adapter's versions with state, history and content."""
     with open_client() as client:
         listed = client.get(api_path("adapters", name, "versions"))["data"]
     if as_json:
@@ -99,15 +97,15 @@ def remove(
     drain: Annotated[
         float,
         typer.Option(
-            min=0, max=600, help="Seconds that running requests have to end; then they are ended."
+            min=0, max=600, help="Seconds to let running requests finish before they are aborted."
         ),
     ] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete an adapter with all its versions, or one version; wait until nothing of it is left.
+    """Delete an adapter with all its versions, or one version, and wait until it is erased.
 
-    What an alias names is refused: move or remove the alias first.
+    A version that an alias points to cannot be deleted: move or remove the alias first.
     """
     part = () if version is None else ("versions", version)
     with open_client() as client:
@@ -119,7 +117,7 @@ def remove(
             deleted = client.delete(api_path("adapters", name, *part), drain_seconds=drain)
         except KeyboardInterrupt:
             raise CommandFailed(
-                "Interrupted: a deletion that has begun goes on, and its receipt is kept under "
+                "Interrupted. The deletion continues; its receipt is kept under "
                 f"/v1{api_path('adapters', name, 'deletions')}.",
                 ExitCode.INTERRUPTED,
             ) from None
@@ -157,11 +155,11 @@ def _confirm_deletion(client: ApiClient, name: str, version: int | None) -> None
 @app.command("download")
 def download(
     version: Version,
-    directory: Annotated[Path, typer.Argument(help="Made if it is not there.")],
-    force: Annotated[bool, typer.Option(help="Replace the files that are there.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Created if missing.")],
+    force: Annotated[bool, typer.Option(help="Overwrite existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Get an adapter back as PEFT's two files: what was pushed, tensor for tensor."""
+    """Download an adapter as PEFT files, identical to what was pushed."""
     with open_client() as client:
         path = version_path(client, version, "files")
         files = download_adapter(client, path, directory, force=force, is_quiet=as_json)
@@ -174,7 +172,7 @@ def download(
 
 @app.command("uploads")
 def uploads(as_json: AsJson = False) -> None:
-    """List your unfinished uploads: they take room on the server until they end."""
+    """List unfinished uploads; they occupy disk space on the server."""
     with open_client() as client:
         unfinished = client.get("/uploads")["data"]
     if as_json:
@@ -185,10 +183,10 @@ def uploads(as_json: AsJson = False) -> None:
 
 @app.command("abandon")
 def abandon(
-    upload_id: Annotated[str, typer.Argument(help="As `loraplex adapters uploads` lists it.")],
+    upload_id: Annotated[str, typer.Argument(help="Upload id from `loraplex adapters uploads`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Abandon an unfinished upload: its bytes are deleted at once."""
+    """Abandon an unfinished upload and delete its bytes."""
     with open_client() as client:
         abandoned = client.delete(api_path("uploads", upload_id))
     if as_json:

@@ -34,7 +34,7 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="LORAPLEX_DATA_DIR",
-        help="Home of the embedded database, store and secret.",
+        help="Folder of the embedded database, store and secret.",
         show_default="in the user's data folder",
     ),
 ]

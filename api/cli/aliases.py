@@ -17,8 +17,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.command("set")
 def set_alias(name: Name, alias: Alias, version: VersionNumber, as_json: AsJson = False) -> None:
-    """Point an alias at a ready version; new requests follow it at once, on other servers within
-    three seconds. A canary is over."""
+    """Point an alias at a ready version. New requests follow immediately, on other servers within
+    three seconds. Ends a canary."""
     with open_client() as client:
         answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
     _print_alias(answer, as_json=as_json)
@@ -31,11 +31,13 @@ def canary(
     version: VersionNumber,
     percent: Annotated[
         float,
-        typer.Option(callback=check_finite, help="Of the alias's requests, above 0 and below 100."),
+        typer.Option(
+            callback=check_finite, help="Percentage of the alias's requests, between 0 and 100."
+        ),
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Send a part of an alias's requests to another version; `alias set` ends it either way."""
+    """Send a share of an alias's requests to another version; `alias set` ends the canary."""
     with open_client() as client:
         aliases = client.get(api_path("adapters", name))["aliases"]
         if alias not in aliases:
@@ -54,7 +56,7 @@ def canary(
 
 @app.command("rm")
 def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
-    """Forget an alias; the version it points at stays."""
+    """Remove an alias; its version is kept."""
     with open_client() as client:
         client.delete(api_path("adapters", name, "aliases", alias))
     if as_json:
@@ -65,10 +67,10 @@ def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
 
 def rollback(
     name: Name,
-    alias: Annotated[str, typer.Argument(callback=check_alias, help="Such as prod.")] = LIVE,
+    alias: Annotated[str, typer.Argument(callback=check_alias, help="Alias, such as prod.")] = LIVE,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias back at what it meant before its last change; again goes further back."""
+    """Undo the last change of an alias; repeat to go further back."""
     with open_client() as client:
         answer = client.post(api_path("adapters", name, "aliases", alias, "rollback"))
     _print_alias(answer, as_json=as_json)
@@ -79,7 +81,7 @@ app.command("rollback")(rollback)
 
 @app.command("history")
 def history(name: Name, alias: Alias, as_json: AsJson = False) -> None:
-    """List what the alias meant, the latest first."""
+    """List an alias's changes, newest first."""
     with open_client() as client:
         changes = client.get(api_path("adapters", name, "aliases", alias, "history"))["data"]
     if as_json:

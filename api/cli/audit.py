@@ -29,15 +29,15 @@ MAX_SHOWN = 10_000
 
 OfPlatform = Annotated[
     bool,
-    typer.Option("--platform", help="The platform's own log: of tenants, operators, their keys."),
+    typer.Option("--platform", help="The platform's log: tenants, operators, operator keys."),
 ]
 Action = Annotated[
-    str | None, typer.Option(help="Such as key.revoke; a noun alone is all of its actions.")
+    str | None, typer.Option(help="An action (key.revoke), or a noun (key) for all of its actions.")
 ]
 ActorText = Annotated[str | None, typer.Option("--actor", help="An id, a name, or kind:id.")]
 Resource = Annotated[str | None, typer.Option(help="By its name.")]
-Since = Annotated[datetime | None, typer.Option(help="From this moment on; UTC.")]
-Until = Annotated[datetime | None, typer.Option(help="Before this moment; UTC.")]
+Since = Annotated[datetime | None, typer.Option(help="From this time, in UTC.")]
+Until = Annotated[datetime | None, typer.Option(help="Before this time, in UTC.")]
 
 
 @app.command("list")
@@ -48,10 +48,10 @@ def list_(
     resource: Resource = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_SHOWN, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_SHOWN, help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show the latest changes, the newest first."""
+    """Show the latest changes, newest first."""
     query = _query(action, actor, resource, since, until) | {"limit": min(limit, PAGE)}
     entries: list[Any] = []
     with open_client() as client:
@@ -75,7 +75,7 @@ def export(
     since: Since = None,
     until: Until = None,
 ) -> None:
-    """Print the changes as JSON, one a line, the oldest first."""
+    """Print changes as JSON lines, oldest first."""
     query = _query(action, actor, resource, since, until) | {"limit": PAGE, "oldest_first": "true"}
     with open_client() as client:
         for entry in (client.admin if is_platform else client).pages("/audit", **query):
@@ -90,15 +90,15 @@ def verify(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="A file that remembers where the logs ended; kept out of the database's reach, it "
-            "shows when entries were cut off together with what says how many there are.",
+            help="A file that records the end of each log. Keep it outside the database: it "
+            "detects a truncated log.",
         ),
     ] = None,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the logs in the database with the server's secret; fails if something was changed."""
+    """Verify the audit logs with the server's secret; fails if an entry was changed."""
     settings = load_settings(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         found = _verify(opened, settings, tenant, Checkpoint(checkpoint) if checkpoint else None)
@@ -109,8 +109,10 @@ def verify(
         print_rows(rows, ["log", "entries", "broken_at", "reason"])
     broken = [row["log"] for row in rows if row["broken_at"] is not None]
     if broken:
-        raise CommandFailed(f"Not as they were written: {', '.join(broken)}.", ExitCode.FAILED)
-    note("Every entry is as it was written.")
+        raise CommandFailed(
+            f"Changed since they were written: {', '.join(broken)}.", ExitCode.FAILED
+        )
+    note("All entries are unchanged.")
 
 
 def _verify(

@@ -39,7 +39,7 @@ TENANT = "bench"
 
 @app.callback()
 def _root() -> None:
-    """Measure this machine."""
+    """Benchmarks."""
 
 
 @app.command()
@@ -56,7 +56,8 @@ def serving(
     model_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where the models are made, and kept.", show_default="in the data folder"
+            help="Folder in which the models are created and kept.",
+            show_default="in the data folder",
         ),
     ] = None,
     url: Annotated[
@@ -68,10 +69,8 @@ def serving(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a mix of adapters against the base alone, on a random Llama made on the spot.
-
-    Prompts are random token ids that share no prefix; outputs are greedy and of fixed length.
-    """
+    """Compare a mix of adapters with the base alone, on a random Llama model. Prompts are random
+    token ids without shared prefixes; outputs are greedy and of fixed length."""
     plan = Plan(
         concurrency=concurrency,
         num_requests=requests,

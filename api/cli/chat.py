@@ -16,17 +16,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def chat(
-    model: Annotated[str, typer.Argument(help="An adapter, as requests name it, or the base.")],
+    model: Annotated[str, typer.Argument(help="Adapter name, as in requests, or the base's name.")],
     message: Annotated[
         str | None,
-        typer.Argument(help="Ask this and end; without it the conversation goes on until ^D."),
+        typer.Argument(help="Send one message and exit; without it, chat until ^D."),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum answer tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
     seed: Annotated[int | None, typer.Option()] = None,
 ) -> None:
-    """Talk to a model; answers are printed as they come."""
+    """Chat with a model; answers are streamed."""
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     body = {"model": model, **{name: value for name, value in options.items() if value is not None}}
     messages = [] if system is None else [{"role": "system", "content": system}]

@@ -145,7 +145,7 @@ class ApiClient:
                 raise _refused(event["error"], ExitCode.UNAVAILABLE)
             yield event
         if not is_whole:
-            raise ServerUnreachable(f"{self.url}: the answer broke off", ExitCode.UNAVAILABLE)
+            raise ServerUnreachable(f"{self.url}: the response ended early", ExitCode.UNAVAILABLE)
 
     def _send(self, method: str, path: str, **options: Any) -> Any:
         response = self._request(method, path, **options)
@@ -171,11 +171,11 @@ class ApiClient:
             yield
         except httpx.UnsupportedProtocol:
             raise CommandFailed(
-                "LORAPLEX_URL is not a URL: it begins with http:// or https://.", ExitCode.USAGE
+                "LORAPLEX_URL is not a URL. It must begin with http:// or https://.", ExitCode.USAGE
             ) from None
         except httpx.TransportError as exc:
             reason = str(exc) or type(exc).__name__
-            ask = ". Does the server run, and is LORAPLEX_URL right?"
+            ask = ". Check that the server is running and that LORAPLEX_URL is correct."
             raise ServerUnreachable(
                 f"{self.url}: {reason}{ask if isinstance(exc, httpx.ConnectError) else ''}",
                 ExitCode.UNAVAILABLE,
@@ -198,7 +198,7 @@ def open_client(connection: Connection | None = None) -> Iterator[ApiClient]:
 def _connect(url: str, key: str) -> httpx.Client:
     # Checked here: what is no header's value is repeated by those who refuse it later.
     if not (key.isascii() and key.isprintable()):
-        raise CommandFailed("What is set as the key is no key.", ExitCode.AUTHENTICATION)
+        raise CommandFailed("The API key is malformed.", ExitCode.AUTHENTICATION)
     headers = {"authorization": f"Bearer {key}"}
     try:
         return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
@@ -210,7 +210,7 @@ def _not_ours(url: str, answer: str = "") -> CommandFailed:
     """What answered is no Loraplex server, or stands before one that is not there."""
     shown = f"answers{answer}, not" if answer else "does not answer"
     return CommandFailed(
-        f"{url} {shown} as a Loraplex server: is LORAPLEX_URL right?", ExitCode.UNAVAILABLE
+        f"{url} {shown} as a Loraplex server. Check LORAPLEX_URL.", ExitCode.UNAVAILABLE
     )
 
 

@@ -40,7 +40,7 @@ def find_connection() -> Connection:
         key = profile.key
     if key is None:
         raise CommandFailed(
-            f"There is no key for {url}: run `loraplex login`, or set LORAPLEX_API_KEY.",
+            f"No API key for {url}: run `loraplex login`, or set LORAPLEX_API_KEY.",
             ExitCode.AUTHENTICATION,
         )
     return Connection(url, key, find_tenant())
@@ -88,7 +88,7 @@ def _find_profile() -> Profile | None:
     is_named = _flags.get("profile") or os.environ.get("LORAPLEX_PROFILE")
     if profile is None and is_named:
         raise CommandFailed(
-            f"There is no profile {name!r}: `loraplex login --profile {name}` makes it.",
+            f"Profile not found: {name}. Create it with `loraplex login --profile {name}`.",
             ExitCode.USAGE,
         )
     return profile
@@ -133,7 +133,7 @@ def _connect(
         typer.Option(
             callback=_keep,
             expose_value=False,
-            help="What `loraplex login` wrote under this name.",
+            help="Profile saved by `loraplex login`.",
             show_default="LORAPLEX_PROFILE, or default",
         ),
     ] = None,
@@ -152,7 +152,7 @@ def _connect(
             callback=_keep,
             expose_value=False,
             metavar="SLUG",
-            help="On which tenant an operator acts.",
+            help="Tenant on which an operator acts.",
             show_default="LORAPLEX_TENANT, or the profile's",
         ),
     ] = None,

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 def upgrade(
     database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Bring the schema to the newest revision; makes the embedded database if there is none."""
+    """Upgrade the schema to the newest revision; creates the embedded database if missing."""
     with open_database(load_settings(database=database, data_dir=data_dir)) as opened:
         before = opened.current_revision()
         opened.upgrade()
@@ -41,11 +41,8 @@ def current(
 def secrets(
     database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Show what each of the server's secrets is still needed for.
-
-    Keys move to the present one when they are used. One that is needed for nothing can go; one
-    that is missing here is needed for what stands behind it.
-    """
+    """Show what each server secret is still needed for. Keys migrate to the current secret when
+    they are used. A secret that nothing needs can be removed."""
     settings = load_settings(database=database, data_dir=data_dir)
     present, *previous = map(secret_id, settings.load_secrets())
     with open_current_database(settings) as opened:

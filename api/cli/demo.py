@@ -47,7 +47,7 @@ SERVE_OPTIONS = (
 @app.command()
 def demo(
     once: Annotated[
-        bool, typer.Option("--once", envvar="ONCE", help="Stop when the answers are in.")
+        bool, typer.Option("--once", envvar="ONCE", help="Stop after the answers.")
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file, too.")
@@ -56,10 +56,8 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port.", show_default="a free one")
     ] = None,
 ) -> None:
-    """Serve a small base and three adapters of two tenants, and ask them all in one batch.
-
-    On a terminal the server then goes on until ^C. Nothing is left behind.
-    """
+    """Serve a small base and three adapters of two tenants, and query them in one batch. On a
+    terminal the server runs until ^C. Leaves no files."""
     _check_installed()
     leave_on_sigterm()
     out, progress = Console(), Console(stderr=True)
@@ -72,7 +70,7 @@ def demo(
         except (AskingFailed, LocalServerFailed, StepFailed) as exc:
             raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
         except KeyboardInterrupt:
-            raise CommandFailed("stopped by ^C before the answers were in") from None
+            raise CommandFailed("stopped by ^C before all answers arrived") from None
     if not is_good:
         raise CommandFailed("the answers are not what the adapters were trained to give")
 
@@ -105,13 +103,15 @@ def _run(
                 print_next_steps(out, pushed.namesakes, server.url)
                 _serve_until_interrupted(out, server)
             else:
-                out.print("To try it yourself, run `loraplex demo` on a terminal: it goes on.")
+                out.print(
+                    "To try it yourself, run `loraplex demo` on a terminal: the server stays up."
+                )
     return outcome.is_good
 
 
 def _ask(pushed: Pushed, server: LocalServer, console: Console) -> Outcome:
     with Progress(console=console, transient=True) as bar:
-        asking = bar.add_task("Asking all at once", total=num_questions(pushed))
+        asking = bar.add_task("Querying concurrently", total=num_questions(pushed))
         return ask_mixed(pushed, url=server.url, on_answer=lambda: bar.advance(asking))
 
 
@@ -122,7 +122,7 @@ def _serve_until_interrupted(console: Console, server: LocalServer) -> None:
     except KeyboardInterrupt:
         console.print("Stopping.")
     else:
-        raise LocalServerFailed(f"the server ended with {returncode}")
+        raise LocalServerFailed(f"the server exited with status {returncode}")
 
 
 def _check_installed() -> None:

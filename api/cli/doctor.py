@@ -50,7 +50,7 @@ def doctor(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at packages, device, confinement, storage and server; mend nothing."""
+    """Check packages, device, confinement, storage and server (read-only)."""
     settings = load_settings(database=database, store=store, data_dir=data_dir)
     findings = [*_installation(), *_confinement(), *_storage(settings), *_server()]
     if as_json:
@@ -100,7 +100,7 @@ def _confinement() -> Iterator[Finding]:
 def _storage(settings: Settings) -> Iterator[Finding]:
     folder = settings.data_dir
     if not folder.is_dir() and settings.database is None:
-        yield Finding("data folder", SKIPPED, f"{folder} is not there: nothing is served from here")
+        yield Finding("data folder", SKIPPED, f"{folder} does not exist: no server uses it")
         return
     yield _look("data folder", lambda: _data_folder(settings))
     yield _look("database", lambda: _database(settings))
@@ -110,9 +110,11 @@ def _storage(settings: Settings) -> Iterator[Finding]:
 def _data_folder(settings: Settings) -> Finding:
     folder = settings.data_dir
     if not folder.is_dir():
-        return Finding("data folder", WARNING, f"{folder} is made by the first command")
+        return Finding("data folder", WARNING, f"{folder} will be created by the first command")
     if folder.stat().st_mode & 0o077:
-        return Finding("data folder", FAILED, f"{folder} is open to others: chmod 700 {folder}")
+        return Finding(
+            "data folder", FAILED, f"{folder} is accessible to other users: chmod 700 {folder}"
+        )
     free = shutil.disk_usage(folder).free
     state = OK if free >= MIN_FREE_BYTES else FAILED
     return Finding("data folder", state, f"{folder}, {free >> 20} MiB free on its disk")
@@ -147,13 +149,13 @@ def _reach(url: str) -> Finding:
     try:
         answer = httpx.get(f"{url}/ready", timeout=5.0)
     except httpx.TransportError as exc:
-        reason = f"{url} does not answer ({exc}): does it run, and is LORAPLEX_URL right?"
+        reason = f"{url} is not reachable ({exc}): check that it runs, and LORAPLEX_URL"
         return Finding("server", FAILED, reason)
     skew = _clock_skew(answer)
     if abs(skew) > MAX_CLOCK_SECONDS:
-        return Finding("server", WARNING, f"{url}: its clock is {skew:+.0f} s from this one's")
+        return Finding("server", WARNING, f"{url}: its clock differs by {skew:+.0f} s")
     if answer.is_success:
-        return Finding("server", OK, f"{url} takes requests")
+        return Finding("server", OK, f"{url} accepts requests")
     return Finding("server", WARNING, f"{url}: {answer.json()['error']['message']}")
 
 

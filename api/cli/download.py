@@ -26,7 +26,7 @@ def download_adapter(
     for file in files:
         if file.exists() and not force:
             raise CommandFailed(
-                f"{file} is there already; give another folder, or --force to replace it.",
+                f"{file} exists. Use another folder, or --force to overwrite it.",
                 ExitCode.CONFLICT,
             )
     try:
@@ -51,7 +51,7 @@ def _write(response: httpx.Response, file: Path, *, is_quiet: bool) -> None:
                 hasher.update(piece)
                 progress.advance(task, len(piece))
         if response.headers["repr-digest"] != _repr_digest(hasher.digest()):
-            raise ServerUnreachable(f"{file.name} was damaged on its way.", ExitCode.UNAVAILABLE)
+            raise ServerUnreachable(f"{file.name} was damaged in transit.", ExitCode.UNAVAILABLE)
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -28,14 +28,14 @@ MAX_GRACE_HOURS = 24 * 3660.0
 @app.command()
 def gc(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
     ] = False,
     grace_hours: Annotated[
         float,
         typer.Option(
             min=0,
             max=MAX_GRACE_HOURS,
-            help="Leave alone what is younger: it may belong to a running push.",
+            help="Keep newer objects: they may belong to a running push.",
         ),
     ] = GRACE_SECONDS / 3600,
     database: DatabaseUrl = None,
@@ -48,7 +48,7 @@ def gc(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove stored objects that no version names and uploads that were given up."""
+    """Remove objects that no version references, and abandoned uploads."""
     settings = load_settings(database=database, data_dir=data_dir, store=store)
     try:
         collected = asyncio.run(_collect(settings, grace_hours * 3600, dry_run=dry_run))

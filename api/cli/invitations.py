@@ -20,4 +20,4 @@ def print_invitation(invitation: dict[str, Any], *, as_json: bool) -> None:
         print_json(invitation)
     else:
         typer.echo(invitation["url"])
-    note(f"The link is good once, until {invitation['expires_at']}.")
+    note(f"The link works once, until {invitation['expires_at']}.")

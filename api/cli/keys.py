@@ -24,32 +24,30 @@ def create(
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
         list[Scope] | None,
-        typer.Option(
-            help="What the key may do; may be repeated.", show_default=", ".join(DEFAULT_SCOPES)
-        ),
+        typer.Option(help="Scope of the key; repeatable.", show_default=", ".join(DEFAULT_SCOPES)),
     ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
-            help="The only adapters there are for it; may be repeated.",
+            help="Restrict the key to this adapter; repeatable.",
             show_default="all, and the base model",
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CIDR", help="Where it may be used from; may be repeated.", show_default="any"
+            metavar="CIDR", help="Restrict the key to this network; repeatable.", show_default="any"
         ),
     ] = None,
     expires_in_days: Annotated[
         int | None, typer.Option(min=1, max=3650, show_default="never")
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Whose it is, by address or id.", show_default="a machine's")
+        str | None, typer.Option(help="Owner: email address or id.", show_default="a machine's")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Issue a key and print it: this once, and never again."""
+    """Create a key and print it. It is shown only once."""
     body: dict[str, Any] = {
         "name": name,
         "scopes": scope or _default_scopes(is_restricted=bool(adapter)),
@@ -65,12 +63,12 @@ def create(
 @app.command("list")
 def list_(
     active: Annotated[
-        bool, typer.Option("--active", help="Leave out revoked and expired ones.")
+        bool, typer.Option("--active", help="Exclude revoked and expired keys.")
     ] = False,
-    user: Annotated[str | None, typer.Option(help="Only this user's, by address or id.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only this user's keys (address or id).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the tenant's keys, revoked ones included."""
+    """List the tenant's keys, including revoked ones."""
     with open_client() as client:
         user_id = None if user is None else find_user_id(client, user)
         keys = list(client.pages("/keys", active=active, user=user_id))
@@ -79,7 +77,7 @@ def list_(
 
 @app.command("show")
 def show(key_id: KeyId, as_json: AsJson = False) -> None:
-    """Show a key, but never its text."""
+    """Show a key's details, without its secret."""
     with open_client() as client:
         key = client.get(api_path("keys", key_id))
     _print([key], key, as_json=as_json)
@@ -89,22 +87,22 @@ def show(key_id: KeyId, as_json: AsJson = False) -> None:
 def rotate(
     key_id: KeyId,
     overlap_seconds: Annotated[
-        int, typer.Option(min=0, max=30 * 24 * 3600, help="How long the old key goes on.")
+        int, typer.Option(min=0, max=30 * 24 * 3600, help="Time for which the old key stays valid.")
     ] = 24 * 3600,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key's successor and print it: this once. The old key ends after the overlap."""
+    """Create a key's successor and print it once. The old key expires after the overlap."""
     with open_client() as client:
         issued = client.post(
             api_path("keys", key_id, "rotate"), {"overlap_seconds": overlap_seconds}
         )
     _print_issued(issued, as_json=as_json)
-    note(f"The key {key_id} ends in {overlap_seconds} s.")
+    note(f"Key {key_id} expires in {overlap_seconds} s.")
 
 
 @app.command("revoke")
 def revoke(key_id: KeyId, as_json: AsJson = False) -> None:
-    """Refuse a key from now on, everywhere within five seconds."""
+    """Revoke a key; it stops working everywhere within five seconds."""
     with open_client() as client:
         key = client.delete(api_path("keys", key_id))
     _print([key], key, as_json=as_json)
@@ -119,7 +117,7 @@ def _print_issued(issued: Any, *, as_json: bool) -> None:
         print_json(issued)
     else:
         typer.echo(issued["key"])
-    note("Keep this key now: only its hash is stored.")
+    note("Save this key now: only its hash is stored.")
 
 
 def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:

@@ -18,11 +18,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def login(as_json: AsJson = False) -> None:
-    """Ask for a server and a key, try them, and remember them under the profile's name.
-
-    The key comes from stdin if something is piped in, else from LORAPLEX_API_KEY, else from the
-    terminal unseen; never from the command line, which others can read.
-    """
+    """Check a server and a key and save them as a profile. The key is read from a pipe on stdin,
+    else from LORAPLEX_API_KEY, else from a hidden prompt; never from the command line, which other
+    users can read."""
     name = profile_name()
     connection = Connection(_ask_for_url(name), _ask_for_key(), flag("tenant"))
     with open_client(connection) as client:

@@ -14,8 +14,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def logout() -> None:
-    """Forget the profile. The key itself goes on: `loraplex keys revoke` ends it."""
+    """Delete the profile. The key stays valid; `loraplex keys revoke` revokes it."""
     name = profile_name()
     if not remove_profile(name):
-        raise CommandFailed(f"There is no profile {name!r}.", ExitCode.NOT_FOUND)
-    note(f"Forgot the profile {name!r}.")
+        raise CommandFailed(f"Profile not found: {name}.", ExitCode.NOT_FOUND)
+    note(f"Deleted profile {name}.")

@@ -26,41 +26,43 @@ MAX_HELD_OUT = 64
 
 @app.callback()
 def _root() -> None:
-    """Heads that guess a base's next tokens, for speculative decoding."""
+    """Medusa heads for speculative decoding."""
 
 
 @app.command()
 def train(
-    model: Annotated[str, typer.Option(help="The base: a Hugging Face directory or hub id.")],
+    model: Annotated[
+        str, typer.Option(help="The base: a model directory or Hugging Face model ID.")
+    ],
     data: Annotated[
         Path,
         typer.Option(
             exists=True,
             dir_okay=False,
-            help='JSON lines: {"text": "..."}, or {"messages": [...]}, whose last one is learned.',
+            help='JSON lines: {"text": "..."}, or {"messages": [...]} (learns the last).',
         ),
     ],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="A new or empty folder to write the heads to.")
     ],
-    heads: Annotated[int, typer.Option(min=1, max=16, help="Tokens guessed ahead.")] = 3,
+    heads: Annotated[
+        int, typer.Option(min=1, max=16, help="Number of heads: draft tokens per step.")
+    ] = 3,
     layers: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of each head.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Updates of the heads.")] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 16,
     max_tokens: Annotated[
-        int, typer.Option(min=4, help="Most tokens of a text; the rest is cut off.")
+        int, typer.Option(min=4, help="Maximum tokens of a text; longer texts are cut.")
     ] = 512,
     learning_rate: Annotated[
         float,
         typer.Option(min=0.0, callback=check_finite, help="Small bases learn faster at 0.01."),
     ] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Decides the order of the texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the texts.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Train Medusa heads for a base, which stays as it is.
-
-    Serve them with `--speculation medusa:OUT`. Text that the base itself has written teaches most.
-    """
+    """Train Medusa heads for a base. The base is not changed. Serve them with `--speculation
+    medusa:OUT`. Train on text that the base generated."""
     if find_spec("torch") is None:
         raise CommandFailed("training needs: pip install 'loraplex[engine]'")
     from ...engine.speculation.medusa_training import MedusaRecipe
@@ -75,7 +77,7 @@ def train(
     )
     accuracies = _train(model, data, out, recipe, max_tokens=max_tokens, device=device)
     for head, accuracy in enumerate(accuracies, start=1):
-        typer.echo(f"head {head}: {accuracy:.1%} of the held-out tokens guessed right")
+        typer.echo(f"head {head}: {accuracy:.1%} of the held-out tokens predicted correctly")
     typer.echo(f"Wrote {out}; serve with: --speculation medusa:{out}")
 
 

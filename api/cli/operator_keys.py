@@ -24,12 +24,12 @@ def create(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CIDR", help="Where it may be used from; may be repeated.", show_default="any"
+            metavar="CIDR", help="Restrict the key to this network; repeatable.", show_default="any"
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Issue a key and print it: this once, and never again."""
+    """Create a key and print it. It is shown only once."""
     body = {"name": name, "expires_in_days": expires_in_days, "networks": network or None}
     with open_client() as client:
         issued = client.admin.post(api_path("operators", operator, "keys"), body)
@@ -37,12 +37,12 @@ def create(
         print_json(issued)
     else:
         typer.echo(issued["key"])
-    note("Keep this key now: only its hash is stored.")
+    note("Save this key now: only its hash is stored.")
 
 
 @app.command("list")
 def list_(operator: Operator, as_json: AsJson = False) -> None:
-    """List an operator's keys, revoked ones included."""
+    """List an operator's keys, including revoked ones."""
     with open_client() as client:
         keys = client.admin.get(api_path("operators", operator, "keys"))["data"]
     _print(keys, keys, as_json=as_json)
@@ -54,7 +54,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(help="The key's id, the part after 'lpx_admin_'.")],
     as_json: AsJson = False,
 ) -> None:
-    """Refuse a key from now on, everywhere within five seconds."""
+    """Revoke a key; it stops working everywhere within five seconds."""
     with open_client() as client:
         key = client.admin.delete(api_path("operators", operator, "keys", key_id))
     _print([key], key, as_json=as_json)

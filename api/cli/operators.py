@@ -29,13 +29,13 @@ from .invitations import join_url, print_invitation
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.add_typer(operator_keys.app, name="keys", help="An operator's API keys.")
+app.add_typer(operator_keys.app, name="keys", help="Manage an operator's API keys.")
 
 COLUMNS = ["name", "role", "id", "created_at", "disabled_at"]
 
 Name = Annotated[str, typer.Argument(help="The operator's name: a-z, 0-9, '.', '_' and '-'.")]
-Role = Annotated[OperatorRole, typer.Option(help="What the operator may do.")]
-ExpiresInDays = Annotated[int, typer.Option(min=1, max=3650, help="When its key ends.")]
+Role = Annotated[OperatorRole, typer.Option(help="Role of the operator.")]
+ExpiresInDays = Annotated[int, typer.Option(min=1, max=3650, help="Days until the key expires.")]
 
 
 @app.command("create")
@@ -47,12 +47,10 @@ def create(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an operator and print its key, on the database itself: this once, and never again.
-
-    Use it for the first operator, or when every operator key is lost. It works beside a running
-    server and finds its data folder; with several servers name one by --data-dir. The printed
-    link lets the operator set a password for the console, once and within a day.
-    """
+    """Create an operator directly in the database and print its key once. Use it for the first
+    operator, or if every operator key is lost. It finds the data folder of a running server; with
+    several servers, pass --data-dir. The printed one-time link lets the operator set a console
+    password within a day."""
     settings = load_settings_beside_server(database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         issued, invitation = _create(
@@ -65,16 +63,16 @@ def create(
     else:
         typer.echo(issued.text)
         note(f"Set a password for the console within a day: {url}")
-    note("Keep this key now: only its hash is stored. `loraplex login` remembers it for commands.")
+    note("Save this key now: only its hash is stored. `loraplex login` saves it for commands.")
 
 
 @app.command("add")
 def add(name: Name, role: Role = OperatorRole.VIEWER, as_json: AsJson = False) -> None:
-    """Make another operator, who has no key yet."""
+    """Add an operator without a key."""
     with open_client() as client:
         operator = client.admin.post("/operators", {"name": name, "role": role})
     _print([operator], operator, as_json=as_json)
-    note(f"Made the operator {name!r}. Next: loraplex operators keys create {name}")
+    note(f"Created operator {name}. Next: loraplex operators keys create {name}")
 
 
 @app.command("list")
@@ -95,7 +93,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("invite")
 def invite(name: Name, as_json: AsJson = False) -> None:
-    """Print a link by which the operator sets a password for the console: once, within a day."""
+    """Print a one-time link, valid for a day, for the operator to set a console password."""
     with open_client() as client:
         invitation = client.admin.post(api_path("operators", name, "invitation"))
     print_invitation(invitation, as_json=as_json)
@@ -103,19 +101,19 @@ def invite(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("set")
 def set_(name: Name, role: Role, as_json: AsJson = False) -> None:
-    """Give an operator another role."""
+    """Change an operator's role."""
     _change(name, {"role": role}, as_json=as_json)
 
 
 @app.command("disable")
 def disable(name: Name, as_json: AsJson = False) -> None:
-    """Refuse an operator; the operator's keys are revoked for good."""
+    """Disable an operator and revoke the operator's keys permanently."""
     _change(name, {"disabled": True}, as_json=as_json)
 
 
 @app.command("enable")
 def enable(name: Name, as_json: AsJson = False) -> None:
-    """Let a disabled operator in again, who needs a new key."""
+    """Enable a disabled operator, who needs a new key."""
     _change(name, {"disabled": False}, as_json=as_json)
 
 

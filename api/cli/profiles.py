@@ -52,13 +52,15 @@ def load_profiles() -> dict[str, Profile]:
     except FileNotFoundError:
         return {}
     if mode & 0o077:
-        raise CommandFailed(f"{path} may be read by others: run `chmod 600` on it.", ExitCode.USAGE)
+        raise CommandFailed(
+            f"{path} is readable by other users: run `chmod 600` on it.", ExitCode.USAGE
+        )
     try:
         found = tomllib.loads(path.read_text()).get("profiles", {})
         return {name: Profile(**fields) for name, fields in found.items()}
     except (tomllib.TOMLDecodeError, TypeError, AttributeError) as exc:
         raise CommandFailed(
-            f"{path} is no configuration of ours: mend it, or remove it and log in again.",
+            f"{path} is not a valid configuration: fix it, or remove it and log in again.",
             ExitCode.USAGE,
         ) from exc
 

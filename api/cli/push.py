@@ -32,8 +32,8 @@ class PushInterrupted(CommandFailed):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"Interrupted: {name} is as it was, and what was sent is kept. The same command goes "
-            "on where this one stopped.",
+            f"Interrupted. {name} is unchanged, and the uploaded bytes are kept. Run the same "
+            "command to resume.",
             ExitCode.INTERRUPTED,
         )
 
@@ -88,7 +88,7 @@ def push_adapter(
         raise PushInterrupted(name) from None
     known: dict[str, Any] = upload["version"]
     if not is_quiet:
-        note(f"Already there as {known['id']}: nothing was sent.")
+        note(f"Exists as {known['id']}: nothing was uploaded.")
     return known
 
 
@@ -101,7 +101,7 @@ def _send(
     is_quiet: bool,
 ) -> dict[str, Any]:
     if upload["received_bytes"] and not is_quiet:
-        note(f"Going on at {upload['received_bytes']} of {upload['size_bytes']} bytes.")
+        note(f"Resuming at {upload['received_bytes']} of {upload['size_bytes']} bytes.")
     with open_progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
         task = progress.add_task(name, total=adapter.size_bytes)
         _send_parts(
@@ -124,7 +124,8 @@ def _commit(client: ApiClient, upload: dict[str, Any]) -> dict[str, Any]:
             num_failures += 1
             if num_failures > MAX_RECONNECTS:
                 raise CommandFailed(
-                    f"{exc} What was sent is kept: the same command goes on.", exc.exit_code
+                    f"{exc} The uploaded bytes are kept: run the same command to resume.",
+                    exc.exit_code,
                 ) from exc
             time.sleep(_pause(num_failures))
 
@@ -141,7 +142,7 @@ def wait_until_settled(client: ApiClient, version: dict[str, Any]) -> dict[str, 
     except KeyboardInterrupt:
         name = f"{version['adapter']}@{version['version']}"
         raise CommandFailed(
-            f"Interrupted: {name} was sent and is still being checked. How it goes: "
+            f"Interrupted. {name} was uploaded and is being checked. Show its progress: "
             f"loraplex adapters why {name}",
             ExitCode.INTERRUPTED,
         ) from None

@@ -17,7 +17,7 @@ NO_LIMIT = "none"
 
 def _check_limit(value: str | None) -> str | None:
     if value is not None and value != NO_LIMIT and not value.isdecimal():
-        raise typer.BadParameter(f"{value!r} is neither a whole number nor {NO_LIMIT!r}.")
+        raise typer.BadParameter(f"{value!r} is neither an integer nor {NO_LIMIT!r}.")
     return value
 
 
@@ -30,7 +30,7 @@ Limit = str | None
 
 @app.command("show")
 def show(as_json: AsJson = False) -> None:
-    """Show your limits, what is used of them now and what is left; operators say --tenant."""
+    """Show limits and their current usage; operators pass --tenant."""
     with open_client() as client:
         use = client.get("/quota")
     if as_json:
@@ -58,7 +58,7 @@ def set_(
     users: Annotated[Limit, _limit("Users.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set limits of a tenant, for operators; what is not named stays as it is."""
+    """Set a tenant's limits (operators only); other limits stay unchanged."""
     given = {
         "requests_per_minute": requests_per_minute,
         "input_tokens_per_minute": input_tokens_per_minute,
@@ -75,7 +75,7 @@ def set_(
     if period is not None:
         changes["period"] = period
     if not changes:
-        raise CommandFailed("Say which limit to set; --help lists them.", ExitCode.USAGE)
+        raise CommandFailed("Name a limit to set; --help lists them.", ExitCode.USAGE)
     _print_limits(_change(slug, changes), as_json=as_json)
 
 

@@ -27,27 +27,25 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 READY = "ready"
 COLUMNS = ["tenant", "adapter", "aliases", "version", "new_version", "state", "reason"]
 
-Report = Annotated[Path, typer.Option(help="Where it is written down how far this has come.")]
+Report = Annotated[Path, typer.Option(help="File that records the progress.")]
 DEFAULT_REPORT = Path("rebase.json")
 
 
 @app.command("push")
 def push(
-    to: Annotated[str, typer.Option(help="The server of the new base.")],
+    to: Annotated[str, typer.Option(help="URL of the new base's server.")],
     report: Report = DEFAULT_REPORT,
     as_json: AsJson = False,
 ) -> None:
-    """Push what aliases mean now, and the newest versions, to a server of another base.
-
-    Nothing of the old base changes. What is there already is not sent again, so it may be repeated.
-    """
+    """Push the versions behind aliases and the newest versions to a server of another base. The old
+    base is not changed. Versions that exist are skipped, so the command can be repeated."""
     rows: list[dict[str, Any]] = []
     with open_client() as operator:
         tenants = [tenant["slug"] for tenant in operator.admin.pages("/tenants")]
     for tenant in tenants:
         with _acting_on(tenant) as old, _acting_on(tenant, to) as new:
             if old.get("/base")["base_id"] == new.get("/base")["base_id"]:
-                raise CommandFailed(f"{to} serves the same base: nothing is to be done.")
+                raise CommandFailed(f"{to} serves the same base: nothing to do.")
             for row in _push_all(old, new):
                 rows.append({"tenant": tenant, **row})
                 report.write_text(json.dumps(rows, indent=2) + "\n")
@@ -60,12 +58,17 @@ def push(
 @app.command("switch")
 def switch(
     report: Report = DEFAULT_REPORT,
-    back: Annotated[bool, typer.Option("--back", help="To the old base's versions.")] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="Switch back to the old base's versions.")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Though some were rejected: theirs stay where they are.")
+        bool,
+        typer.Option(
+            "--force", help="Switch even if some versions were rejected; their aliases stay."
+        ),
     ] = False,
 ) -> None:
-    """Move every alias of the report to its new version; canaries end."""
+    """Point every alias of the report at its new version; ends canaries."""
     try:
         rows: list[dict[str, Any]] = json.loads(report.read_text())
     except (OSError, ValueError) as exc:
@@ -73,7 +76,7 @@ def switch(
     missing = [row for row in rows if row["state"] != READY]
     if missing and not force:
         raise CommandFailed(
-            f"{len(missing)} of {len(rows)} were not accepted; --force leaves those behind.",
+            f"{len(missing)} of {len(rows)} were not accepted; --force skips those.",
             ExitCode.CONFLICT,
         )
     num_moved = 0

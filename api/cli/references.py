@@ -29,7 +29,7 @@ def check_name(name: str) -> str:
     """The adapter's name. Raises CommandFailed."""
     if not is_adapter_name(name):
         raise CommandFailed(
-            f"{name!r} is no adapter's name. Give the adapter's own name, such as support-bot, "
+            f"{name!r} is not an adapter name. Use the plain name, such as support-bot, "
             "without tenant/ or @version: a-z, 0-9, '.', '_' and '-', at most 64 of them.",
             ExitCode.USAGE,
         )
@@ -40,7 +40,7 @@ def check_alias(alias: str) -> str:
     """The alias. Raises CommandFailed."""
     if not is_alias_name(alias):
         raise CommandFailed(
-            f"{alias!r} is no alias. Give it alone, such as prod; a number names a version.",
+            f"{alias!r} is not an alias. Use a name such as prod; a number means a version.",
             ExitCode.USAGE,
         )
     return alias
@@ -90,20 +90,20 @@ def _newest(versions: list[dict[str, Any]]) -> int | None:
 
 def _no_reference(text: str) -> CommandFailed:
     return CommandFailed(
-        f"{text!r} names no version. Give NAME or NAME@VERSION, such as support-bot, "
+        f"{text!r} is not a version. Use NAME or NAME@VERSION, such as support-bot, "
         "support-bot@3 or support-bot@prod; a path begins with ./ or /.",
         ExitCode.USAGE,
     )
 
 
-Name = Annotated[str, typer.Argument(callback=check_name, help="The adapter's own name.")]
-Alias = Annotated[str, typer.Argument(callback=check_alias, help="Such as prod.")]
+Name = Annotated[str, typer.Argument(callback=check_name, help="Adapter name.")]
+Alias = Annotated[str, typer.Argument(callback=check_alias, help="Alias, such as prod.")]
 VersionNumber = Annotated[int, typer.Argument(min=1, max=10**_MAX_VERSION_DIGITS - 1)]
 Version = Annotated[
     Any,
     typer.Argument(
         parser=parse_reference,
         metavar="NAME[@VERSION]",
-        help="A number, an alias or 'latest' behind @; alone it means what requests get.",
+        help="Version number, alias or 'latest' after @; without @, the version that requests get.",
     ),
 ]

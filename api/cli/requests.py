@@ -20,23 +20,23 @@ LIVE_COLUMNS = [
 ]  # fmt: skip
 PHASE_COLUMNS = ["phase", "ms", "summary"]
 
-Everybodys = Annotated[bool, typer.Option("--all-tenants", help="Everybody's; for operators.")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
+Everybodys = Annotated[bool, typer.Option("--all-tenants", help="Of all tenants; operators only.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")]
 
 
 @app.command("list")
 def list_(
-    adapter: Annotated[str | None, typer.Option(help="Only those of this adapter.")] = None,
-    code: Annotated[str | None, typer.Option(help="Only those that ended with this.")] = None,
-    status: Annotated[int | None, typer.Option(help="Only those answered with this.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Only requests of this adapter.")] = None,
+    code: Annotated[str | None, typer.Option(help="Only requests with this error code.")] = None,
+    status: Annotated[int | None, typer.Option(help="Only requests with this HTTP status.")] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only those from this moment on, in UTC.")
+        datetime | None, typer.Option(help="Only requests since this time, in UTC.")
     ] = None,
     limit: Limit = 50,
     all_tenants: Everybodys = False,
     as_json: AsJson = False,
 ) -> None:
-    """List requests that have ended, the newest first."""
+    """List finished requests, newest first."""
     moment = None if since is None else since.replace(tzinfo=since.tzinfo or UTC).isoformat()
     with open_client() as client:
         entries = _api(client, all_tenants).pages(
@@ -53,11 +53,11 @@ def list_(
 
 @app.command("show")
 def show(
-    request_id: Annotated[str, typer.Argument(help="What the answer's `x-request-id` said.")],
+    request_id: Annotated[str, typer.Argument(help="The `x-request-id` of the response.")],
     all_tenants: Everybodys = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell where a request's time went, or why it was refused."""
+    """Show where a request's time went, or why it was refused."""
     with open_client() as client:
         explained = _api(client, all_tenants).get(api_path("requests", request_id))
     if as_json:
@@ -74,7 +74,7 @@ def show(
 
 @app.command("live")
 def live(limit: Limit = 100, all_tenants: Everybodys = False, as_json: AsJson = False) -> None:
-    """List what the server's engine has now, the oldest first."""
+    """List running and queued requests, oldest first."""
     with open_client() as client:
         found = _api(client, all_tenants).get("/requests/live", limit=min(limit, MAX_PAGE))
     if as_json:
@@ -87,9 +87,9 @@ def live(limit: Limit = 100, all_tenants: Everybodys = False, as_json: AsJson = 
 
 @app.command("cancel")
 def cancel(
-    request_id: Annotated[str, typer.Argument(help="The id that `loraplex requests live` shows.")],
+    request_id: Annotated[str, typer.Argument(help="Request id from `loraplex requests live`.")],
 ) -> None:
-    """End a request that is running; whoever sent it gets `request_cancelled`."""
+    """Abort a running request; its client receives `request_cancelled`."""
     with open_client() as client:
         client.delete(api_path("requests", request_id))
     note(f"Ended {request_id}.")

@@ -21,7 +21,7 @@ Ttl = Annotated[
         "--ttl",
         min=1,
         callback=check_finite,
-        help="Seconds that the wish stands.",
+        help="Seconds until it expires.",
         show_default="for good",
     ),
 ]
@@ -34,7 +34,7 @@ _EXIT_CODES = {
 
 
 def pin(version: Version, ttl: Ttl = None, wait: Wait = False, as_json: AsJson = False) -> None:
-    """Keep a version on the device, through restarts too, until it is unpinned."""
+    """Keep a version on the device until it is unpinned, also across restarts."""
     with open_client() as client:
         path = version_path(client, version)
         standing = client.put(f"{path}/pin", {"ttl_seconds": ttl})
@@ -42,7 +42,7 @@ def pin(version: Version, ttl: Ttl = None, wait: Wait = False, as_json: AsJson =
 
 
 def unpin(version: Version, as_json: AsJson = False) -> None:
-    """Let a version leave the device again when others need the room."""
+    """Allow a version to be evicted from the device again."""
     with open_client() as client:
         standing = client.delete(version_path(client, version, "pin"))
     _print_standing(standing, as_json=as_json)
@@ -51,7 +51,7 @@ def unpin(version: Version, as_json: AsJson = False) -> None:
 def prefetch(
     version: Version, ttl: Ttl = None, wait: Wait = False, as_json: AsJson = False
 ) -> None:
-    """Bring a version to the device before the first request asks for it."""
+    """Load a version to the device before its first request."""
     with open_client() as client:
         path = version_path(client, version)
         standing = client.post(f"{path}/prefetch", {"ttl_seconds": ttl})
@@ -59,9 +59,9 @@ def prefetch(
 
 
 def why(version: Version, as_json: AsJson = False) -> None:
-    """Say why a version does not answer at once, or that it does.
+    """Explain why a version is not ready.
 
-    Exits with 0 if a request for it is taken, with 6 if it never can be, else with 7.
+    Exit status: 0 if requests are accepted, 6 if they never can be, otherwise 7.
     """
     with open_client() as client:
         standing = client.get(version_path(client, version, "readiness"))
@@ -86,8 +86,8 @@ def details(standing: dict[str, Any], history: list[dict[str, Any]]) -> Iterator
 
 
 def _guessing(entry: dict[str, Any]) -> str:
-    accepted = f"{entry['accepted_tokens']} of {entry['draft_tokens']} guesses accepted"
-    now = f"guesses {entry['num_tokens']} a step" if entry["num_tokens"] else "does not pay"
+    accepted = f"{entry['accepted_tokens']} of {entry['draft_tokens']} draft tokens accepted"
+    now = f"{entry['num_tokens']} draft tokens per step" if entry["num_tokens"] else "off"
     return f"{entry['proposer']}  {accepted}, lately {entry['acceptance']:.0%}: {now}"
 
 
@@ -101,7 +101,7 @@ def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str
         return _wait(client, path, standing)
     except KeyboardInterrupt:
         raise CommandFailed(
-            "Interrupted: what you asked for stands.", ExitCode.INTERRUPTED
+            "Interrupted. The request stays in effect.", ExitCode.INTERRUPTED
         ) from None
 
 
@@ -111,7 +111,7 @@ def _wait(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, A
             break
         if not standing["is_servable"] or standing["reason"] == "load_failed":
             raise CommandFailed(
-                f"{standing['summary']} What you asked for stands.",
+                f"{standing['summary']} The request stays in effect.",
                 _EXIT_CODES.get(standing["reason"], ExitCode.UNAVAILABLE),
             )
         time.sleep(pause)

@@ -134,8 +134,8 @@ def next_steps(settings: Settings, url: str) -> list[str]:
     server = "" if url == DEFAULT_URL else f" --url {url}"
     named = "" if url == DEFAULT_URL else f"LORAPLEX_URL={shlex.quote(url)} "
     return [
-        f"Make the first operator: {named}loraplex operators create NAME{where}",
+        f"Create the first operator: {named}loraplex operators create NAME{where}",
         f"Log in with its key: loraplex login{server}",
-        "Make a tenant and a key: loraplex tenants create SLUG && "
+        "Create a tenant and a key: loraplex tenants create SLUG && "
         "loraplex keys create --tenant SLUG",
     ]

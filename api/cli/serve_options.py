@@ -38,10 +38,10 @@ class EngineOptions(ABC):
 class BaseOptions(EngineOptions):
     """Which base, and how it is held."""
 
-    model: Annotated[str, typer.Option(help="A Hugging Face directory or hub id.")]
+    model: Annotated[str, typer.Option(help="A model directory or Hugging Face model ID.")]
     quantize: Annotated[
         Quantization,
-        typer.Option(help="How the base's linear layers are held; int4 in groups of 128 inputs."),
+        typer.Option(help="Quantization of the linear layers; int4 uses groups of 128 inputs."),
     ] = Quantization.NONE
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = DEFAULTS.dtype
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = DEFAULTS.device
@@ -71,7 +71,7 @@ class PlatformOptions:
         str | None,
         typer.Option(
             envvar="LORAPLEX_SERVED_MODEL_NAME",
-            help="What callers name the base.",
+            help="Name of the base model in API requests.",
             show_default="its folder",
         ),
     ] = None
@@ -90,17 +90,17 @@ class BatchOptions(EngineOptions):
     """How much one step may do."""
 
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of one sequence.")
+        int | None, typer.Option(min=1, help="Maximum tokens of a sequence.")
     ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences in one batch.")] = (
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum sequences in a batch.")] = (
         DEFAULTS.max_num_seqs
     )
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Token budget of one step.")
+        int, typer.Option(min=1, help="Maximum tokens in a step.")
     ] = DEFAULTS.max_num_batched_tokens
-    enforce_eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="On CUDA, capture no step as a graph.")
-    ] = DEFAULTS.enforce_eager
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Disable CUDA graphs.")] = (
+        DEFAULTS.enforce_eager
+    )
 
     def configure(self, config: EngineConfig) -> EngineConfig:
         return replace(
@@ -119,7 +119,7 @@ class MemoryOptions(EngineOptions):
     memory_gib: Annotated[
         float | None,
         typer.Option(
-            min=0.1, callback=check_finite, help="What the engine may use, weights included."
+            min=0.1, callback=check_finite, help="Memory limit of the engine, including weights."
         ),
     ] = None
     arena_gib: Annotated[
@@ -133,7 +133,7 @@ class MemoryOptions(EngineOptions):
     host_cache_gib: Annotated[
         float, typer.Option(min=0.001, callback=check_finite, help="Host memory for adapters.")
     ] = DEFAULTS.host_cache_bytes / GIB
-    kv_dtype: Annotated[KvDtype, typer.Option(help="How keys and values are held.")] = (
+    kv_dtype: Annotated[KvDtype, typer.Option(help="Data type of the KV cache.")] = (
         DEFAULTS.kv_dtype
     )
     lora_window_gib: Annotated[
@@ -141,7 +141,7 @@ class MemoryOptions(EngineOptions):
         typer.Option(
             min=0.0,
             callback=check_finite,
-            help="CPU copies of adapters that decode together in a half type.",
+            help="CPU memory for the compact decode windows of adapters (half dtypes).",
             show_default="1/16 of the arena",
         ),
     ] = None
@@ -169,7 +169,7 @@ class LoadingOptions(EngineOptions):
         float,
         typer.Option(
             min=0.01,
-            help="Part of a core that loading may have while requests run.",
+            help="Share of a core that adapter loading may use while requests run.",
         ),
     ] = DEFAULTS.loader_duty
 
@@ -187,16 +187,14 @@ class SequenceOptions(EngineOptions):
 
     swap_gib: Annotated[
         float,
-        typer.Option(
-            min=0.0, callback=check_finite, help="Host memory for the KV of preempted sequences."
-        ),
+        typer.Option(min=0.0, callback=check_finite, help="Host memory for swapped KV blocks."),
     ] = DEFAULTS.swap_bytes / GIB
     attention_window: Annotated[
         int | None,
-        typer.Option(min=1, help="Most positions that a token sees.", show_default="all"),
+        typer.Option(min=1, help="Attention window in tokens.", show_default="all"),
     ] = None
     attention_sinks: Annotated[
-        int, typer.Option(min=0, help="First positions that stay visible behind that window.")
+        int, typer.Option(min=0, help="First positions that stay visible outside the window.")
     ] = DEFAULTS.attention_sinks
     target_itl: Annotated[
         float | None,
@@ -204,7 +202,7 @@ class SequenceOptions(EngineOptions):
             min=0.1,
             callback=check_finite,
             metavar="MS",
-            help="Prompts share a step with decodes up to this time.",
+            help="Target step time while prompts and decodes share a step.",
         ),
     ] = None
 
@@ -226,20 +224,23 @@ class SpeculationOptions(EngineOptions):
         list[str],
         typer.Option(
             metavar="PROPOSER[:WHAT],...",
-            help="Who guesses tokens ahead: ngram, draft:MODEL, early_exit:LAYERS (a number), "
-            "medusa:CHECKPOINT or medusa_tree:CHECKPOINT (a folder); or off. "
-            "Of several the one that pays is used.",
+            help="Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), "
+            "medusa:CHECKPOINT or medusa_tree:CHECKPOINT (a folder); or off. Of several, "
+            "the fastest is used.",
         ),
     ] = field(default_factory=DEFAULT_SPECULATION.copy)
     max_draft_tokens: Annotated[
         int,
-        typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="Most guesses for a sequence in one step."),
+        typer.Option(
+            min=1, max=MAX_DRAFT_TOKENS, help="Maximum draft tokens per sequence and step."
+        ),
     ] = DEFAULTS.max_draft_tokens
     acceptance: Annotated[
         Acceptance,
         typer.Option(
-            help="Which guesses hold. coupled: the answer is plain decoding's, token for token. "
-            "rejection: more hold at high temperature, and a seed no longer fixes the answer."
+            help="How draft tokens are accepted. coupled: the output equals plain decoding. "
+            "rejection: accepts more at high temperature; a seed no longer fixes the "
+            "output."
         ),
     ] = DEFAULTS.acceptance
 
@@ -257,17 +258,17 @@ class QueueOptions(EngineOptions):
     """Who may wait, and how much one tenant may hold."""
 
     max_queued: Annotated[
-        int, typer.Option(min=1, help="Most requests that wait, over all tenants.")
+        int, typer.Option(min=1, help="Maximum queued requests of all tenants.")
     ] = DEFAULTS.max_queued
     max_queued_per_tenant: Annotated[
-        int, typer.Option(min=1, help="Most requests of one tenant that wait.")
+        int, typer.Option(min=1, help="Maximum queued requests of one tenant.")
     ] = DEFAULTS.max_queued_per_tenant
     tenant_cap: Annotated[
         float,
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Most that one tenant holds while others wait.",
+            help="Maximum share of the engine that one tenant holds while others wait.",
         ),
     ] = DEFAULTS.tenant_cap
 
@@ -289,7 +290,7 @@ class AdapterOptions:
         typer.Option(
             envvar="LORAPLEX_REFERENCE_BASE",
             metavar="DIR",
-            help="The base before quantization: new versions are compared with it.",
+            help="The unquantized base; new versions are compared with it.",
             show_default="not measured",
         ),
     ] = None
@@ -298,7 +299,7 @@ class AdapterOptions:
         typer.Option(
             envvar="LORAPLEX_MAX_REFERENCE_KL",
             callback=check_finite,
-            help="Reject versions under which the base strays further from it, in nats.",
+            help="Reject versions whose KL divergence from it is larger, in nats.",
             show_default="none is rejected",
         ),
     ] = None
@@ -307,7 +308,7 @@ class AdapterOptions:
         typer.Option(
             min=0.0,
             callback=check_finite,
-            help="What whole matrices (modules_to_save) of one adapter may take.",
+            help="Maximum size of an adapter's full matrices (modules_to_save).",
             show_default="refused",
         ),
     ] = None
@@ -316,7 +317,7 @@ class AdapterOptions:
         typer.Option(
             "--require-confinement",
             envvar="LORAPLEX_REQUIRE_CONFINEMENT",
-            help="Start only where namespaces, Landlock and limits confine examinations.",
+            help="Start only if namespaces, Landlock and limits confine examinations.",
             show_default="a warning in the log",
         ),
     ] = None
@@ -330,7 +331,7 @@ class ToolOptions:
         ToolFormatName | None,
         typer.Option(
             envvar="LORAPLEX_TOOL_FORMAT",
-            help="How the base writes calls of tools.",
+            help="Tool call format of the base model.",
             show_default="as its chat template does",
         ),
     ] = None
@@ -341,7 +342,8 @@ class ThreadOptions(EngineOptions):
     """What the maths may have of the machine."""
 
     num_threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of the maths.", show_default="all cores")
+        int | None,
+        typer.Option(min=1, help="CPU threads for tensor work.", show_default="all cores"),
     ] = None
 
     def configure(self, config: EngineConfig) -> EngineConfig:

@@ -35,21 +35,21 @@ def parse_speculation(values: Sequence[str]) -> tuple[str, ...]:
             raise typer.BadParameter(objection, param_hint="--speculation")
         names.append(name)
     if len(set(names)) < len(names):
-        raise typer.BadParameter("a proposer comes twice", param_hint="--speculation")
+        raise typer.BadParameter("a proposer is named twice", param_hint="--speculation")
     return tuple(entries)
 
 
 def _objection(name: str, argument: str) -> str | None:
     """Why this proposer cannot be meant; None if it can."""
     if name == OFF:
-        return f"{OFF} goes with no other"
+        return f"{OFF} cannot be combined with other proposers"
     if name not in PROPOSERS:
-        return f"{name} is none of {', '.join(PROPOSERS)}"
+        return f"{name} is not one of {', '.join(PROPOSERS)}"
     needed = BEHIND_COLON[name]
     if needed is None:
-        return f"{name} takes nothing behind a colon" if argument else None
+        return f"{name} takes no argument" if argument else None
     if not argument:
-        return f"{name} needs something behind a colon: {name}:{needed}"
+        return f"{name} needs an argument: {name}:{needed}"
     if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
         return f"{name} needs a number of layers, not {argument}"
     return None

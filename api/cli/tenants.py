@@ -16,12 +16,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 COLUMNS = ["slug", "name", "weight", "id", "created_at", "suspended_at"]
 
 Slug = Annotated[str, typer.Argument(help="The tenant's short name: a-z, 0-9 and '-'.")]
-DisplayName = Annotated[str | None, typer.Option(help="A name for people.")]
+DisplayName = Annotated[str | None, typer.Option(help="Display name.")]
 Weight = Annotated[
     float | None,
-    typer.Option(
-        callback=check_finite, help="Its share of the device, in proportion to the others'."
-    ),
+    typer.Option(callback=check_finite, help="Share of the device relative to other tenants."),
 ]
 
 
@@ -29,12 +27,12 @@ Weight = Annotated[
 def create(
     slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
 ) -> None:
-    """Make a tenant."""
+    """Create a tenant."""
     body = {"slug": slug, "name": name, "weight": 1.0 if weight is None else weight}
     with open_client() as client:
         tenant = client.admin.post("/tenants", body)
     _print([tenant], tenant, as_json=as_json)
-    note(f"Made the tenant {slug!r}. Next: loraplex keys create --tenant {slug}")
+    note(f"Created tenant {slug}. Next: loraplex keys create --tenant {slug}")
 
 
 @app.command("list")
@@ -62,24 +60,24 @@ def show(slug: Slug, as_json: AsJson = False) -> None:
 def set_(
     slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
 ) -> None:
-    """Give a tenant another name or weight; an empty name takes it away."""
+    """Change a tenant's name or weight; an empty name removes it."""
     changes: dict[str, Any] = {} if weight is None else {"weight": weight}
     if name is not None:
         changes["name"] = name or None
     if not changes:
-        raise CommandFailed("Say what to set: --name or --weight.", ExitCode.USAGE)
+        raise CommandFailed("Nothing to set: pass --name or --weight.", ExitCode.USAGE)
     _change(slug, changes, as_json=as_json)
 
 
 @app.command("suspend")
 def suspend(slug: Slug, as_json: AsJson = False) -> None:
-    """Refuse a tenant's keys; its adapters stay."""
+    """Suspend a tenant: its keys are refused, its adapters are kept."""
     _change(slug, {"suspended": True}, as_json=as_json)
 
 
 @app.command("resume")
 def resume(slug: Slug, as_json: AsJson = False) -> None:
-    """Accept a suspended tenant's keys again."""
+    """Resume a suspended tenant."""
     _change(slug, {"suspended": False}, as_json=as_json)
 
 

@@ -23,11 +23,11 @@ RESIDENT_COLUMNS = ("tenant", "versions", "tier", "device_bytes", "num_leases")
 
 @app.command()
 def top(
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 1.0,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Rows of each table.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Look once and print JSON.")] = False,
 ) -> None:
-    """Watch a server until ^C; a tenant sees its own requests, an operator everybody's."""
+    """Watch a server until ^C. A tenant sees its own requests, an operator sees all."""
     with open_client() as client:
         is_operator = client.get("/me")["tenant"] is None
         if as_json:
@@ -62,7 +62,7 @@ def _draw(seen: dict[str, Any], limit: int) -> Group:
 
 def _totals(residency: dict[str, Any]) -> str:
     return (
-        f"{residency['num_running']} sequences run, {residency['num_waiting']} wait; "
+        f"{residency['num_running']} sequences running, {residency['num_waiting']} waiting; "
         f"KV {residency['kv_usage']:.0%}, pinned {residency['pinned_bytes'] / MIB:.0f} MiB"
     )
 

@@ -37,19 +37,19 @@ def usage(
         datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The first day, in UTC.")
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The first day not meant.")
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The day after the last.")
     ] = None,
     by: Annotated[
         list[By] | None, typer.Option(help="May be repeated.", show_default="day, adapter, version")
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="Only of this adapter.")] = None,
     all_tenants: Annotated[
-        bool, typer.Option("--all-tenants", help="Everybody's, for operators.")
+        bool, typer.Option("--all-tenants", help="Of all tenants; operators only.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was used, by day, adapter, version or tenant."""
+    """Show usage by day, adapter, version or tenant."""
     if as_csv and as_json:
         raise CommandFailed("--csv or --json, not both.", ExitCode.USAGE)
     groups = by or [By.DAY, By.ADAPTER, By.VERSION]

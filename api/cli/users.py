@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 COLUMNS = ["email", "role", "id", "created_at", "disabled_at"]
 
 Who = Annotated[str, typer.Argument(metavar="USER", help="The user's address or id.")]
-Role = Annotated[TenantRole, typer.Option(help="What the user may do at most.")]
+Role = Annotated[TenantRole, typer.Option(help="Role of the user.")]
 
 
 @app.command("create")
@@ -27,14 +27,14 @@ def create(
     role: Role = TenantRole.VIEWER,
     as_json: AsJson = False,
 ) -> None:
-    """Let somebody in."""
+    """Add a user."""
     with open_client() as client:
         user = client.post("/users", {"email": email, "role": role})
     _print([user], user, as_json=as_json)
     invite = f"loraplex users invite {user['email']}"
     if tenant := flag("tenant"):
         invite += f" --tenant {tenant}"
-    note(f"Made the user {user['email']!r}. Next: {invite}")
+    note(f"Created user {user['email']}. Next: {invite}")
 
 
 @app.command("list")
@@ -61,7 +61,7 @@ def show(user: Who, as_json: AsJson = False) -> None:
 
 @app.command("invite")
 def invite(user: Who, as_json: AsJson = False) -> None:
-    """Print a link by which a user sets a password for the console: once, within a day."""
+    """Print a one-time link, valid for a day, for the user to set a console password."""
     with open_client() as client:
         user_id = find_user_id(client, user)
         invitation = client.post(api_path("users", user_id, "invitation"))
@@ -70,19 +70,19 @@ def invite(user: Who, as_json: AsJson = False) -> None:
 
 @app.command("set")
 def set_(user: Who, role: Role, as_json: AsJson = False) -> None:
-    """Give a user another role; the user's keys follow it at once."""
+    """Change a user's role; the user's keys are limited to it immediately."""
     _change(user, {"role": role}, as_json=as_json)
 
 
 @app.command("disable")
 def disable(user: Who, as_json: AsJson = False) -> None:
-    """Let a user in no longer; the user's keys are revoked for good."""
+    """Disable a user and revoke the user's keys permanently."""
     _change(user, {"disabled": True}, as_json=as_json)
 
 
 @app.command("enable")
 def enable(user: Who, as_json: AsJson = False) -> None:
-    """Let a disabled user in again, who needs a new key."""
+    """Enable a disabled user, who needs a new key."""
     _change(user, {"disabled": False}, as_json=as_json)
 
 
@@ -92,7 +92,7 @@ def find_user_id(client: ApiClient, user: str) -> str:
         return user
     found = client.get("/users", email=user)["data"]
     if not found:
-        raise CommandFailed(f"No user has the address {user!r}.", ExitCode.NOT_FOUND)
+        raise CommandFailed(f"User not found: {user}.", ExitCode.NOT_FOUND)
     user_id: str = found[0]["id"]
     return user_id
 

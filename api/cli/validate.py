@@ -55,29 +55,29 @@ class Base(NamedTuple):
 
 
 def validate(
-    folder: Annotated[Path, typer.Argument(help="The folder that PEFT's save_pretrained wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder written by PEFT's save_pretrained.")],
     base: Annotated[
         Path | None,
         typer.Option(
-            help="The base model's folder or its config.json; needs no weights and no server.",
+            help="The base model's folder or config.json; weights and server are not needed.",
             show_default="ask the server of LORAPLEX_URL",
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="In which the base is served.", show_default="the base's own")
+        Dtype, typer.Option(help="Serving dtype of the base.", show_default="the base's own")
     ] = Dtype.AUTO,
     max_full_matrix_mib: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             callback=check_finite,
-            help="What whole matrices may take.",
+            help="Maximum size of full matrices.",
             show_default="the server's limit; with --base, refused",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine an adapter as a push does, and send nothing."""
+    """Check an adapter locally, as a push would."""
     adapter = read_adapter(folder)
     fitted = _ask_server() if base is None else _from_config(base)
     if dtype is not Dtype.AUTO:
@@ -95,7 +95,7 @@ def validate(
         raise _refused(folder, exc) from exc
     except IntakeUnavailable as exc:
         raise CommandFailed(
-            "This machine could not complete the examination; run the command again.",
+            "The check could not be completed on this machine; run the command again.",
             ExitCode.UNAVAILABLE,
         ) from exc
     if as_json:
@@ -167,7 +167,7 @@ def _refused(folder: Path, error: AdapterRejected) -> CommandFailed:
     where = f" at {error.pointer}" if error.pointer else ""
     way_out = REJECTIONS[error.reason].way_out
     return CommandFailed(
-        f"{folder} would be refused: {error} ({error.reason}{where}). {way_out}",
+        f"{folder} would be rejected: {error} ({error.reason}{where}). {way_out}",
         ExitCode.INVALID_ADAPTER,
     )
 

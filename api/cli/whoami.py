@@ -14,7 +14,7 @@ COLUMNS = ["kind", "name", "tenant", "scopes", "adapters", "networks", "expires_
 
 @app.command()
 def whoami(as_json: AsJson = False) -> None:
-    """Show whose key it is, in which tenant, its scopes and restrictions, and when it ends."""
+    """Show the key's owner, tenant, scopes, restrictions and expiry."""
     with open_client() as client:
         me = client.get("/me")
     if as_json:

@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.messages import EngineStats
 
 _GAUGES = {
-    "num_running": ("requests_running", "Sequences in the batch."),
+    "num_running": ("requests_running", "Running sequences."),
     "num_waiting": (
         "requests_waiting",
-        "Sequences that wait for room, for their adapter or for their grammar.",
+        "Sequences that wait for KV blocks, their adapter or their grammar.",
     ),
     "num_swapped": ("sequences_swapped", "Waiting sequences whose KV is in host memory."),
-    "num_free_kv_blocks": ("kv_blocks_free", "KV blocks that no request holds."),
+    "num_free_kv_blocks": ("kv_blocks_free", "Free KV blocks."),
     "kv_usage": (
         "kv_usage_ratio",
-        "Part of the KV blocks that requests hold, of the fullest pool.",
+        "Share of used KV blocks, of the fullest pool.",
     ),
 }
 _COUNTERS = {
     "num_steps": ("engine_steps", "Forward passes."),
-    "num_step_sequences": ("engine_step_sequences", "Sequences of all steps together."),
+    "num_step_sequences": ("engine_step_sequences", "Sequences summed over all steps."),
     "num_graph_steps": (
         "engine_graph_steps",
-        "Of these steps those that replayed a captured graph (CUDA).",
+        "Steps that replayed a captured graph (CUDA).",
     ),
     "num_eager_decodes": (
         "engine_eager_decode_steps",
-        "Steps of decodes alone that no captured graph served (CUDA).",
+        "Decode-only steps without a captured graph (CUDA).",
     ),
     "num_prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of started requests."),
     "num_generated_tokens": ("engine_generated_tokens", "Tokens generated."),
@@ -41,28 +41,31 @@ _COUNTERS = {
         "prefix_cache_query_tokens",
         "Prompt tokens looked up in the prefix cache.",
     ),
-    "num_cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found there."),
+    "num_cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }
 _UTILIZATION_GAUGES = {
     "memory": (
         "memory_bandwidth_utilization_ratio",
-        "Bytes that the steps had to move, over the peak.",
+        "Achieved share of the peak memory bandwidth, by the bytes that steps need.",
     ),
-    "compute": ("compute_utilization_ratio", "Operations that the steps had to do, over the peak."),
+    "compute": (
+        "compute_utilization_ratio",
+        "Achieved share of peak compute, by the operations that steps need.",
+    ),
     "peak_bytes_per_second": (
         "device_peak_bytes_per_second",
-        "What a copy reached when the engine started, reads and writes.",
+        "Memory bandwidth of a copy at engine start, reads and writes.",
     ),
     "peak_flops_per_second": (
         "device_peak_flops_per_second",
-        "What a matmul of the served kind (fp32, bf16, int8, int4) reached then.",
+        "Speed of a matmul of the served kind (fp32, bf16, int8, int4) at engine start.",
     ),
 }
 _UTILIZATION_COUNTERS = {
-    "step_seconds": ("engine_step_seconds", "Time in which steps ran."),
-    "num_bytes": ("engine_moved_bytes", "Bytes that the steps had to move."),
-    "num_flops": ("engine_flops", "Operations that the steps had to do."),
+    "step_seconds": ("engine_step_seconds", "Total step time."),
+    "num_bytes": ("engine_moved_bytes", "Bytes that steps had to move."),
+    "num_flops": ("engine_flops", "Operations that steps had to do."),
 }
 
 
@@ -81,7 +84,7 @@ class EngineCollector(Collector):
         yield _labelled(
             CounterMetricFamily(
                 "loraplex_preemptions",
-                "Sequences put back, to `recompute` or to `swap` in.",
+                "Preempted sequences, by `recompute` or `swap`.",
                 labels=("kind",),
             ),
             [("recompute", stats.num_preemptions - stats.num_swaps), ("swap", stats.num_swaps)],
@@ -89,8 +92,8 @@ class EngineCollector(Collector):
         yield _labelled(
             CounterMetricFamily(
                 "loraplex_tenant_service_tokens",
-                "Tokens computed for a tenant, prompt and output; cached ones and what is computed "
-                "again do not count.",
+                "Prompt and output tokens computed for a tenant, without cached and recomputed "
+                "ones.",
                 labels=("tenant_id",),
             ),
             stats.tenant_service,
@@ -99,7 +102,7 @@ class EngineCollector(Collector):
         yield _labelled(
             GaugeMetricFamily(
                 "loraplex_adapters",
-                "Adapters that the engine knows, by where they are.",
+                "Adapters known to the engine, by tier.",
                 labels=("tier",),
             ),
             [(tier.value, tiers[tier]) for tier in Tier],

@@ -48,67 +48,70 @@ class Metrics:
         self._tenants = TenantLabels()
         self._requests = self._counter(
             "http_requests",
-            "Requests answered; `code` is that of the error.",
+            "HTTP requests; `code` is the error code.",
             ("method", "route", "status", "code"),
         )
         self._request_seconds = self._histogram(
-            "http_request_seconds", "From arrival to the last byte.", _LATENCY_BUCKETS, ("route",)
+            "http_request_seconds",
+            "Time from arrival to the last byte of the response.",
+            _LATENCY_BUCKETS,
+            ("route",),
         )
         self.first_token_seconds = self._histogram(
             "time_to_first_token_seconds",
-            "TTFT: from arrival to a sequence's first token.",
+            "TTFT: time from arrival to a sequence's first token.",
             _LATENCY_BUCKETS,
         )
         self.token_gap_seconds = self._add(
             LoopHistogram(
                 "loraplex_inter_token_latency_seconds",
-                "ITL: between the token events of a sequence; tokens that come together are one "
-                "event.",
+                "ITL: time between a sequence's token events; tokens accepted in one step are "
+                "one event.",
                 _GAP_BUCKETS,
             )
         )
         self.output_token_seconds = self._histogram(
             "time_per_output_token_seconds",
-            "TPOT: mean time of a sequence's tokens behind the first, each counted.",
+            "TPOT: mean time per token of a sequence after its first.",
             _GAP_BUCKETS,
         )
         self.end_to_end_seconds = self._histogram(
-            "end_to_end_seconds", "From arrival to a whole sequence's end.", _LATENCY_BUCKETS
+            "end_to_end_seconds", "Time from arrival to the end of a sequence.", _LATENCY_BUCKETS
         )
         self._queue_seconds = self._histogram(
             "queue_seconds",
-            "From arrival in the engine to the first step, the adapter's wait included.",
+            "Time from arrival in the engine to the first step, including the adapter wait.",
             _LATENCY_BUCKETS,
         )
         self._adapter_wait_seconds = self._histogram(
             "adapter_wait_seconds",
-            "Part of that in which only the adapter was missing; requests with an adapter.",
+            "The part of the queue time in which only the adapter was missing.",
             _LATENCY_BUCKETS,
         )
         self._adapter_tier = self._counter(
             "adapter_tier_hits",
-            "Where a request found its adapter: device, host, disk, store.",
+            "Requests by the tier in which their adapter was: device, host, disk, store.",
             ("tier",),
         )
         self.sequences = self._counter(
             "sequences",
-            "Sequences ended: stop, length, aborted, error.",
+            "Finished sequences: stop, length, aborted, error.",
             ("finish_reason",),
         )
         self.request_log_dropped = self._counter(
             "request_log_dropped",
-            "Entries that the request log lacks, because the database was away or too much ended "
-            "at once.",
+            "Entries missing from the request log because the database was unavailable or too "
+            "many requests ended at once.",
         )
         self._tokens = self._counter(
             "tokens",
-            "Tokens metered, `prompt` and `completion`, by the tenant's slug.",
+            "Metered tokens, `prompt` and `completion`, by tenant slug.",
             ("tenant", "kind"),
         )
         self._keys_expiring = self._gauge(
             "keys_expiring",
-            "Keys of a `tenant` or `operator` that end within seven days and have no successor; "
-            "counted every five minutes.",
+            "Keys of a `tenant` or `operator` that expire within seven days and have no "
+            "successor; updated every five minutes.",
             ("kind",),
         )
         self._prompt_tokens = self._histogram(
@@ -124,12 +127,12 @@ class Metrics:
         """Ask these whenever somebody looks."""
         up = self._gauge(
             "database_up",
-            "1 while the database answers; else generation goes by what was seen last.",
+            "1 while the database is available; otherwise generation uses cached keys and names.",
         )
         up.set_function(lambda: float(not is_database_away()))
         unsettled = self._gauge(
             "usage_unsettled",
-            "Requests that have ended and wait in the journal for the database.",
+            "Finished requests in the journal that are not yet in the database.",
         )
         unsettled.set_function(lambda: float(num_unsettled()))
 
@@ -139,13 +142,15 @@ class Metrics:
         """Ask these whenever somebody looks. `total_bytes`: what uploads may hold."""
         free = self._gauge(
             "disk_free_bytes",
-            "What uploads and adapters may still take of the data folder's disk; negative: the "
-            "database's reserve is touched.",
+            "Disk of the data folder that uploads and adapters may still use; negative if the "
+            "database's reserve is in use.",
         )
         free.set_function(lambda: float(free_bytes()))
-        held = self._gauge("uploads_held_bytes", "Declared by uploads that are not finished.")
+        held = self._gauge("uploads_held_bytes", "Declared bytes of unfinished uploads.")
         held.set_function(lambda: float(held_bytes()))
-        budget = self._gauge("uploads_budget_bytes", "What they may hold together.")
+        budget = self._gauge(
+            "uploads_budget_bytes", "Limit of the declared bytes of unfinished uploads."
+        )
         budget.set(total_bytes)
 
     def observe_request(

@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from ...engine.messages import EngineStats, SpeculationStats
 
 _COUNTERS = {
-    "num_drafts": ("speculation_drafts", "Drafts verified: a request's guesses of one step."),
-    "num_draft_tokens": ("speculation_draft_tokens", "Tokens guessed and verified."),
-    "num_accepted_tokens": ("speculation_accepted_tokens", "Guesses that were right."),
-    "seconds": ("speculation_proposing_seconds", "Time spent on guessing."),
+    "num_drafts": ("speculation_drafts", "Verified drafts: a request's draft tokens of one step."),
+    "num_draft_tokens": ("speculation_draft_tokens", "Verified draft tokens."),
+    "num_accepted_tokens": ("speculation_accepted_tokens", "Accepted draft tokens."),
+    "seconds": ("speculation_proposing_seconds", "Time spent on proposing draft tokens."),
 }
 
 
@@ -43,14 +43,14 @@ def _of_adapters(entries: Iterable[SpeculationStats]) -> Iterator[Metric]:
         by_proposer[entry.proposer].append(entry)
     acceptance = GaugeMetricFamily(
         "loraplex_speculation_acceptance_ratio",
-        "How often the first token of a draft was right lately, mean over the adapter versions "
-        "used lately.",
+        "Recent acceptance rate of the first draft token, averaged over recently used adapter "
+        "versions.",
         labels=("proposer",),
     )
     adapters = GaugeMetricFamily(
         "loraplex_speculation_adapters",
-        "Adapter versions used lately, and the base, by whether guessing for them pays now: `on`, "
-        "`off`.",
+        "Recently used adapter versions and the base, by whether speculation is `on` or `off` "
+        "for them.",
         labels=("proposer", "state"),
     )
     for proposer, own in by_proposer.items():

@@ -14,39 +14,39 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ...adapters.fetcher_client import FetcherStats
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.messages import AdapterTierStats, EngineStats, SecondsHistogram
 
 _GAUGES = {
-    "num_leases": ("adapter_leases", "Requests that hold a right to an adapter's place."),
+    "num_leases": ("adapter_leases", "Adapter leases held by requests."),
     "leased_bytes": (
         "adapter_leased_bytes",
-        "Device bytes under leases: what cannot make room now.",
+        "Device bytes of leased adapters, which cannot be evicted.",
     ),
-    "pinned_bytes": ("adapter_pinned_bytes", "Device bytes of adapters kept by a pin."),
+    "pinned_bytes": ("adapter_pinned_bytes", "Device bytes of pinned adapters."),
     "fragmentation": (
         "adapter_arena_fragmentation_ratio",
-        "Part of the arena's free bytes outside of its largest free run.",
+        "Share of the arena's free bytes outside its largest free block.",
     ),
 }
 _COUNTERS = {
     "num_leases_reaped": (
         "adapter_leases_reaped",
-        "Leases whose request was gone: each is a defect, alert on it.",
+        "Leases without a request. Each one is a defect: alert on it.",
     ),
     "num_moves": (
         "adapter_moves",
-        "Adapters moved within the arena so that free runs join.",
+        "Adapters moved by compaction of the arena.",
     ),
-    "moved_bytes": ("adapter_moved_bytes", "Bytes of those moves."),
+    "moved_bytes": ("adapter_moved_bytes", "Bytes moved by compaction of the arena."),
 }
 _DISK_COUNTERS = {
-    "num_hits": ("disk_cache_hits", "Blocks that were on the local disk."),
-    "num_misses": ("disk_cache_misses", "Blocks that had to come from the store."),
-    "num_evictions": ("disk_cache_evictions", "Blocks dropped from the local disk for others."),
+    "num_hits": ("disk_cache_hits", "Adapter blocks found in the disk cache."),
+    "num_misses": ("disk_cache_misses", "Adapter blocks fetched from the store."),
+    "num_evictions": ("disk_cache_evictions", "Adapter blocks evicted from the disk cache."),
     "num_corrupt": (
         "disk_cache_corrupt",
-        "Local files that had lost their content, found before use.",
+        "Corrupt files detected in the disk cache.",
     ),
 }
 
@@ -76,7 +76,7 @@ class TierCollector(Collector):
         )
         yield CounterMetricFamily(
             "loraplex_fetcher_restarts",
-            "Fetcher processes that died and were started again.",
+            "Restarts of the fetcher process.",
             fetcher.num_restarts,
         )
         for name, (metric, text) in _DISK_COUNTERS.items():
@@ -91,15 +91,15 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
     yield _by_label(
         CounterMetricFamily(
             "loraplex_adapter_evictions",
-            "Adapters that left the device, by why.",
+            "Adapters that left the device, by reason.",
             labels=("reason",),
         ),
         tiers.evictions,
     )
     loads = HistogramMetricFamily(
         "loraplex_adapter_load_seconds",
-        "Loads by stage: `fetch` (store or disk, to a verified file), `read` (into host memory), "
-        "`wait` (for room on the device), `copy`.",
+        "Adapter load time by stage: `fetch` (store or disk, to a verified file), `read` (into "
+        "host memory), `wait` (for device memory), `copy`.",
         labels=("stage",),
     )
     for stage, histogram in tiers.load_seconds.items():

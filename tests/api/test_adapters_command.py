@@ -103,7 +103,7 @@ def test_only_an_alias_reaches_the_server(
     monkeypatch.setenv("LORAPLEX_URL", "http://127.0.0.1:1")
     code, _, err = command("alias", "rm", "bot", alias)
     assert code == ExitCode.USAGE
-    assert "no alias" in err
+    assert "not an alias" in err
 
 
 def test_a_part_of_a_path_stays_one_part() -> None:
@@ -231,7 +231,7 @@ def test_exit_codes(
     monkeypatch.setenv("LORAPLEX_API_KEY", "x")
     monkeypatch.setenv("LORAPLEX_URL", f"http://127.0.0.1:{free_port()}")
     code, _, err = command("ls")
-    assert (code, "Does the server run" in err) == (ExitCode.UNAVAILABLE, True)
+    assert (code, "Check that the server is running" in err) == (ExitCode.UNAVAILABLE, True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -398,7 +398,7 @@ def test_a_commit_is_asked_for_again_while_that_may_succeed(
         assert (code, num_tries) == (ExitCode.OK, 3)
     else:
         assert (code, num_tries) == (ExitCode.UNAVAILABLE, 1 + push.MAX_RECONNECTS)
-        assert "planted What was sent is kept: the same command goes on." in err
+        assert "planted The uploaded bytes are kept: run the same command to resume." in err
 
 
 def test_a_server_that_stays_away_is_given_up(
@@ -438,7 +438,7 @@ def test_bytes_that_are_there_are_not_sent_again(
     monkeypatch.setattr(ApiClient, "put_bytes", refuse)
     code, out, err = command("push", str(adapters[0]), "bot", "--alias", "prod")
     assert (code, out) == (ExitCode.OK, f"{caller.slug}/bot@1\n")
-    assert f"Already there as {caller.slug}/bot@1: nothing was sent." in err
+    assert f"Exists as {caller.slug}/bot@1: nothing was uploaded." in err
     assert caller.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 1}
 
 
@@ -459,13 +459,13 @@ def test_an_interrupted_push_shows_nothing_and_the_same_command_goes_on(
     push_again = ("push", str(adapters[0]), "bot", "--alias", "prod")
     code, out, err = command(*push_again)
     assert (code, out) == (ExitCode.INTERRUPTED, "")
-    assert "The same command goes on where this one stopped." in err
+    assert "Run the same command to resume." in err
     assert caller.http.get("/v1/adapters").json()["data"] == []
     assert caller.http.get("/v1/adapters/bot").status_code == 404
 
     code, out, err = command(*push_again)
     assert (code, out) == (ExitCode.OK, f"{caller.slug}/bot@1\n")
-    assert "Going on at 20000 of " in err
+    assert "Resuming at 20000 of " in err
     assert sent[:4] == [0, 10_000, 20_000, 20_000]
     assert sent[3:] == sorted(set(sent[3:])), "nothing is sent twice"
 
@@ -599,7 +599,7 @@ def test_an_interrupted_command_says_what_goes_on(
     assert (code, "/v1/adapters/bot/deletions" in err) == (ExitCode.INTERRUPTED, True)
     monkeypatch.setattr("loraplex.api.cli.residency._wait", interrupted)
     code, _, err = command("pin", "bot", "--wait")
-    assert (code, "what you asked for stands" in err) == (ExitCode.INTERRUPTED, True)
+    assert (code, "The request stays in effect" in err) == (ExitCode.INTERRUPTED, True)
 
 
 def test_receipts_are_printed(command: Command, adapters: list[Path]) -> None:

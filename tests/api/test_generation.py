@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.inference import generation
 from loraplex.api.inference.sequence_text import Delta, SequenceText
@@ -87,9 +87,9 @@ def test_a_stop_string_inside_of_an_event_ends_the_output_right_there(tokenizer:
     assert (counts.num_draft_tokens, counts.num_accepted_tokens) == (12, 1)
 
 
-def test_guesses_are_counted_over_all_choices(tokenizer: Tokenizer) -> None:
-    def choice(text: str, num_guessed: int) -> list[Event]:
-        guessed = TokensGenerated("r", tokenizer.encode(text), num_draft_tokens=num_guessed)
+def test_drafts_are_counted_over_all_choices(tokenizer: Tokenizer) -> None:
+    def choice(text: str, num_drafted: int) -> list[Event]:
+        guessed = TokensGenerated("r", tokenizer.encode(text), num_draft_tokens=num_drafted)
         return script(started(), tokens(tokenizer, "a"), guessed, finished())
 
     scenario = Scenario(tokenizer, choice("bcd", 4), choice("e", 3))

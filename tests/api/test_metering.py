@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import metering
 from loraplex.api.inference.generation import Outcome, TokenCounts
@@ -24,7 +24,7 @@ from loraplex.api.inference.metering import Account, Metering
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
 from loraplex.engine.process.client import EngineClient
-from loraplex.engine.token_journal import TokenCounters, TokenJournal
+from loraplex.engine.token_journal import JournalCounters, TokenJournal
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
@@ -64,7 +64,7 @@ class Life:
         self.database = Database(server_settings(home).database_url)
         self.control_plane = ControlPlane(self.database, b"secret" * 8)
         self.journal = TokenJournal(home / "journal", num_slots=NUM_SLOTS)
-        self.counters = TokenCounters(home / "journal")
+        self.counters = JournalCounters(home / "journal")
         self.engine = Engine()
         self.metering = Metering(
             journal=self.journal,

@@ -10,7 +10,7 @@ import pytest
 from loraplex.adapters.disk_cache import DiskCacheStats
 from loraplex.adapters.fetcher_client import FetcherStats
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.inference.sequence_times import ABORTED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.messages import (
@@ -230,7 +230,7 @@ def test_the_disk_and_the_fetcher_are_seen_while_the_engine_is_down() -> None:
     assert "loraplex_adapter_leases " not in recorded.text()
 
 
-def test_guesses_are_counted_by_proposer(recorded: Recorded) -> None:
+def test_drafts_are_counted_by_proposer(recorded: Recorded) -> None:
     totals = {
         name: [
             recorded.value(f'speculation_{name}_total{{proposer="{proposer}"}}')
@@ -246,7 +246,7 @@ def test_guesses_are_counted_by_proposer(recorded: Recorded) -> None:
     }
 
 
-def test_adapters_are_counted_by_whether_guessing_pays_and_never_named(recorded: Recorded) -> None:
+def test_adapters_are_counted_by_whether_drafting_pays_and_never_named(recorded: Recorded) -> None:
     assert recorded.value('speculation_acceptance_ratio{proposer="ngram"}') == 0.5
     assert recorded.value('speculation_acceptance_ratio{proposer="draft"}') == 0.5
     assert recorded.value('speculation_adapters{proposer="ngram",state="on"}') == 1

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.adapters.errors import StoreUnavailable
 from loraplex.adapters.fetcher import FetchedBlock
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.adapters.probes import Logits, probe_prompts
 from loraplex.api.adapters.quantization_contract import (
     REFERENCE_COMMAND,

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.adapters.residency_usage import ResidencyIntegral, ResidencyUsage
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.engine.messages import AdapterResidency, EngineStats

@@ -117,7 +117,7 @@ def test_the_priority_reaches_the_engine() -> None:
     assert submitted()[0].priority == 0
 
 
-def test_how_tokens_are_guessed_reaches_the_engine_for_every_choice() -> None:
+def test_how_tokens_are_drafted_reaches_the_engine_for_every_choice() -> None:
     asked = SpeculationParams("ngram", 4)
     assert [request.speculation for request in submitted(3, speculation=asked)] == [asked] * 3
     assert submitted()[0].speculation is None

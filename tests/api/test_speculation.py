@@ -58,7 +58,7 @@ def ask(caller: Caller, speculation: object, bias: dict[str, int], **options: An
     )
 
 
-def test_guessing_changes_the_usages_details_and_nothing_else(
+def test_drafting_changes_the_usages_details_and_nothing_else(
     resident: Caller, one_token: dict[str, int]
 ) -> None:
     plain, guessed = (
@@ -116,12 +116,12 @@ def test_a_proposer_that_is_not_served_is_refused_with_those_that_are(caller: Ca
     assert "ngram" in error["message"]
 
 
-def test_the_base_tells_who_guesses(caller: Caller) -> None:
+def test_the_base_tells_who_drafts(caller: Caller) -> None:
     told = caller.http.get("/v1/base").json()["speculation"]
     assert told == {"proposers": ["ngram"], "max_draft_tokens": 8, "acceptance": "coupled"}
 
 
-def test_readiness_and_metrics_tell_what_came_of_guessing(
+def test_readiness_and_metrics_tell_what_came_of_drafting(
     resident: Caller, one_token: dict[str, int]
 ) -> None:
     usage = ask(resident, GUESS_FOUR, one_token).usage
@@ -142,12 +142,12 @@ def test_readiness_and_metrics_tell_what_came_of_guessing(
     wait_for(is_counted)
 
 
-def test_why_tells_whether_guessing_pays() -> None:
+def test_why_tells_whether_drafting_pays() -> None:
     def told(num_tokens: int) -> list[str]:
         stats = SpeculationStats(None, "ngram", 10, 40, 25, 0.625, num_tokens)
         view = proposer_view(stats)
         entry = {name: getattr(view, name) for name in view.__struct_fields__}
         return list(details({"load": None, "speculation": [entry]}, []))
 
-    assert told(4) == ["ngram  25 of 40 guesses accepted, lately 62%: guesses 4 a step"]
-    assert told(0) == ["ngram  25 of 40 guesses accepted, lately 62%: does not pay"]
+    assert told(4) == ["ngram  25 of 40 draft tokens accepted, lately 62%: 4 draft tokens per step"]
+    assert told(0) == ["ngram  25 of 40 draft tokens accepted, lately 62%: off"]

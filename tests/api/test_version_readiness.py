@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import State
-from loraplex.adapters.residency import Tier
 from loraplex.api.adapters.version_readiness import REASONS, VersionReadiness, judge
 from loraplex.engine.messages import AdapterExplanation, ErrorInfo
 from loraplex.platform.adapters.models import AdapterVersion

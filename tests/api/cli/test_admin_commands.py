@@ -201,7 +201,7 @@ def test_a_flag_that_cannot_be_taken_is_named() -> None:
 def test_the_next_steps_are_for_the_installation_that_serves(tmp_path: Path) -> None:
     plain = next_steps(Settings(data_dir=default_data_dir(), database=None), DEFAULT_URL)
     assert plain[:2] == [
-        "Make the first operator: loraplex operators create NAME",
+        "Create the first operator: loraplex operators create NAME",
         "Log in with its key: loraplex login",
     ]
     settings = Settings(

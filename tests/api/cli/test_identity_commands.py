@@ -164,7 +164,7 @@ def test_a_profiles_key_is_sent_to_its_own_server_only(
     elsewhere = "http://127.0.0.1:1"
     asked = loraplex("whoami", "--url", elsewhere)
     assert asked.exit_code == ExitCode.AUTHENTICATION
-    assert f"There is no key for {elsewhere}" in asked.err
+    assert f"No API key for {elsewhere}" in asked.err
     monkeypatch.setenv("LORAPLEX_URL", elsewhere)
     assert loraplex("whoami").exit_code == ExitCode.AUTHENTICATION
     assert loraplex("whoami", "--profile", "default").exit_code == 0
@@ -174,9 +174,9 @@ def test_a_profiles_key_is_sent_to_its_own_server_only(
     ("content", "mode", "expected"),
     [
         ("[profiles.default]\nurl = 'http://x'\nkey = 'y'\n", 0o644, "chmod 600"),
-        ("[profiles", 0o600, "no configuration of ours"),
-        ("[profiles.default]\npassword = 'hunter2'\n", 0o600, "no configuration of ours"),
-        ("profiles = 3", 0o600, "no configuration of ours"),
+        ("[profiles", 0o600, "not a valid configuration"),
+        ("[profiles.default]\npassword = 'hunter2'\n", 0o600, "not a valid configuration"),
+        ("profiles = 3", 0o600, "not a valid configuration"),
     ],
 )
 def test_refuses_a_file_that_others_may_read_or_that_is_not_ours(

@@ -99,7 +99,7 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
     )
 
 
-def test_without_options_the_engine_has_its_defaults_and_guesses(started: Started) -> None:
+def test_without_options_the_engine_has_its_defaults_and_drafts(started: Started) -> None:
     run()
     assert started.config == EngineConfig(model="base", speculation=("ngram",))
     assert started.where == {"host": "127.0.0.1", "port": 8000}

@@ -34,12 +34,12 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (["eagle"], "eagle is none of ngram, draft, early_exit, medusa, medusa_tree"),
-        (["off,ngram"], "off goes with no other"),
-        (["ngram", "ngram"], "comes twice"),
-        (["draft:a,draft:b"], "comes twice"),
-        ([":x"], "is none of"),
-        (["ngram:4"], "ngram takes nothing"),
+        (["eagle"], "eagle is not one of ngram, draft, early_exit, medusa, medusa_tree"),
+        (["off,ngram"], "off cannot be combined with other proposers"),
+        (["ngram", "ngram"], "is named twice"),
+        (["draft:a,draft:b"], "is named twice"),
+        ([":x"], "is not one of"),
+        (["ngram:4"], "ngram takes no argument"),
         (["draft"], "draft:MODEL"),
         (["medusa:"], "medusa:CHECKPOINT"),
         (["ngram,medusa_tree"], "medusa_tree:CHECKPOINT"),
@@ -57,7 +57,7 @@ def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
     assert set(OPENERS) <= set(PROPOSERS) == set(BEHIND_COLON)
 
 
-def test_the_start_tells_who_guesses() -> None:
+def test_the_start_tells_who_drafts() -> None:
     info = fake_info("base")
     assert describe_speculation(info) == "No speculation: one token a step"
     guessing = replace(info, proposers=["ngram", "draft"], max_draft_tokens=6)
