@@ -35,7 +35,7 @@ CUDA_PIECE_ELEMENTS = 4 << 20
 SliceEntry = tuple[int, int, int]
 """(a_offset, b_offset, rank) of one slice: absolute element offsets; rank 0 is "not touched"."""
 
-RowExtras = Mapping[int, tuple[PlacedExtra, ...]]
+RowAuxiliary = Mapping[int, tuple[PlacedExtra, ...]]
 """Slice index to the extras that an adapter holds for it; offsets into `Arena.flat`."""
 
 
@@ -48,7 +48,7 @@ class _Occupant:
     extent: Extent
     entries: npt.NDArray[np.int64]
     """`[num_slices, 3]`: one SliceEntry for each slice."""
-    extras: RowExtras
+    auxiliary: RowAuxiliary
     is_published: bool = False
     copies: list[Tensor] = field(default_factory=list)
     """What the kernels held of it, to be zeroed with it."""
@@ -67,7 +67,7 @@ class Arena:
     A new, longer tensor when rows run out: take it anew in every step."""
     row_tables: list[list[SliceEntry]]
     """The same rows on the host, as Python numbers."""
-    row_extras: list[RowExtras]
+    row_auxiliary: list[RowAuxiliary]
     """What each row's adapter holds beside A and B."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Arena:
         self._cuda = _CudaCopies(device, pace) if device.type == "cuda" else None
         self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
         self.row_tables = [self._untouched] * num_rows
-        self.row_extras = [{}] * num_rows
+        self.row_auxiliary = [{}] * num_rows
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
 
     @property
@@ -146,7 +146,7 @@ class Arena:
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
-        extras: Sequence[PlacedExtra] = (),
+        auxiliary: Sequence[PlacedExtra] = (),
         *,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None:
@@ -159,7 +159,7 @@ class Arena:
             return None
         entries = block_table + np.array([extent.offset, extent.offset, 0])
         entries[block_table[:, 2] == 0] = 0
-        return self._occupy(key, extent, entries, _by_slice(extras, extent.offset))
+        return self._occupy(key, extent, entries, _by_slice(auxiliary, extent.offset))
 
     def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
         """The same for what a published row holds: a place to move it to, under a row of its own.
@@ -174,19 +174,23 @@ class Arena:
         entries = occupant.entries + np.array([shift, shift, 0])
         entries[entries[:, 2] == 0] = 0
         moved = {
-            index: tuple(placed.moved(shift) for placed in extras)
-            for index, extras in occupant.extras.items()
+            index: tuple(placed.moved(shift) for placed in auxiliary)
+            for index, auxiliary in occupant.auxiliary.items()
         }
         return self._occupy(occupant.key, extent, entries, moved)
 
     def _occupy(
-        self, key: AdapterKey, extent: Extent, entries: npt.NDArray[np.int64], extras: RowExtras
+        self,
+        key: AdapterKey,
+        extent: Extent,
+        entries: npt.NDArray[np.int64],
+        auxiliary: RowAuxiliary,
     ) -> Placement:
         if not self._free_rows:
             self._double_rows()
         row = heapq.heappop(self._free_rows)
         self._generations[row] += 1
-        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries, extras)
+        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries, auxiliary)
         return Placement(row, self._generations[row], extent)
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
@@ -217,7 +221,7 @@ class Arena:
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
         occupant.is_published = True
-        self.row_extras[placement.row] = occupant.extras
+        self.row_auxiliary[placement.row] = occupant.auxiliary
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
         self._write_row(placement.row, torch.from_numpy(occupant.entries))
 
@@ -234,7 +238,7 @@ class Arena:
         if occupant.is_published:
             occupant.is_published = False
             self.row_tables[placement.row] = self._untouched
-            self.row_extras[placement.row] = {}
+            self.row_auxiliary[placement.row] = {}
             self.table[placement.row].zero_()
         if self._cuda is not None:
             self._cuda.follow_current_stream()
@@ -271,7 +275,7 @@ class Arena:
         num_rows = len(self._generations)
         self.table = torch.cat([self.table, torch.zeros_like(self.table)])
         self.row_tables = self.row_tables + [self._untouched] * num_rows
-        self.row_extras = self.row_extras + [{}] * num_rows
+        self.row_auxiliary = self.row_auxiliary + [{}] * num_rows
         self._generations += [0] * num_rows
         self._free_rows = list(range(num_rows, 2 * num_rows))
 
@@ -283,9 +287,9 @@ def initial_rows(num_slices: int, device: torch.device) -> int:
     return max(INITIAL_ROWS, CUDA_TABLE_BYTES // (num_slices * 3 * torch.int64.itemsize))
 
 
-def _by_slice(extras: Sequence[PlacedExtra], start: int) -> RowExtras:
+def _by_slice(auxiliary: Sequence[PlacedExtra], start: int) -> RowAuxiliary:
     by_slice: dict[int, tuple[PlacedExtra, ...]] = {}
-    for placed in extras:
+    for placed in auxiliary:
         index = placed.extra.slice_index
         by_slice[index] = (*by_slice.get(index, ()), placed.moved(start))
     return by_slice

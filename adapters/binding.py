@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from .auxiliary_binding import bind_auxiliary
 from .bound import Binding, BoundSlice
 from .errors import AdapterRejected
 from .expert_binding import bind_experts
-from .extra_binding import bind_extras
 from .formats import refusal_message
 from .layout import BaseLayout, SliceKind
 from .peft_config import MAX_RANK, PeftConfig
@@ -45,8 +45,8 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
         _check_module(name, tensor, layout)
     slices = sorted(_bind_pairs(_pairs(of_lora), config, layout), key=lambda part: part.index)
     others = [(name, tensor) for name, tensor in named if name.role not in _A_ROLES + _B_ROLES]
-    extras, copies = bind_extras(others, slices, config, layout)
-    return Binding(tuple(slices), extras, copies)
+    auxiliary, copies = bind_auxiliary(others, slices, config, layout)
+    return Binding(tuple(slices), auxiliary, copies)
 
 
 def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> None:

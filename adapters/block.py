@@ -95,7 +95,7 @@ class BlockPlan:
     layout: BaseLayout
     ranks: Mapping[int, int]
     """Slice index to rank; slices without A and B are absent."""
-    extras: tuple[Extra, ...] = ()
+    auxiliary: tuple[Extra, ...] = ()
 
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:
@@ -111,7 +111,7 @@ class BlockPlan:
         return self._plan[2]
 
     @cached_property
-    def placed_extras(self) -> tuple[PlacedExtra, ...]:
+    def placed_auxiliary(self) -> tuple[PlacedExtra, ...]:
         """The extras in their order, with offsets from the block's start."""
         return self._plan[1]
 
@@ -131,7 +131,7 @@ class BlockPlan:
                 offset += self._num_rows(index) * self.layout.slices[index].out_features
                 offset = _align(offset, ALIGNMENT_ELEMENTS)
         placed = []
-        for extra in self.extras:
+        for extra in self.auxiliary:
             placed.append(PlacedExtra(extra, offset))
             offset = _align(offset + extra.num_elements, ALIGNMENT_ELEMENTS)
         return table, tuple(placed), offset
@@ -152,7 +152,7 @@ class BlockHeader:
     """Slice index to rank."""
     scales: Mapping[int, float]
     """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
-    extras: tuple[Extra, ...]
+    auxiliary: tuple[Extra, ...]
     source: Mapping[str, Any]
     """What it takes to write the owner's files again; see `export`. Empty where that is unknown."""
     num_elements: int
@@ -178,7 +178,7 @@ def write_block_header(
         "slices": [[index, rank, scales[index]] for index, rank in sorted(plan.ranks.items())],
         "extras": [
             [extra.slice_index, extra.kind, list(extra.shape), list(extra.token_ids)]
-            for extra in plan.extras
+            for extra in plan.auxiliary
         ],
         "source": source or {},
         "num_elements": plan.num_elements,
@@ -208,7 +208,7 @@ def read_block_header(path: Path) -> BlockHeader:
                 dtype=fields["dtype"],
                 ranks={index: rank for index, rank, _ in slices},
                 scales={index: scale for index, _, scale in slices},
-                extras=tuple(_extra(*entry) for entry in fields["extras"]),
+                auxiliary=tuple(_extra(*entry) for entry in fields["extras"]),
                 source=fields["source"],
                 num_elements=int(fields["num_elements"]),
                 payload_offset=_align(16 + length, PAYLOAD_ALIGNMENT_BYTES),

@@ -60,11 +60,11 @@ class Binding:
     """Every tensor of an adapter, in the layout's order."""
 
     slices: tuple[BoundSlice, ...]
-    extras: tuple[BoundExtra, ...] = ()
+    auxiliary: tuple[BoundExtra, ...] = ()
     copies: tuple[BaseCopy, ...] = ()
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
         """Those that make up the adapter, each once."""
         pairs = tuple(tensor for part in self.slices for tensor in (part.a, part.b))
-        return pairs + tuple(part.tensor for part in self.extras if not part.is_derived)
+        return pairs + tuple(part.tensor for part in self.auxiliary if not part.is_derived)

@@ -56,7 +56,7 @@ def write_block(
     plan = BlockPlan(
         layout,
         {part.index: part.rank for part in binding.slices},
-        tuple(part.extra for part in binding.extras),
+        tuple(part.extra for part in binding.auxiliary),
     )
     placed = _place(binding, plan)
     header = io.BytesIO()
@@ -93,7 +93,7 @@ def _place(binding: Binding, plan: BlockPlan) -> list[PlacedTensor]:
         a_offset, b_offset, _ = plan.table[part.index].tolist()
         placed.append(PlacedTensor(a_offset, part.a, arrangement_of_a(part)))
         placed.append(PlacedTensor(b_offset, part.b, arrangement_of_b(part)))
-    for extra, where in zip(binding.extras, plan.placed_extras, strict=True):
+    for extra, where in zip(binding.auxiliary, plan.placed_auxiliary, strict=True):
         arrangement = _arrangement_of_extra(extra)
         placed.append(PlacedTensor(where.offset, extra.tensor, arrangement, extra.is_derived))
     return sorted(placed, key=lambda entry: entry.offset)

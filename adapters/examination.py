@@ -131,7 +131,7 @@ def _read_config(path: Path) -> bytes:
 
 def _check_full_matrices(binding: Binding, max_bytes: int, serving_dtype: str) -> None:
     """Whole matrices cost as much as thousands of ranks, so their operator decides."""
-    matrices = [part for part in binding.extras if part.extra.kind is ExtraKind.MATRIX]
+    matrices = [part for part in binding.auxiliary if part.extra.kind is ExtraKind.MATRIX]
     num_bytes = sum(part.extra.num_elements for part in matrices) * _ITEM_BYTES[serving_dtype]
     if not matrices or num_bytes <= max_bytes:
         return
@@ -192,7 +192,7 @@ def _trained_on(config: PeftConfig) -> str | None:
 def _touched_modules(binding: Binding) -> list[str]:
     """Each once, those with A and B first."""
     names = [part.module for part in binding.slices]
-    return list(dict.fromkeys(names + [part.layer.name for part in binding.extras]))
+    return list(dict.fromkeys(names + [part.layer.name for part in binding.auxiliary]))
 
 
 def _warnings(
@@ -200,7 +200,9 @@ def _warnings(
 ) -> tuple[IntakeWarning, ...]:
     modules = _touched_modules(binding)
     acting = {
-        part.layer.name for part in binding.extras if part.tensor.name not in measured.inert_extras
+        part.layer.name
+        for part in binding.auxiliary
+        if part.tensor.name not in measured.inert_auxiliary
     }
     inert = [
         delta.module for delta in measured.deltas if not delta.norm and delta.module not in acting
@@ -214,7 +216,7 @@ def _warnings(
             "named as targets, but the file has no tensors for", _absent_targets(config, modules)
         ),
         "modules_without_effect": _saying(
-            "zero or equal to the base's, so without effect:", [*inert, *measured.inert_extras]
+            "zero or equal to the base's, so without effect:", [*inert, *measured.inert_auxiliary]
         ),
         "base_weights_left_out": _saying(
             "copies of the base's weights, omitted:",

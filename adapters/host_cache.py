@@ -50,8 +50,8 @@ class HostBlock:
     """`[num_elements]`, scales folded in; a view of the cache's pool."""
     table: npt.NDArray[np.int64]
     """`BlockPlan.table`: offsets from the start of the block."""
-    extras: tuple[PlacedExtra, ...]
-    """`BlockPlan.placed_extras`, likewise."""
+    auxiliary: tuple[PlacedExtra, ...]
+    """`BlockPlan.placed_auxiliary`, likewise."""
     extent: Extent
 
     @property
@@ -164,13 +164,13 @@ class HostCache:
             with path.open("rb", buffering=0) as file:
                 file.seek(header.payload_offset)
                 _fill(tensor, file, header, plan, Paced(self._pace))
-            if self._prepare and plan.extras:
+            if self._prepare and plan.auxiliary:
                 self._prepare(tensor, header, plan)
         except BaseException:
             with self._erasing:
                 self._erase(extent)
             raise
-        block = HostBlock(key, tensor, plan.table, plan.placed_extras, extent)
+        block = HostBlock(key, tensor, plan.table, plan.placed_auxiliary, extent)
         with self._lock:
             self._blocks[key] = block
             self._in_use.add(key)
@@ -191,14 +191,14 @@ class HostCache:
         if header.base_id != self._layout.base_id:
             raise ObjectCorrupt("the block was made for another base model")
         num_slices = len(self._layout.slices)
-        if not (header.ranks or header.extras) or not all(
+        if not (header.ranks or header.auxiliary) or not all(
             0 <= index < num_slices and rank > 0 and math.isfinite(header.scales[index])
             for index, rank in header.ranks.items()
         ):
             raise ObjectCorrupt("the block's slices do not exist in this base model")
-        if not all(0 <= extra.slice_index < num_slices for extra in header.extras):
+        if not all(0 <= extra.slice_index < num_slices for extra in header.auxiliary):
             raise ObjectCorrupt("the block's extras belong to no slice of this base model")
-        plan = BlockPlan(self._layout, header.ranks, header.extras)
+        plan = BlockPlan(self._layout, header.ranks, header.auxiliary)
         if plan.num_elements != header.num_elements:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
         if plan.num_elements > self._extents.capacity:

@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     hashes: tuple[TensorDigest, ...]
     deltas: tuple[ModuleDelta, ...]
     """Per slice with A and B."""
-    inert_extras: tuple[str, ...]
+    inert_auxiliary: tuple[str, ...]
     """Tensors beside A and B that change nothing for certain: all zero, or the base's own."""
 
 
@@ -57,7 +57,7 @@ def measure(
         check_range(b, part.b.name, scale=part.scale, serving_dtype=serving_dtype)
         deltas.append(ModuleDelta(part.module, _norm(part, a, b)))
     inert: list[str] = []
-    for extra in binding.extras:
+    for extra in binding.auxiliary:
         if extra.is_derived:
             continue
         stored = read_tensor(weights, extra.tensor)
@@ -66,8 +66,8 @@ def measure(
         check_range(values, extra.tensor.name, scale=extra.scale, serving_dtype=serving_dtype)
         if not values.any() or _is_the_bases(extra, values, layout):
             inert.append(extra.tensor.name)
-    num_extras = sum(not extra.is_derived for extra in binding.extras)
-    if len(inert) == num_extras and not any(delta.norm for delta in deltas):
+    num_auxiliary = sum(not extra.is_derived for extra in binding.auxiliary)
+    if len(inert) == num_auxiliary and not any(delta.norm for delta in deltas):
         raise AdapterRejected("no_effect", "every product of B and A, and all else, is zero")
     return Measured(tuple(hashes), tuple(deltas), tuple(inert))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .block import PlacedExtra
 from .identity import AdapterKey
 from .loaders import Loaders
-from .turns import Urgency
+from .next_use import NextUseRank
 
 
 class Block(Protocol):
@@ -31,7 +31,7 @@ class Block(Protocol):
     def table(self) -> npt.NDArray[np.int64]: ...
 
     @property
-    def extras(self) -> tuple[PlacedExtra, ...]: ...
+    def auxiliary(self) -> tuple[PlacedExtra, ...]: ...
 
 
 BlockT = TypeVar("BlockT", bound=Block)
@@ -79,11 +79,14 @@ class ReadQueue(Generic[BlockT]):
     """Not thread-safe: its owner calls it, the loader threads only run `host.read`."""
 
     def __init__(
-        self, host: Host[BlockT], loaders: Loaders, urgency: Callable[[AdapterKey], Urgency]
+        self,
+        host: Host[BlockT],
+        loaders: Loaders,
+        next_use_rank: Callable[[AdapterKey], NextUseRank],
     ) -> None:
         self._host = host
         self._loaders = loaders
-        self._urgency = urgency
+        self._next_use_rank = next_use_rank
         self._queued: dict[AdapterKey, _Read] = {}
         self._running: dict[AdapterKey, tuple[_Read, Future[BlockT | None]]] = {}
         self._num_refused = 0
@@ -103,7 +106,9 @@ class ReadQueue(Generic[BlockT]):
 
     def add(self, key: AdapterKey, path: Path) -> None:
         self._queued[key] = _Read(key, path)
-        if self._blocked is not None and self._urgency(key) < self._urgency(self._blocked):
+        if self._blocked is not None and self._next_use_rank(key) < self._next_use_rank(
+            self._blocked
+        ):
             self.look_again()
 
     def discard(self, key: AdapterKey) -> None:
@@ -119,21 +124,21 @@ class ReadQueue(Generic[BlockT]):
 
     def reorder(self) -> None:
         """Urgencies have changed."""
-        if self._blocked is not None and self._most_urgent() != self._blocked:
+        if self._blocked is not None and self._soonest() != self._blocked:
             self.look_again()
 
     def start(self) -> None:
         """Begin the most urgent reads that may run now, no more than run at once."""
         if not self._queued or self._blocked is not None or len(self._running) >= MAX_SUBMITTED:
             return
-        for key in sorted(self._queued, key=self._urgency):
+        for key in sorted(self._queued, key=self._next_use_rank):
             if len(self._running) >= MAX_SUBMITTED or (self._num_refused and self._running):
                 return
             read = self._queued.pop(key)
             self._running[key] = read, self._begin(read)
 
-    def _most_urgent(self) -> AdapterKey:
-        return min(self._queued, key=self._urgency)
+    def _soonest(self) -> AdapterKey:
+        return min(self._queued, key=self._next_use_rank)
 
     def _begin(self, read: _Read) -> Future[BlockT | None]:
         block = self._host.acquire(read.key)
@@ -160,7 +165,7 @@ class ReadQueue(Generic[BlockT]):
             if block is None:
                 self._queued[key] = _Read(key, read.path, was_refused=True)
                 self._num_refused += 1
-                self._blocked = self._most_urgent()
+                self._blocked = self._soonest()
             else:
                 finished.append((key, block))
         if any(isinstance(result, Exception) for _, result in finished):

@@ -10,7 +10,7 @@ from .formats import SERVED
 from .layout import BaseLayout, SliceKind
 from .peft_config import PeftConfig
 
-_OF_EXTRAS = {
+_OF_AUXILIARY = {
     ExtraKind.MAGNITUDE: "dora",
     ExtraKind.LORA_BIAS: "lora_bias",
     ExtraKind.BIAS: "bias",
@@ -22,7 +22,7 @@ _OF_EXTRAS = {
 def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tuple[str, ...]:
     """Names of rows of `formats.SERVED`, in their order."""
     found = {_of_slice(part, layout) for part in binding.slices}
-    found.update(_OF_EXTRAS[part.extra.kind] for part in binding.extras)
+    found.update(_OF_AUXILIARY[part.extra.kind] for part in binding.auxiliary)
     found.update(_of_config(config))
     return tuple(feature.name for feature in SERVED if feature.name in found)
 

@@ -106,7 +106,7 @@ everywhere. A caller's `traceparent` is the span's parent. Prompts and answers a
 | `gen_ai.response.finish_reasons` | why it ended; `aborted` if the answer is not whole |
 | `loraplex.request_id`, `loraplex.tenant_id` | as in the log and the ledger |
 | `loraplex.queue_seconds`, `loraplex.adapter_wait_seconds`, \
-`loraplex.time_to_first_token_seconds` | of the sequence that was first |
+`loraplex.time_to_first_token_seconds` | of the first sequence |
 """
 _CLOSING = """
 This page is printed by `python -m loraplex.api.metrics_reference`.

@@ -62,7 +62,8 @@ def check_attention(device: str) -> dict[str, Any]:
 
 
 def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
-    """Decodes, guesses, trees and chunks together, by what models and operators add to them."""
+    """Decodes, draft tokens, trees and chunks together, by what models and operators add to
+    them."""
     mixed = Sequences([(1, 1), (700, 1), (64, 1), (570, 4), (40, 9), (330, 130), (100, 100)])
     tree = Sequences([(640, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
     plain = AttentionOptions(0.1)

@@ -27,14 +27,14 @@ from benchmarks.timed_engine import SMOKE_SHAPE, Order, TimedEngine, make_model,
 from safetensors.torch import load_file, save_file
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.store import object_key
 from loraplex.adapters.store.local import LocalStore
 from loraplex.api.bench.models import BaseShape, make_adapter
 from loraplex.engine.messages import (
     AdapterFetched,
     AdapterWanted,
-    EvictAdapter,
+    DeleteAdapter,
     FromEngine,
     Prefetch,
 )
@@ -130,7 +130,7 @@ class SlowlyFedEngine(TimedEngine):
 
     def drop_large(self) -> None:
         assert self.large is not None
-        self.core.handle(EvictAdapter(self.large))
+        self.core.handle(DeleteAdapter(self.large))
         while self.large not in self.evicted:
             self.step()
         self.evicted.clear()
@@ -248,9 +248,9 @@ class _Streams:
         while any(not engine.answers[request_id].token_ids for request_id in ids.values()):
             engine.step()
         begin()
-        begun = last = time.perf_counter()
+        lora_hidden = last = time.perf_counter()
         gaps: list[float] = []
-        while not is_over(last - begun):
+        while not is_over(last - lora_hidden):
             engine.step()
             now = time.perf_counter()
             gaps += [now - last] * len(ids)
@@ -261,7 +261,7 @@ class _Streams:
         for request_id in ids.values():
             engine.abort(request_id)
         engine.run()
-        return Run(last - begun, gaps)
+        return Run(last - lora_hidden, gaps)
 
     def _order(self, adapter: AdapterKey) -> Order:
         room = self._plan.shape.max_model_len

@@ -23,7 +23,7 @@ from loraplex.engine.kv.cache import KvCache, KvFormat, kv_bytes_per_block
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.forward import PagedForward, run_model
-from loraplex.engine.model.inputs import Span, make_inputs
+from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 
 BLOCK_SIZE = 16
 CHUNK = 64
@@ -68,7 +68,7 @@ class Stepper:
     def step(self, chunks: Sequence[Sequence[int]]) -> Tensor:
         """Append equally long chunks; fp32 logits `[num_sequences, chunk, vocab_size]`."""
         spans = [
-            Span(chunk, self._done, [table])
+            SequenceChunk(chunk, self._done, [table])
             for chunk, table in zip(chunks, self._tables, strict=True)
         ]
         inputs = make_inputs(

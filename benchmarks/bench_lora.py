@@ -76,7 +76,7 @@ class Case:
     """One step and a way to run it."""
 
     phase: str
-    """`decode`, `verify` (of guessed tokens, five a sequence) or `prefill`."""
+    """`decode`, `verify` (of draft tokens, five a sequence) or `prefill`."""
     popularity: str
     rows: tuple[int, ...]
     """Each token's adapter."""

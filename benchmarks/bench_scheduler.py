@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Failure, Lease, Tier
+from loraplex.adapters.manager import Failure, Lease, Tier
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.prefix_cache import CacheNamespace
@@ -82,7 +82,7 @@ class Load:
             kv=KvBlocks(
                 [KvGroup((0,), None, 0, num_blocks + 1)], BLOCK, prefix_secret=bytes(range(32))
             ),
-            residency=AllResident(),  # type: ignore[arg-type]
+            manager=AllResident(),  # type: ignore[arg-type]
             costs=StepCosts(),
             clock=time.monotonic,
         )

@@ -103,11 +103,11 @@ class Quiet:
 
     async def try_once(self, samples: Samples, plan: Plan) -> None:
         self._number += 1
-        begun = time.perf_counter()
+        lora_hidden = time.perf_counter()
         name, weights = f"new-{self._number}", self._files.make()
         state = await self._tenant.push(name, self._files.config, weights)
         assert state == "ready", state
-        samples.seconds["push"].append(time.perf_counter() - begun)
+        samples.seconds["push"].append(time.perf_counter() - lora_hidden)
         (cold, *_) = await self._tenant.ask(next(self._cold), "a cold start")
         samples.seconds["cold start"].append(cold)
         times = await self._tenant.ask_base(f"tell me {self._number}", plan.output_tokens)
@@ -205,7 +205,7 @@ async def measure(server: ServerUnderTest, base: str, plan: Plan, home: Path) ->
     }
     tenant = Tenant(server.url, quiet_caller.key, base, poll_pauses=lambda: repeat(POLL_SECONDS))
     quiet = Quiet(tenant, small, iter(cold))
-    alone, beside = Samples(), Samples()
+    alone, side_stream = Samples(), Samples()
     await quiet.try_once(Samples(), plan)  # warm
     async with loud_tenant(home, facts) as loud:
         for _ in range(plan.num_blocks):
@@ -213,15 +213,15 @@ async def measure(server: ServerUnderTest, base: str, plan: Plan, home: Path) ->
                 await quiet.try_once(alone, plan)
             async with loud.at_work():
                 for _ in range(plan.tries_per_block):
-                    await quiet.try_once(beside, plan)
+                    await quiet.try_once(side_stream, plan)
     await tenant.aclose()
-    return Figures(alone, beside, loud.answers, dict(tenant.answers))
+    return Figures(alone, side_stream, loud.answers, dict(tenant.answers))
 
 
 @dataclass(frozen=True)
 class Figures:
     alone: Samples
-    beside: Samples
+    side_stream: Samples
     loud: dict[str, int]
     quiet: dict[str, int]
 
@@ -229,13 +229,13 @@ class Figures:
         return [
             {
                 "what": name,
-                "tries": len(self.beside.seconds[name]),
+                "tries": len(self.side_stream.seconds[name]),
                 "alone, ms": 1_000 * self.alone.median(name),
-                "beside, ms": 1_000 * self.beside.median(name),
-                "ratio": self.beside.median(name) / self.alone.median(name),
+                "beside, ms": 1_000 * self.side_stream.median(name),
+                "ratio": self.side_stream.median(name) / self.alone.median(name),
                 "alone p95, ms": 1_000 * self.alone.p95(name),
-                "beside p95, ms": 1_000 * self.beside.p95(name),
-                "p95 ratio": self.beside.p95(name) / self.alone.p95(name),
+                "beside p95, ms": 1_000 * self.side_stream.p95(name),
+                "p95 ratio": self.side_stream.p95(name) / self.alone.p95(name),
             }
             for name in MEASURES
         ]

@@ -4,16 +4,16 @@
 
 Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size, once 50
 steps of that kind and size have taught the engine what pays; bar 0.97, for nobody is to be slower
-by a proposer that guesses badly or is dear. Hostile: an adapter under guesses that never hold, from
-an engine's first step and from its 51st on; bar 0.97, too. Figures are medians over rounds, with
-their 95 % interval (bootstrap). Full:
-guesses of which half hold, in batches where checking them does not pay; bar 0.97. Both arms take
-turns step by step on the same requests, and their answers are compared. Speed is that of decoding,
-without the prompts. Below: what a step costs that checks so many guesses for each of its requests,
-over one that checks none, in a larger model; guessing itself costs nothing there.
+by a proposer that proposes badly or is dear. Hostile: an adapter under draft tokens that never
+hold, from an engine's first step and from its 51st on; bar 0.97, too. Figures are medians over
+rounds, with their 95 % interval (bootstrap). Full: draft tokens of which half hold, in batches
+where checking them does not pay; bar 0.97. Both arms take turns step by step on the same requests,
+and their answers are compared. Speed is that of decoding, without the prompts. Below: what a step
+costs that checks so many draft tokens for each of its requests, over one that checks none, in a
+larger model; drafting itself costs nothing there.
 
-On CUDA the demo's base guesses by look-up alone. What is full there is the 8 B base with drawn
-weights, alone and in batches, with guesses of which so many hold, or none.
+On CUDA the demo's base proposes by look-up alone. What is full there is the 8 B base with drawn
+weights, alone and in batches, with draft tokens of which so many hold, or none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from support.speculation import ScriptedProposer, scripted
 MAX_DRAFT_TOKENS = 8
 HOSTILE_ADAPTER = "pirate"
 NUM_LEARNING_STEPS = 50
-"""So soon guessing in vain must have stopped."""
+"""So soon drafting in vain must have stopped."""
 NUM_PROMPT_TOKENS = 64
 NUM_RESAMPLES = 2_000
 VOCAB_SIZE = 2_048
@@ -74,7 +74,7 @@ class Plan:
     hostile_rounds: int = 15
     full_batch_sizes: Sequence[int] = (16, 32)
     full_right: Sequence[float] = (0.5,)
-    """How likely a guess is right behind right ones."""
+    """How likely a draft token is right behind right ones."""
     full_tokens: int = 120
     full_rounds: int = 1
     cost_batch_sizes: Sequence[int] = (1, 4, 16)
@@ -150,7 +150,7 @@ class Figure:
     def ratios(self) -> list[float]:
         """Of each round: its arms took turns, so they met the same machine."""
         speeds = zip(self.speeds, self.plain_speeds, strict=True)
-        return [guessing / plain for guessing, plain in speeds]
+        return [drafting / plain for drafting, plain in speeds]
 
     @property
     def speed_up(self) -> float:
@@ -158,9 +158,9 @@ class Figure:
 
     @property
     def row(self) -> Row:
-        guessing = [race.speculative for race in self.races]
-        drafted = sum(each.num_draft_tokens for each in guessing)
-        accepted = sum(each.num_accepted_tokens for each in guessing)
+        drafting = [race.speculative for race in self.races]
+        drafted = sum(each.num_draft_tokens for each in drafting)
+        accepted = sum(each.num_accepted_tokens for each in drafting)
         least, most = interval_of_median(self.ratios)
         return {
             "part": self.part,
@@ -172,7 +172,7 @@ class Figure:
             "faster by": self.speed_up,
             "at least": least,
             "at most": most,
-            "mean accepted length": mean(each.mean_accepted_length for each in guessing),
+            "mean accepted length": mean(each.mean_accepted_length for each in drafting),
             "of guesses hold": accepted / drafted if drafted else 0.0,
         }
 
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(plan: Plan, models: Path, device: str) -> tuple[list[Figure], list[Row]]:
-    """All races, and what checking guesses costs."""
+    """All races, and what checking draft tokens costs."""
     proposers = demo_proposers(models, plan.proposers, num_steps=plan.head_steps)
     work = demo_work()
     with tempfile.TemporaryDirectory() as folder:
@@ -270,7 +270,7 @@ def friendly(
 
 
 def _learn(arms: tuple[Arm, Arm], jobs: Sequence[Job], size: int, num_steps: int) -> None:
-    """Race on these jobs, the first ones first, until the guessing arm has run so many steps."""
+    """Race on these jobs, the first ones first, until the drafting arm has run so many steps."""
     for start in cycle(range(0, len(jobs) - size + 1, size)):
         num_steps -= len(race(*arms, jobs[start : start + size]).speculative.step_seconds)
         if num_steps <= 0:
@@ -280,7 +280,8 @@ def _learn(arms: tuple[Arm, Arm], jobs: Sequence[Job], size: int, num_steps: int
 def hostile(
     plan: Plan, work: Mapping[str, list[Job]], directory: Path, device: str
 ) -> Iterator[Figure]:
-    """An adapter whose guesses never hold, each time in engines that have seen nothing else."""
+    """An adapter whose draft tokens never hold, each time in engines that have seen nothing
+    else."""
     for size in plan.hostile_batch_sizes:
         jobs = [
             Job(job.prompt, HOSTILE_ADAPTER, num_tokens=plan.hostile_tokens)
@@ -298,25 +299,26 @@ def _hostile_race(jobs: Sequence[Job], directory: Path, device: str) -> Race:
 
 
 def full(plan: Plan, model: Path, directory: Path, device: str) -> Iterator[Figure]:
-    """So many of all guesses hold, in the larger model; the control has met them before."""
+    """So many of all draft tokens hold, in the larger model; the control has met them before."""
     if not plan.full_batch_sizes:
         return
     proposer = ScriptedProposer({}, vocab_size=plan.shape.vocab_size)
     arms = open_arms(model, directory, [proposer.name], device=device, **CONFIGS[device])
-    with scripted(proposer), arms as (plain, guessing):
+    with scripted(proposer), arms as (plain, drafting):
         for right in plan.full_right:
             proposer.error = 1 - right
             for size in plan.full_batch_sizes:
                 jobs = random_jobs(plan.shape, size, num_tokens=plan.full_tokens)
                 answers = plain.run(jobs).answers
                 proposer.answers = {str(index): answer for index, answer in enumerate(answers)}
-                race(plain, guessing, jobs)
-                rounds = [[race(plain, guessing, jobs)] for _ in range(plan.full_rounds)]
+                race(plain, drafting, jobs)
+                rounds = [[race(plain, drafting, jobs)] for _ in range(plan.full_rounds)]
                 yield Figure("full", f"{right:.0%} right", proposer.name, size, rounds)
 
 
 def verification_costs(plan: Plan, model: Path, directory: Path, device: str) -> list[Row]:
-    """By batch size what checking so many guesses a request adds to a step; drafts are free."""
+    """By batch size what checking so many draft tokens a request adds to a step; drafts are
+    free."""
     proposer = NeverRight(plan.shape.vocab_size)
     config = {"device": device, "speculation": [proposer.name], **CONFIGS[device]}
     with scripted(proposer), open_arm(model, directory, **config) as arm:
@@ -324,7 +326,7 @@ def verification_costs(plan: Plan, model: Path, directory: Path, device: str) ->
 
 
 def _verification_cost(plan: Plan, arm: Arm, proposer: NeverRight, size: int) -> Row:
-    """Each step checks another number of guesses, so that all meet the same machine."""
+    """Each step checks another number of draft tokens, so that all meet the same machine."""
     num_steps = len(plan.draft_sizes) * (1 + plan.cycles)
     jobs = random_jobs(plan.shape, size, num_tokens=2 * num_steps)
     seconds: dict[int, list[float]] = {number: [] for number in plan.draft_sizes}
@@ -360,12 +362,12 @@ def open_arm(model: Path, directory: Path, **config: Any) -> Iterator[Arm]:
 def open_arms(
     model: Path, directory: Path, speculation: Sequence[str], **config: Any
 ) -> Iterator[tuple[Arm, Arm]]:
-    """One that decodes plainly and one that guesses."""
+    """One that decodes plainly and one that proposes."""
     with (
         open_arm(model, directory, **config) as plain,
-        open_arm(model, directory, speculation=speculation, **config) as guessing,
+        open_arm(model, directory, speculation=speculation, **config) as drafting,
     ):
-        yield plain, guessing
+        yield plain, drafting
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def drawn_weights(
     """Bases loaded meanwhile have a configuration at `path`, and weights drawn on the device.
 
     `is_certain`: each token is followed by the vocabulary's next, whatever half a type's digits
-    round away. Otherwise the two likeliest tokens are often as good as equal, and guesses that
+    round away. Otherwise the two likeliest tokens are often as good as equal, and draft tokens that
     should hold would not.
     """
     config = llama_config(shape)

@@ -7,13 +7,13 @@ device under test, from an arena that holds a third of the adapters. Greedy toke
 where they part, the top two logits must be as good as equal (then the position is counted as a
 near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
 the CPU, and a quantized base must give what its codes mean. What LoRA adds to a row must be the
-same to the bit whatever shares its step. Engines that guess must answer as the one that does not,
-and each rule of acceptance must draw by the model's probabilities. Timed are the kernels, quantized
-layers, others' inter-token latency while a large adapter is loaded, and an 8 B base with random
-weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding with guesses. Each
-part is told of on stderr when it ends, as a line of JSON; all of them are one object on stdout.
-`--parts` runs some of them. Exits 1 if something does not hold and 2 without a
-CUDA device.
+same to the bit whatever shares its step. Engines that propose must answer as the one that does
+not, and each rule of acceptance must draw by the model's probabilities. Timed are the kernels,
+quantized layers, others' inter-token latency while a large adapter is loaded, and an 8 B base with
+random weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding with draft
+tokens. Each part is told of on stderr when it ends, as a line of JSON; all of them are one object
+on stdout. `--parts` runs some of them. Exits 1 if something does not hold and 2 without a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def time_prompts(directory: Path, device: str) -> dict[str, Any]:
 
 
 def time_speculation(directory: Path, device: str) -> dict[str, Any]:
-    """Decoding with guesses over plain decoding, and what checking guesses costs."""
+    """Decoding with draft tokens over plain decoding, and what checking draft tokens costs."""
     figures, costs = bench_speculation.run(bench_speculation.CUDA, directory, device)
     races = [race for figure in figures for race in figure.races]
     return {

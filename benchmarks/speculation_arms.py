@@ -1,4 +1,4 @@
-"""Two engines that race on the same requests, one of them guessing."""
+"""Two engines that race on the same requests, one of them drafting."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Arm:
     def begin(self, jobs: Sequence[Job], *, num_forced: int | None = None) -> None:
         """Submit the jobs under their indices as ids, and run until each has its first token.
 
-        `num_forced`: guesses wanted in each step, whatever they bring; None: the engine decides.
+        `num_forced`: draft tokens wanted in each step, whatever they bring; None: the engine
+        decides.
         """
         params = None if num_forced is None else SpeculationParams(num_tokens=num_forced)
         self._ids = [self._submit(str(index), job, params) for index, job in enumerate(jobs)]

@@ -30,9 +30,9 @@ NUM_JOBS = 18
 ANSWER_TOKENS = 40
 NUM_GUESSES = 6
 ERROR = 0.3
-"""Of the scripted guesses so many are wrong."""
+"""Of the scripted draft tokens so many are wrong."""
 MUST_HOLD = ("ngram", "draft", ScriptedProposer.name, ScriptedTreeProposer.name)
-"""Who guesses something right; of an untrained model's first layer and heads nothing is known."""
+"""Who proposes something right; of an untrained model's first layer and heads nothing is known."""
 NUM_DRAWS = 4_000
 LEAST_P_VALUE = 1e-4
 
@@ -125,13 +125,13 @@ def _make_jobs(adapters: list[str | None]) -> list[Job]:
 
 
 def least_p_value(acceptor: Acceptor, *, device: str) -> float:
-    """Whether first tokens, and second ones where the first guess held, come as often as the
-    target's probabilities say, whatever others guessed: the lower of two chi-square tests."""
+    """Whether first tokens, and second ones where the first draft token held, come as often as the
+    target's probabilities say, whatever others drafted: the lower of two chi-square tests."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 8, generator=generator)
-    guessed = torch.randn(2, 8, generator=generator).softmax(-1)
-    drafts = guessed.multinomial(NUM_DRAWS, replacement=True, generator=generator).T.tolist()
-    probabilities = guessed.to(device)
+    drafted = torch.randn(2, 8, generator=generator).softmax(-1)
+    drafts = drafted.multinomial(NUM_DRAWS, replacement=True, generator=generator).T.tolist()
+    probabilities = drafted.to(device)
     requests = [
         _make_request(seed, Draft(tuple(tokens), probabilities=probabilities))
         for seed, tokens in enumerate(drafts)

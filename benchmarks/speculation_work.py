@@ -1,4 +1,4 @@
-"""What the benchmark of speculation asks for, and who guesses."""
+"""What the benchmark of speculation asks for, and who proposes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loraplex.engine.draft import Draft
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_training import MedusaRecipe, train_heads
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.training_texts import read_texts
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.medusa import write_demo_texts
@@ -33,8 +33,8 @@ NUM_TEXTS = 2_000
 def demo_proposers(
     folder: Path, names: Sequence[str], *, num_steps: int
 ) -> dict[str, tuple[str, ...]]:
-    """By name what the configuration says of those that can guess for the demo's base; `all` leaves
-    the choice to the engine.
+    """By name what the configuration says of those that can propose for the demo's base; `all`
+    leaves the choice to the engine.
 
     Medusa's heads, if any of `names` needs them, are trained for so many steps, unless `folder` has
     them. A draft model is not among them: the demo has no base that is smaller.
@@ -70,24 +70,24 @@ def demo_work() -> dict[str, list[Job]]:
 
 
 class NeverRight:
-    """Guesses at random: next to nothing of it holds, and it is as fast as guessing can be."""
+    """Proposes at random: next to nothing of it holds, and it is as fast as drafting can be."""
 
     name = "never_right"
     needs_hidden_states = False
 
     def __init__(self, vocab_size: int) -> None:
         self.num_tokens: int | None = None
-        """Guesses for each request; None: as many as are wanted."""
+        """Draft tokens for each request; None: as many as are wanted."""
         self._rng = Random(0)
         self._vocab_size = vocab_size
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         return [
-            self._guess(num_tokens if self.num_tokens is None else self.num_tokens)
+            self._propose(num_tokens if self.num_tokens is None else self.num_tokens)
             for _, num_tokens in wanted
         ]
 
-    def _guess(self, num_tokens: int) -> Draft:
+    def _propose(self, num_tokens: int) -> Draft:
         return Draft(tuple(self._rng.randrange(self._vocab_size) for _ in range(num_tokens)))
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:

@@ -45,7 +45,7 @@ PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
 
 
 class Acceptance(StrEnum):
-    """By which rule guessed tokens are accepted. Both leave the output's distribution as it is."""
+    """By which rule draft tokens are accepted. Both leave the output's distribution as it is."""
 
     COUPLED = "coupled"
     """Those that equal the target's own draw: the output is that of plain decoding, token for
@@ -115,13 +115,13 @@ class EngineConfig:
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()
-    """What guesses tokens, each a proposer's name with what it needs behind a colon: `ngram`,
+    """What proposes tokens, each a proposer's name with what it needs behind a colon: `ngram`,
     `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain
     decoding."""
     max_draft_tokens: int = 8
-    """The most tokens guessed for a request in one step."""
+    """The most tokens drafted for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED
-    """By which rule guessed tokens are accepted."""
+    """By which rule draft tokens are accepted."""
     max_queued: int = 4096
     """Requests that wait, over all tenants."""
     max_queued_per_tenant: int = 1024
@@ -132,15 +132,15 @@ class EngineConfig:
 
     @property
     def proposers(self) -> list[str]:
-        """The names of what guesses tokens."""
+        """The names of what proposes tokens."""
         return [entry.partition(":")[0] for entry in self.speculation]
 
     @property
     def max_kept_rows(self) -> int:
-        """The most tokens of a step whose logits are looked at: a sequence's last, guesses, and
-        those of prompts that are read."""
-        num_guesses = self.max_draft_tokens if self.speculation else 0
-        num_rows = self.max_num_seqs * (1 + num_guesses) + MAX_READ_ROWS
+        """The most tokens of a step whose logits are looked at: a sequence's last, draft tokens,
+        and those of prompts that are read."""
+        num_draft_tokens = self.max_draft_tokens if self.speculation else 0
+        num_rows = self.max_num_seqs * (1 + num_draft_tokens) + MAX_READ_ROWS
         return min(num_rows, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
 from ..adapters.identity import AdapterKey
 from ..adapters.loaders import LoaderThreads, Pace
-from ..adapters.residency import Residency
+from ..adapters.manager import AdapterManager
 from .checkpoint.files import locate_base
 from .config import EngineConfig
 from .errors import AdapterDeleted, EngineError, InvalidParameter
@@ -44,9 +44,9 @@ from .messages import (
     AdapterResidency,
     AdapterStored,
     AdapterWanted,
+    DeleteAdapter,
     EngineStats,
     ErrorInfo,
-    EvictAdapter,
     ExplainAdapter,
     FinishReason,
     FromEngine,
@@ -81,7 +81,7 @@ from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
 from .speculation.medusa import heads_bytes, open_medusas
 from .speculation.speculation import open_speculation
-from .token_journal import TokenCounters
+from .token_journal import JournalCounters
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class EngineCore:
         self._models = [base] if draft is None else [base, draft]
         self._outbox: list[FromEngine] = []
         self._heartbeat: Heartbeat | None = None
-        self._counters: TokenCounters | None = None
+        self._counters: JournalCounters | None = None
         self._events = StepEvents()
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = 0
         self._num_generated_tokens = 0
@@ -153,7 +153,7 @@ class EngineCore:
         )
         self._loaders = LoaderThreads(config.num_loader_threads)
         self._arena = arena
-        self._residency = Residency(
+        self._manager = AdapterManager(
             arena=arena,
             host=host,
             loaders=self._loaders,
@@ -197,7 +197,7 @@ class EngineCore:
         self._scheduler = Scheduler(
             limits,
             kv=self._kv,
-            residency=self._residency,
+            manager=self._manager,
             costs=costs,
             clock=clock,
             drafts=self._speculation,
@@ -214,7 +214,7 @@ class EngineCore:
         )
         self._drains = Drains(
             scheduler=self._scheduler,
-            residency=self._residency,
+            manager=self._manager,
             kv=self._kv,
             clock=clock,
             abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
@@ -223,13 +223,13 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
-        pending = self._scheduler.has_requests or self._residency.has_pending_work
+        pending = self._scheduler.has_requests or self._manager.has_pending_work
         return pending or bool(self._outbox) or self._has_events
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
-        idle = not self._scheduler.num_running and not self._residency.has_pending_work
+        idle = not self._scheduler.num_running and not self._manager.has_pending_work
         idle = idle and not self._grammars.has_pending
         return idle and not self._outbox and not self._has_events
 
@@ -239,7 +239,7 @@ class EngineCore:
         for model in self._models:
             model.call_between_layers(heartbeat.beat)
 
-    def count_tokens_in(self, counters: TokenCounters) -> None:
+    def count_tokens_in(self, counters: JournalCounters) -> None:
         """Keep the journal's counts of each request that has a slot there."""
         self._counters = counters
 
@@ -252,26 +252,26 @@ class EngineCore:
                 if request := self._scheduler.get(request_id):
                     self._finish(request, FinishReason.ABORTED)
             case AdapterFetched(key, path, tier):
-                self._residency.fetched(key, path, tier)
+                self._manager.fetched(key, path, tier)
             case AdapterFetchFailed(key, error):
-                self._residency.fetch_failed(key, error.code, error.message)
-            case EvictAdapter(key, drain_seconds):
+                self._manager.fetch_failed(key, error.code, error.message)
+            case DeleteAdapter(key, drain_seconds):
                 self._drains.begin(key, drain_seconds)
             case SetPinned(keys):
-                self._residency.set_pinned(keys)
+                self._manager.set_pinned(keys)
             case Prefetch(key, stay_seconds):
-                self._residency.prefetch(key, stay_seconds)
+                self._manager.prefetch(key, stay_seconds)
             case AdapterStored(key):
-                self._residency.forgive(key)
+                self._manager.forgive(key)
             case ExplainAdapter(key):
                 speculation = self._speculation.explain(key)
-                self._outbox.append(explain(self._residency, key, speculation))
+                self._outbox.append(explain(self._manager, key, speculation))
             case ListRequests():
                 self._outbox.append(list_requests(message, self._scheduler, self._clock()))
             case MapMemory(number):
                 mapped = map_memory(
                     number,
-                    self._residency,
+                    self._manager,
                     self._scheduler,
                     self._kv,
                     kv_block_bytes=self._kv_block_bytes,
@@ -282,7 +282,7 @@ class EngineCore:
 
     def step(self) -> list[FromEngine]:
         """One iteration: take up finished loads, schedule, run, process."""
-        self._residency.poll()
+        self._manager.poll()
         self._reap_if_due()
         for request, error in self._grammars.poll():
             if error is None:
@@ -343,7 +343,7 @@ class EngineCore:
             ),
             seed=secrets.randbits(63) if seed is None else seed,
             arrival_time=self._clock(),
-            adapter_tier=self._residency.tier(adapter) if adapter else None,
+            adapter_tier=self._manager.tier(adapter) if adapter else None,
         )
         try:
             _check_token_ids(submitted, self.info.vocab_size)
@@ -406,7 +406,7 @@ class EngineCore:
         if self._clock() < self._next_reap_time:
             return
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
-        self._residency.reap(
+        self._manager.reap(
             request.request_id for request in self._scheduler.requests() if request.lease
         )
 
@@ -504,9 +504,9 @@ class EngineCore:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
-            num_adapter_loads=self._residency.num_loads,
-            num_adapter_evictions=self._residency.num_evictions,
-            adapters=[AdapterResidency(*entry) for entry in self._residency.snapshot()],
+            num_adapter_loads=self._manager.num_loads,
+            num_adapter_evictions=self._manager.num_evictions,
+            adapters=[AdapterResidency(*entry) for entry in self._manager.snapshot()],
             kv_usage=max(
                 1 - self._kv.num_free(group) / self._kv.num_usable(group)
                 for group in range(self._num_kv_groups)
@@ -519,7 +519,7 @@ class EngineCore:
             num_eager_decodes=self._runner.num_eager_decodes,
             utilization=self._utilization.snapshot(),
             tenant_service=self._tenant_service.snapshot(),
-            adapter_tiers=tier_stats(self._residency, self._hits),
+            adapter_tiers=tier_stats(self._manager, self._hits),
             speculation=self._speculation.snapshot(),
             speculation_totals=self._speculation.totals(),
         )
@@ -529,7 +529,7 @@ class _Ran(NamedTuple):
     """What came of one part of a step."""
 
     sequences: Part
-    """With what was guessed."""
+    """With what was drafted."""
     is_one_step: bool
     """Whether one forward was enough."""
     draft_seconds: float

@@ -1,8 +1,8 @@
-"""Tokens guessed to follow a request's last known one.
+"""Tokens drafted to follow a request's last known one.
 
 A draft is a tree of tokens, most often a chain. Its rows are computed in the same step as the last
 known token, each under its request's adapter; the acceptor walks down from that token as far as
-the guesses are right.
+the draft tokens are right.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Guessed tokens, parents before their children."""
+    """Draft tokens, parents before their children."""
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     """For each token the index of its parent among them, or ROOT; None: a chain."""
     probabilities: Tensor | None = None
     """fp32 `[len, vocab_size]`: what each token was drawn from; None: each is a point mass, as what
-    was guessed without drawing, or drawn with the noise that the target draws with."""
+    was drafted without drawing, or drawn with the noise that the target draws with."""
 
     def __post_init__(self) -> None:
         parents = self.parents

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from ..adapters.identity import AdapterKey
 from ..adapters.layout import BaseLayout
-from ..adapters.residency import Tier
+from ..adapters.manager import Tier
 from .config import MAX_DRAFT_TOKENS
 from .errors import InvalidParameter
 from .sampling_params import SamplingParams
@@ -61,12 +61,13 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """How tokens of this request are guessed, where the engine is not to decide by itself."""
+    """How tokens of this request are drafted, where the engine is not to decide by itself."""
 
     proposer: str | None = None
     """Its name; None: whichever pays. One that the engine does not have refuses the request."""
     num_tokens: int | None = None
-    """So many guesses a step, whether that pays or not; 0: plain decoding. None: as many as pay."""
+    """So many draft tokens a step, whether that pays or not; 0: plain decoding. None: as many as
+    pay."""
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:
@@ -144,7 +145,7 @@ class AdapterFetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictAdapter:
+class DeleteAdapter:
     """Forget this adapter: drop its weights from every tier, and its KV. AdapterEvicted answers.
 
     No request for it is taken from now on. Those that run have `drain_seconds` to end by
@@ -238,9 +239,9 @@ class EngineInfo:
     memory_plan: list[str] = field(default_factory=list)
     """The arithmetic behind the sizes, one printable line each."""
     proposers: list[str] = field(default_factory=list)
-    """What guesses tokens, by name; empty: plain decoding."""
+    """What proposes tokens, by name; empty: plain decoding."""
     max_draft_tokens: int = 0
-    """The most tokens guessed for a request in one step."""
+    """The most tokens drafted for a request in one step."""
     acceptance: str = "coupled"
     """One of `config.Acceptance`."""
     serves_grammars: bool = False
@@ -315,7 +316,7 @@ class TokensGenerated:
     logits: bytes | None = None
     """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
     num_draft_tokens: int = 0
-    """Guessed in the step that gave these; all of them but the last are guesses that held."""
+    """Drafted in the step that gave these; all of them but the last are draft tokens that held."""
 
     def first(self, num_tokens: int) -> TokensGenerated:
         """What it says of its first tokens."""
@@ -337,7 +338,7 @@ class RequestFinished:
     stop_token_id: int | None = None
     """The token that ended the output; the last one generated, and not part of the text."""
     num_draft_tokens: int = 0
-    """Guessed and verified."""
+    """Drafted and verified."""
     num_accepted_tokens: int = 0
     """Of these: they are among the generated."""
 
@@ -431,7 +432,7 @@ class AdapterExplanation:
     transitions: list[AdapterTransition] = field(default_factory=list)
     """The last ones, oldest first."""
     speculation: list[SpeculationStats] = field(default_factory=list)
-    """How well its tokens are guessed, by each proposer that has tried."""
+    """How well its tokens are drafted, by each proposer that has tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,7 +601,7 @@ class AdapterTierStats:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """How well one proposer guesses under one adapter version, or the base model.
+    """How well one proposer proposes under one adapter version, or the base model.
 
     Counted since the adapter was last remembered: the engine forgets those unused for longest.
     """
@@ -614,7 +615,7 @@ class SpeculationStats:
     acceptance: float
     """Lately, of a draft's first token: between 0 and 1."""
     num_tokens: int
-    """How many were to be guessed for a request when that was last decided; 0: it does not pay."""
+    """How many were to be drafted for a request when that was last decided; 0: it does not pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,7 +628,7 @@ class ProposerTotals:
     num_draft_tokens: int
     num_accepted_tokens: int
     seconds: float
-    """That guessing took, without the verification."""
+    """That drafting took, without the verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,7 +676,7 @@ ToEngine = (
     | Abort
     | AdapterFetched
     | AdapterFetchFailed
-    | EvictAdapter
+    | DeleteAdapter
     | SetPinned
     | Prefetch
     | AdapterStored

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..adapters.identity import AdapterKey
-from ..adapters.residency import Lease, Tier
+from ..adapters.manager import Lease, Tier
 from .draft import NO_DRAFT, Draft
 from .grammars.matcher import Matcher
 from .kv.blocks import SequenceBlocks
@@ -58,9 +58,9 @@ class Request:
     """Prompt tokens that its tenant was charged for: what is computed again is no service."""
     num_preemptions: int = 0
     draft: Draft = NO_DRAFT
-    """What is guessed to follow, and verified by the step that runs; empty between steps."""
+    """What is drafted to follow, and verified by the step that runs; empty between steps."""
     num_draft_tokens: int = 0
-    """Guessed and verified so far."""
+    """Drafted and verified so far."""
     num_accepted_tokens: int = 0
     """Of these."""
     matcher: Matcher | None = None

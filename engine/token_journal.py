@@ -70,7 +70,7 @@ class Entry(NamedTuple):
     """None: nothing was decided yet, the counts say what it has come to."""
 
 
-class TokenCounters:
+class JournalCounters:
     """The engine's side: it counts."""
 
     def __init__(self, path: Path) -> None:

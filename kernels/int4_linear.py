@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .int4_codes import GROUP, group_norms, quantize_groups
+from .int4_quantized import GROUP, group_norms, quantize_groups
 from .linear import Linear
 
 _OUT_MULTIPLE = 16
@@ -18,7 +18,7 @@ _OFFSET = 8
 class Int4Linear(Linear):
     """W4A16: int4 weights with a scale per group of columns, activations in bf16.
 
-    The products are those of `int4_codes`, rounded to bf16 whatever x's type is: for other types
+    The products are those of `int4_quantized`, rounded to bf16 whatever x's type is: for others
     PyTorch has a loop in plain C++ only, a hundred times as slow. CPU only.
     """
 
@@ -26,11 +26,11 @@ class Int4Linear(Linear):
     scales_and_zeros: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        codes, scale = quantize_groups(weight)
-        norms = group_norms(codes, scale)
+        quantized, scale = quantize_groups(weight)
+        norms = group_norms(quantized, scale)
         super().__init__(weight, bias, norms)
         missing = -self.out_features % _OUT_MULTIPLE
-        raised = F.pad(codes.flatten(1).int() + _OFFSET, (0, 0, 0, missing), value=_OFFSET)
+        raised = F.pad(quantized.flatten(1).int() + _OFFSET, (0, 0, 0, missing), value=_OFFSET)
         scales = F.pad(scale, (0, 0, 0, missing)).T
         self.register_buffer(
             "weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(raised.contiguous(), 1)

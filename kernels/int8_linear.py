@@ -31,13 +31,13 @@ class Int8Linear(Linear):
     zero_points: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        codes, scale = quantize_rows(weight)
-        norms = row_norms(codes) * scale.flatten()
+        quantized, scale = quantize_rows(weight)
+        norms = row_norms(quantized) * scale.flatten()
         super().__init__(weight, None if bias is None else bias.float(), norms)
         self._arithmetic = int8_arithmetic()
         if self._arithmetic is not Int8Arithmetic.PLAIN:
-            codes = torch.ops.onednn.qlinear_prepack(codes, None)
-        self.register_buffer("weight", codes)
+            quantized = torch.ops.onednn.qlinear_prepack(quantized, None)
+        self.register_buffer("weight", quantized)
         self.register_buffer("weight_scale", scale.flatten())
         self.register_buffer("zero_points", torch.zeros(self.out_features, dtype=torch.int64))
         self.weight_bytes = weight.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
@@ -52,14 +52,14 @@ class Int8Linear(Linear):
         result = torch.zeros(x.shape[0], self.out_features)
         rest = x.float()
         for _ in range(NUM_EXACT_PASSES):
-            codes, scale = quantize_rows(rest)
-            result += self._multiply(codes, scale)
-            rest = rest - codes * scale
+            quantized, scale = quantize_rows(rest)
+            result += self._multiply(quantized, scale)
+            rest = rest - quantized * scale
         return result
 
-    def _multiply(self, codes: Tensor, scale: Tensor) -> Tensor:
+    def _multiply(self, quantized: Tensor, scale: Tensor) -> Tensor:
         factors = (self.weight, self.weight_scale, self.zero_points)
-        return _multiply_int8(self._arithmetic, codes, *factors).mul_(scale)
+        return _multiply_int8(self._arithmetic, quantized, *factors).mul_(scale)
 
 
 class Int8Arithmetic(Enum):
@@ -87,13 +87,13 @@ def int8_arithmetic() -> Int8Arithmetic:
 def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
     """How long oneDNN takes for one product of the largest codes, in each way that has it right."""
     size = 256
-    codes = torch.full((16, size), INT8_MAX, dtype=torch.int8)
+    quantized = torch.full((16, size), INT8_MAX, dtype=torch.int8)
     scale, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int64)
     seconds: dict[Int8Arithmetic, float] = {}
     try:
-        weight = torch.ops.onednn.qlinear_prepack(codes[:1].repeat(size, 1), None)
+        weight = torch.ops.onednn.qlinear_prepack(quantized[:1].repeat(size, 1), None)
         for way in (Int8Arithmetic.RAISED, Int8Arithmetic.WHOLE, Int8Arithmetic.HALVED):
-            product = partial(_multiply_int8, way, codes, weight, scale, zero_points)
+            product = partial(_multiply_int8, way, quantized, weight, scale, zero_points)
             if bool((product() == size * INT8_MAX**2).all()):
                 seconds[way] = _least_seconds(product)
     except (AttributeError, RuntimeError):  # a build or a processor without it
@@ -114,46 +114,50 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """What Int8Linear computes, with the sums in int64."""
-    x_codes, x_scale = quantize_rows(x)
-    weight_codes, weight_scale = quantize_rows(weight)
-    sums = x_codes.long() @ weight_codes.long().T
+    x_quantized, x_scale = quantize_rows(x)
+    weight_quantized, weight_scale = quantize_rows(weight)
+    sums = x_quantized.long() @ weight_quantized.long().T
     result = sums.float() * weight_scale.flatten() * x_scale
     return (result if bias is None else result + bias.float()).to(x.dtype)
 
 
 def _multiply_int8(
-    way: Int8Arithmetic, codes: Tensor, weight: Tensor, weight_scale: Tensor, zero_points: Tensor
+    way: Int8Arithmetic,
+    quantized: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    zero_points: Tensor,
 ) -> Tensor:
     """`codes @ weight.T * weight_scale` in fp32; the weight as the way wants it packed."""
     factors = (weight, weight_scale, zero_points)
     match way:
         case Int8Arithmetic.RAISED:
-            return _onednn_int8(_raised(codes), 128, *factors)
+            return _onednn_int8(_raised(quantized), 128, *factors)
         case Int8Arithmetic.WHOLE:
-            return _onednn_int8(codes, 0, *factors)
+            return _onednn_int8(quantized, 0, *factors)
         case Int8Arithmetic.HALVED:
             # code + 128 = 2 × high + low, high in 0..127, low in 0..1; low is raised by 64 so that
             # both halves go through one call with the zero point 64:
             #   code = 2 × (high - 64) + (low + 64 - 64).
-            raised = _raised(codes)
+            raised = _raised(quantized)
             halves = torch.cat([raised >> 1, (raised & 1) + 64])
             high, low = _onednn_int8(halves, 64, *factors).chunk(2)
             return low.add_(high, alpha=2)
         case Int8Arithmetic.PLAIN:
-            return torch._int_mm(codes, weight.T).float().mul_(weight_scale)
+            return torch._int_mm(quantized, weight.T).float().mul_(weight_scale)
 
 
-def _raised(codes: Tensor) -> Tensor:
+def _raised(quantized: Tensor) -> Tensor:
     """`codes + 128` of int8 codes, as bytes."""
-    return codes.view(torch.uint8) ^ 128
+    return quantized.view(torch.uint8) ^ 128
 
 
 def _onednn_int8(
-    codes: Tensor, zero_point: int, weight: Tensor, weight_scale: Tensor, zero_points: Tensor
+    quantized: Tensor, zero_point: int, weight: Tensor, weight_scale: Tensor, zero_points: Tensor
 ) -> Tensor:
     """`(codes - zero_point) @ weight.T * weight_scale` in fp32; codes int8 or uint8."""
     result: Tensor = torch.ops.onednn.qlinear_pointwise(
-        codes,
+        quantized,
         1.0,
         zero_point,
         weight,

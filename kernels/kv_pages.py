@@ -63,33 +63,33 @@ class QuantizedPages:
     head with int8 codes; 1/16 of the element itself with e4m3 codes.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype) -> None:
-        """`codes` int8 or e4m3, `scales` alike with a last axis of 1; `dtype`: what is read."""
-        _, self.block_size, self.num_heads, self.dim = codes.shape
-        self._dtype, self._code_dtype = dtype, codes.dtype
-        is_integer = codes.dtype is torch.int8
-        self._largest = (torch.iinfo if is_integer else torch.finfo)(codes.dtype).max
+    def __init__(self, quantized: Tensor, scales: Tensor, *, dtype: torch.dtype) -> None:
+        """`quantized` int8 or e4m3, `scales` alike with a last axis of 1; `dtype`: what is read."""
+        _, self.block_size, self.num_heads, self.dim = quantized.shape
+        self._dtype, self._code_dtype = dtype, quantized.dtype
+        is_integer = quantized.dtype is torch.int8
+        self._largest = (torch.iinfo if is_integer else torch.finfo)(quantized.dtype).max
         # As plain bytes: not every device indexes float8 tensors.
-        self._codes, self._scales = codes.view(torch.uint8), scales
-        self.data = codes
+        self._quantized, self._scales = quantized.view(torch.uint8), scales
+        self.data = quantized
         self.scales: Tensor | None = scales
-        self.tensors: tuple[Tensor, ...] = (self._codes, scales)
+        self.tensors: tuple[Tensor, ...] = (self._quantized, scales)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.float()
         # A scale that is not finite makes the whole vector so: NaN rows must be found.
         scales = (vectors.abs().amax(-1, keepdim=True) / self._largest).to(SCALE_DTYPE)
         steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
-        codes = (vectors / steps).clamp(-self._largest, self._largest)
+        quantized = (vectors / steps).clamp(-self._largest, self._largest)
         if self._code_dtype is torch.int8:
-            codes = codes.round()
-        codes = codes.to(self._code_dtype).view(torch.uint8)
-        self._codes.view(-1, self.num_heads, self.dim).index_copy_(0, slots, codes)
+            quantized = quantized.round()
+        quantized = quantized.to(self._code_dtype).view(torch.uint8)
+        self._quantized.view(-1, self.num_heads, self.dim).index_copy_(0, slots, quantized)
         self._scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
 
     def gather(self, block_ids: Tensor) -> Tensor:
-        codes = self._codes[block_ids].view(self._code_dtype).to(self._dtype)
-        return codes.mul_(self._scales[block_ids])
+        quantized = self._quantized[block_ids].view(self._code_dtype).to(self._dtype)
+        return quantized.mul_(self._scales[block_ids])
 
 
 def make_pages(
@@ -102,9 +102,9 @@ def make_pages(
     """Pages of zeros, `size` as in KvPages; `code_dtype` None: plain."""
     if code_dtype is None:
         return PlainPages(torch.zeros(size, dtype=dtype, device=device))
-    codes = torch.zeros(size, dtype=torch.uint8, device=device).view(code_dtype)
+    quantized = torch.zeros(size, dtype=torch.uint8, device=device).view(code_dtype)
     scales = torch.zeros(*size[:3], 1, dtype=SCALE_DTYPE, device=device)
-    return QuantizedPages(codes, scales, dtype=dtype)
+    return QuantizedPages(quantized, scales, dtype=dtype)
 
 
 def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -40,10 +40,12 @@ def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Ten
 
 def write_constants(keys: KvPages, values: KvPages) -> dict[str, Any]:
     """The compile-time values of `write_kernel`."""
-    codes = keys.data.dtype
+    quantized = keys.data.dtype
     largest = None
     if keys.scales is not None:
-        largest = float((torch.finfo if codes.is_floating_point else torch.iinfo)(codes).max)
+        largest = float(
+            (torch.finfo if quantized.is_floating_point else torch.iinfo)(quantized).max
+        )
     return {
         "NUM_HEADS": keys.num_heads,
         "DIM": keys.dim,

@@ -25,9 +25,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None
         return _pack_exactly(weight, bias)
     if weight.device.type == "cpu":
         return Int8Linear(weight, bias) if bits == 8 else Int4Linear(weight, bias)
-    from .coded_linear import CodedLinear  # needs Triton, which a CPU build of PyTorch lacks
+    from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
 
-    return CodedLinear(weight, bias, bits=bits)
+    return WNA16Linear(weight, bias, bits=bits)
 
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -33,12 +33,12 @@ class LoraProjection:
 
         Returns what `add` takes; None: it does everything.
         """
-        if batch.tiles is None or batch.beside is None:
+        if batch.tiles is None or batch.side_stream is None:
             return None
         from .lora_triton import shrink_tiles
 
-        batch.beside.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(batch.beside):
+        batch.side_stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(batch.side_stream):
             return shrink_tiles(
                 x,
                 weights,
@@ -54,7 +54,7 @@ class LoraProjection:
         y: Tensor,
         weights: AdapterWeights,
         batch: LoraBatch,
-        begun: Tensor | None = None,
+        lora_hidden: Tensor | None = None,
     ) -> None:
         """Add each token's delta to y, in place; see `lora_reference` for the arithmetic.
 
@@ -64,8 +64,8 @@ class LoraProjection:
         Raises ValueError if shapes, dtypes or devices do not fit.
         """
         self._check(x, y, weights, batch)
-        if begun is not None:
-            self._finish(y, begun, weights, batch)
+        if lora_hidden is not None:
+            self._finish(y, lora_hidden, weights, batch)
         elif batch.tiles is not None:
             self._add_on_gpu(x, y, weights, batch)
         else:
@@ -116,8 +116,8 @@ class LoraProjection:
         from .lora_triton import expand_tiles
 
         assert batch.tiles is not None
-        assert batch.beside is not None
-        torch.cuda.current_stream(y.device).wait_stream(batch.beside)
+        assert batch.side_stream is not None
+        torch.cuda.current_stream(y.device).wait_stream(batch.side_stream)
         expand_tiles(
             y,
             h,

@@ -11,7 +11,7 @@ is
     token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
 
-and `extras` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B. In fp32
+and `auxiliary` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B. In fp32
 `num_decodes` is 0 and the segments begin with [0, 1) row 2.
 """
 
@@ -93,9 +93,9 @@ class LoraBatch:
     """The other tokens that have an adapter."""
     tiles: LoraTiles | None
     """None on devices without Triton."""
-    beside: torch.cuda.Stream | None = None
+    side_stream: torch.cuda.Stream | None = None
     """Where what does not need the base's result is computed, beside it; None: behind it."""
-    extras: tuple[Segment, ...] = ()
+    auxiliary: tuple[Segment, ...] = ()
     """All tokens whose adapters hold more than A and B for some slice."""
 
     @property
@@ -139,7 +139,7 @@ class LoraBatchBuilder:
             decode_adapters=tuple(sorted(adapters)),
             segments=tuple(_segments(prefilling, num_decodes)),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
-            extras=self._extras(runs),
+            auxiliary=self._auxiliary(runs),
         )
 
     def build_touching(
@@ -167,15 +167,15 @@ class LoraBatchBuilder:
         more than A and B, or touches one of the slices `elsewhere`."""
         highest = 0
         for run in {run for run in runs if run.row != BASE_ROW}:
-            if self._weights.row_extras[run.row]:
+            if self._weights.row_auxiliary[run.row]:
                 return None
             if any(self._touches(run.row, index) for index in elsewhere):
                 return None
             highest = max(highest, self._max_rank(run))
         return highest
 
-    def _extras(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
-        held = self._weights.row_extras
+    def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
+        held = self._weights.row_auxiliary
         if not any(run.row != BASE_ROW and held[run.row] for run in runs):
             return ()
         return tuple(segment for segment in _segments(runs, 0) if held[segment.row])
@@ -190,7 +190,7 @@ class LoraBatchBuilder:
         if row == BASE_ROW:
             return False
         has_rank = self._weights.row_tables[row][slice_index][2] > 0
-        return has_rank or slice_index in self._weights.row_extras[row]
+        return has_rank or slice_index in self._weights.row_auxiliary[row]
 
     @property
     def _is_cuda(self) -> bool:

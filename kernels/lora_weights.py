@@ -47,7 +47,7 @@ class AdapterWeights(DeviceWeights, Protocol):
         """The same in host memory, for the paths that find matrices in Python."""
 
     @property
-    def row_extras(self) -> Sequence[Mapping[int, object]]:
+    def row_auxiliary(self) -> Sequence[Mapping[int, object]]:
         """For each row, by slice index, what its adapter holds beside A and B; mostly empty."""
 
     @property

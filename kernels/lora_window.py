@@ -163,7 +163,7 @@ class LoraWindow:
         self._active = None
         self._owners.rows[member.a_rows] = NO_OWNER
         parts = zip((self._a, *self._b), (member.a_rows, *member.b_rows), strict=True)
-        return [rows.bury(part) for rows, part in parts]
+        return [rows.mark_dead(part) for rows, part in parts]
 
     def _add_alone(
         self, x: Tensor, y: Tensor, weights: AdapterWeights, token_rows: Tensor, row: int
@@ -309,7 +309,7 @@ class _GrowingRows:
         self.num_rows = added.stop
         return added
 
-    def bury(self, part: slice) -> Tensor:
+    def mark_dead(self, part: slice) -> Tensor:
         """These rows are dead; whoever gets them zeroes them."""
         self._dead.append(part)
         return self._buffer[part]

@@ -25,9 +25,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention_triton, coded_triton, kv_write_triton, lora_triton
+from . import attention_triton, kv_write_triton, lora_triton, wna16_triton
 from .attention import AttentionOptions
-from .int4_codes import GROUP
+from .int4_quantized import GROUP
 from .kv_pages import KvPages, make_pages
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
@@ -39,8 +39,8 @@ RANKS = (16, 64)
 """Of a step's adapters at most: one of each tile that `lora_triton` chooses."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
-CODED_ROWS = (1, 32, 512)
-"""One of each tile that `coded_triton` chooses."""
+WNA16_ROWS = (1, 32, 512)
+"""One of each tile that `wna16_triton` chooses."""
 WARP_THREADS = 32
 KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
 CONTEXT = 8192
@@ -52,7 +52,7 @@ MAX_SHARED_BYTES = 64 << 10
 MAX_ATTEND_BYTES = 76 << 10
 MAX_PROMPT_BYTES = 144 << 10
 """Of a prompt's chunk, of which one block fits."""
-MAX_CODED_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
+MAX_WNA16_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
 """Of products with codes: a block fits even the small multiprocessors that run sm_80's code,
 two fit an H100's."""
 
@@ -94,16 +94,16 @@ def excess(usage: KernelUsage) -> str | None:
 
 
 def _max_shared_bytes(usage: KernelUsage) -> int:
-    is_coded = usage.kernel.startswith("coded[")
-    if not (is_coded or usage.kernel.startswith("attend[")):
+    is_quantized = usage.kernel.startswith("coded[")
+    if not (is_quantized or usage.kernel.startswith("attend[")):
         return MAX_SHARED_BYTES
     most = MAX_PROMPT_BYTES if "rows512" in usage.kernel else MAX_ATTEND_BYTES
-    return min(most, MAX_CODED_BYTES[usage.arch]) if is_coded else most
+    return min(most, MAX_WNA16_BYTES[usage.arch]) if is_quantized else most
 
 
 def all_cases(arch: str) -> Iterator[KernelCase]:
     """Every kernel that serving launches on this architecture."""
-    return chain(lora_cases(), attention_cases(arch), coded_cases())
+    return chain(lora_cases(), attention_cases(arch), wna16_cases())
 
 
 def lora_cases() -> Iterator[KernelCase]:
@@ -130,33 +130,33 @@ def lora_cases() -> Iterator[KernelCase]:
             )
 
 
-def coded_cases() -> Iterator[KernelCase]:
+def wna16_cases() -> Iterator[KernelCase]:
     """Products with int8 and int4 codes, what puts their splits together, and dequantizing."""
     groups = IN_FEATURES // GROUP
-    for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), CODED_ROWS):
+    for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), WNA16_ROWS):
         data = f"*{dtype_name}"
-        launch = coded_triton.choose_launch(rows, SLICE_OUTS[0], groups, dtype)
-        coded = {"codes_ptr": "*i16", "scale_ptr": "*fp32" if bits == 8 else "*bf16"}
+        launch = wna16_triton.choose_launch(rows, SLICE_OUTS[0], groups, dtype)
+        coded = {"quantized_ptr": "*i16", "scale_ptr": "*fp32" if bits == 8 else "*bf16"}
         yield KernelCase(
             f"coded[{dtype_name},int{bits},rows{rows}]",
-            coded_triton.coded_kernel,
-            coded_triton.coded_constants(IN_FEATURES, bits, launch),
+            wna16_triton.wna16_kernel,
+            wna16_triton.wna16_constants(IN_FEATURES, bits, launch),
             launch.options,
             {**coded, "y_ptr": data, "x_ptr": data, "bias_ptr": data},
         )
-        if rows == CODED_ROWS[-1]:
+        if rows == WNA16_ROWS[-1]:
             yield KernelCase(
                 f"dequantize[{dtype_name},int{bits}]",
-                coded_triton.dequantize_kernel,
-                coded_triton.dequantize_constants(bits),
-                coded_triton.DEQUANTIZE_OPTIONS,
+                wna16_triton.dequantize_kernel,
+                wna16_triton.dequantize_constants(bits),
+                wna16_triton.DEQUANTIZE_OPTIONS,
                 {**coded, "weight_ptr": data},
             )
     yield KernelCase(
         "sum_splits",
-        coded_triton.sum_kernel,
-        coded_triton.sum_constants(coded_triton.MAX_SPLITS),
-        coded_triton.SUM_OPTIONS,
+        wna16_triton.sum_kernel,
+        wna16_triton.sum_constants(wna16_triton.MAX_SPLITS),
+        wna16_triton.SUM_OPTIONS,
         {"y_ptr": "*bf16", "sums_ptr": "*fp32", "bias_ptr": "*bf16"},
     )
 

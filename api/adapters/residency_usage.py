@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 import structlog
 
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.messages import EngineStats
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError

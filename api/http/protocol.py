@@ -77,7 +77,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Behind a request's head and before its end."""
     _is_raw = False
     """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
-    _is_deaf = False
+    _ignores_input = False
     """What comes is not read any more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,7 +92,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         self._framing_bytes += len(data)
         try:
@@ -163,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _note_rest(self) -> None:
-        is_open = not (self._is_deaf or self.transport.is_closing())
+        is_open = not (self._ignores_input or self.transport.is_closing())
         if is_open and self.cycle.response_complete and not self._is_in_body:
             self.connections_of_server.rest(self)
 
@@ -207,9 +207,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Read no further and close. A whole request before it is still answered; one whose body
         broke off ends, and has this error for an answer unless its own has begun.
         """
-        if self._is_deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return
-        self._is_deaf = True
+        self._ignores_input = True
         self._cancel_deadline()
         request_id = f"req-{secrets.token_hex(12)}"
         log.info("request_refused_unparsed", request_id=request_id, code=error.code)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
 from ...engine.process.client import EngineClient
 from ...engine.process.request_stream import RequestEvent, RequestStream

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.errors import GrammarNotServed, InvalidGrammar, ProposerNotServed
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.messages import GenerationRequest, Pooling, RequestStarted, SpeculationParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats, SpeculationStats
 from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from ...platform.adapters.listing import AdapterSummary

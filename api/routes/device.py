@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ...engine.errors import EngineUnavailable
 from ...engine.messages import EngineStats
 from ...platform.adapters import repository

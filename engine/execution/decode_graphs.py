@@ -3,9 +3,9 @@
 A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
 differs lies in tensors that the kernels read. It is captured once for each number of rows in a
 ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
-are padded. Each row attends by itself, so guesses that are verified, and prompts with few tokens
-left, are served as decodes are: the keys and values of all rows are written before any is read.
-What no graph serves runs kernel by kernel as ever, and gives the same.
+are padded. Each row attends by itself, so draft tokens that are verified, and prompts with few
+tokens left, are served as decodes are: the keys and values of all rows are written before any is
+read. What no graph serves runs kernel by kernel as ever, and gives the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..memory.kv_budget import MIB
 from ..memory.plan import available_bytes
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
-from ..model.inputs import Span
+from ..model.inputs import SequenceChunk
 from ..model.output_head import head_inputs
 from ..model.step_adapters import StepAdapters
 from .decode_inputs import DecodeInputs, DecodeLayout
@@ -84,8 +84,8 @@ class DecodeOutput(NamedTuple):
 
 
 def max_rows(config: EngineConfig) -> int:
-    """The most tokens of a step that runs as a graph: one of each sequence, and beside them guesses
-    and short prompts."""
+    """The most tokens of a step that runs as a graph: one of each sequence, and beside them draft
+    tokens and short prompts."""
     return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
 
 
@@ -131,7 +131,7 @@ class DecodeGraphs:
         self._cache = cache
         self._arena = arena
         self._capture = capture
-        self._beside = torch.cuda.Stream(base.device) if base.device.type == "cuda" else None
+        self._side_stream = torch.cuda.Stream(base.device) if base.device.type == "cuda" else None
         self._sizes = sizes
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
@@ -167,7 +167,7 @@ class DecodeGraphs:
         return f"{num_captured} decode graphs captured in {seconds:.1f} s: {taken:.1f} MiB"
 
     def run(
-        self, spans: Sequence[Span], adapter_rows: Sequence[int], rank: int
+        self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int], rank: int
     ) -> DecodeOutput | None:
         """Compute spans of one token each, under the adapters of these table rows, none of them of
         a higher rank; None if no graph serves that, and nothing has been done."""
@@ -239,7 +239,7 @@ class DecodeGraphs:
             decode_adapters=(),
             segments=(),
             tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
-            beside=self._beside,
+            side_stream=self._side_stream,
         )
 
 

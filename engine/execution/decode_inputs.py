@@ -23,7 +23,7 @@ from ...kernels.attention import AttentionBatch, SequenceGroup
 from ...kernels.lora_batch import BASE_ROW, plan_tiles
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
-from ..model.inputs import Span, visible_blocks
+from ..model.inputs import SequenceChunk, visible_blocks
 
 NO_TILE = (0, 0, BASE_ROW)
 
@@ -105,7 +105,7 @@ class DecodeInputs:
         self._copied = torch.cuda.Event() if is_cuda else None
         self._row_numbers = torch.arange(layout.max_rows, device=device)
         self._tables = [_Tables(layout, group, device) for group in layout.groups]
-        self._padding = Span([0], start=0, tables=[[block] for block in spare_blocks])
+        self._padding = SequenceChunk([0], start=0, tables=[[block] for block in spare_blocks])
         self.fill([], [], num_rows=layout.max_rows)
 
     def input_ids(self, num_rows: int) -> Tensor:
@@ -143,7 +143,9 @@ class DecodeInputs:
             for start, tables in zip(starts, self._tables, strict=True)
         )
 
-    def fill(self, spans: Sequence[Span], adapter_rows: Sequence[int], *, num_rows: int) -> None:
+    def fill(
+        self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int], *, num_rows: int
+    ) -> None:
         """Take these spans of one token each, and padding up to `num_rows`.
 
         `adapter_rows`: each one's table row.
@@ -164,7 +166,7 @@ class DecodeInputs:
         for tables in self._tables:
             tables.take(self._device, num_rows)
 
-    def _fill_rows(self, spans: Sequence[Span], adapter_rows: Sequence[int]) -> None:
+    def _fill_rows(self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int]) -> None:
         words, layout, num_rows = self._words, self._layout, len(spans)
         words[:num_rows] = [span.token_ids[0] for span in spans]
         words[layout.row_words :][:num_rows] = [span.start for span in spans]
@@ -204,7 +206,7 @@ class _Tables:
         )
 
     def fill(
-        self, words: npt.NDArray[np.int64], start: int, spans: Sequence[Span], index: int
+        self, words: npt.NDArray[np.int64], start: int, spans: Sequence[SequenceChunk], index: int
     ) -> int:
         """Write the tables from word `start` on; returns where they end."""
         seen = [visible_blocks(span, index, self._group, self._block_size) for span in spans]
@@ -221,7 +223,7 @@ class _Tables:
                 table[row, len(values) :] = padding
         return end
 
-    def slots(self, spans: Sequence[Span], index: int) -> list[int]:
+    def slots(self, spans: Sequence[SequenceChunk], index: int) -> list[int]:
         """Where each row's key and value go."""
         size = self._block_size
         return [span.tables[index][span.start // size] * size + span.start % size for span in spans]

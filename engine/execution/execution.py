@@ -1,8 +1,8 @@
 """Running scheduled sequences, and what comes of it for each of their requests.
 
-What goes wrong in a step is pinned on the guesses that were verified in it, then on the one request
-that it comes from, which ends; no other request is harmed. Torch-free: what a step computes passes
-through as it is.
+What goes wrong in a step is pinned on the draft tokens that were verified in it, then on the one
+request that it comes from, which ends; no other request is harmed. Torch-free: what a step computes
+passes through as it is.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Execution(Generic[OutputT]):
         finite = output.finite
         rows_of = dict(zip(sequences, _rows(sequences), strict=True))
         drawing: list[_Drawing] = []
-        spoilt: list[ScheduledSequence] = []
+        failed: list[ScheduledSequence] = []
         for sequence in self.current(sequences):
             rows = rows_of[sequence]
             kept, first_drawn = rows.kept, rows.kept.stop - sequence.num_drawn_rows
@@ -167,7 +167,7 @@ class Execution(Generic[OutputT]):
             if not all(finite[first_drawn : kept.stop]) and sequence.num_draft_tokens:
                 sequence = self._without_draft(sequence)
                 if not is_finite:
-                    spoilt.append(sequence)
+                    failed.append(sequence)
                     continue
             if not is_finite:
                 self._finish(sequence.request, FinishReason.ERROR, NumericalError())
@@ -183,10 +183,10 @@ class Execution(Generic[OutputT]):
                     self._finish(sequence.request, FinishReason.LENGTH)
         if drawing:
             self._draw(drawing, output)
-        for sequence in spoilt:
-            # What a guess wrote enters the sums of the rows before it, with a weight of zero.
+        for sequence in failed:
+            # What a draft token wrote enters the sums of the rows before it, with a weight of zero.
             self.run((sequence,))
-        return not spoilt
+        return not failed
 
     def _read(self, sequence: ScheduledSequence, output: OutputT, rows: StepRows) -> bool:
         """Hand on what is asked of the prompt; False if that ended the request."""
@@ -204,7 +204,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
-        """The sequence as it would have run without its guesses, of which nothing is left."""
+        """The sequence as it would have run without its draft tokens, of which nothing is left."""
         request, end = sequence.request, sequence.context_len
         if sequence.num_draft_tokens:
             self._runner.clear(request, end - sequence.num_draft_tokens, end)
@@ -254,7 +254,7 @@ class Execution(Generic[OutputT]):
             self._follow(request, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
-        """Whether what these guesses have written could be put where it belongs."""
+        """Whether what these draft tokens have written could be put where it belongs."""
         try:
             self._runner.keep(request, path)
         except Exception:

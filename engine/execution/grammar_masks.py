@@ -57,17 +57,18 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
     return Restricted(masks.applied(), failed)
 
 
-def restrict_guesses(
-    requests: Sequence[Request], guesses: Sequence[Sequence[int]], logits: Tensor
+def restrict_drafts(
+    requests: Sequence[Request], draft_tokens: Sequence[Sequence[int]], logits: Tensor
 ) -> Tensor:
-    """A proposer's logits `[len(requests), vocab_size]` of what follows each request's guesses,
-    masked likewise; unmasked behind guesses that no output can have, or that end it."""
+    """A proposer's logits `[len(requests), vocab_size]` of what follows each request's draft
+    tokens, masked likewise; unmasked behind draft tokens that no output can have, or that end
+    it."""
     if all(request.matcher is None for request in requests):
         return logits
     masks = _Masks(logits)
-    for row, (request, guessed) in enumerate(zip(requests, guesses, strict=True)):
+    for row, (request, drafted) in enumerate(zip(requests, draft_tokens, strict=True)):
         if (matcher := request.matcher) is not None:
-            with matcher.behind(guessed) as is_there:
+            with matcher.behind(drafted) as is_there:
                 if is_there:
                     masks.fill(row, matcher)
     return masks.applied()

@@ -15,7 +15,7 @@ from ..kv.layout import KvGroup
 from ..memory.plan import DraftDemand, MemoryPlan, available_bytes, peak_bytes, plan_memory
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
-from ..model.inputs import Span, make_inputs
+from ..model.inputs import SequenceChunk, make_inputs
 from .decode_graphs import (
     GRAPH_LAYER_BYTES,
     WORKSPACE_BYTES,
@@ -130,7 +130,7 @@ def _run_at(
         device=base.device,
     )
     spans = [
-        Span([0] * length, start=context - length, tables=[table] * len(groups))
+        SequenceChunk([0] * length, start=context - length, tables=[table] * len(groups))
         for length in span_lengths
     ]
     inputs = make_inputs(

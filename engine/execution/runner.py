@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ...adapters.arena import Arena
-from ...adapters.residency import Lease
+from ...adapters.manager import Lease
 from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from ..draft import NO_DRAFT
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
-from ..model.inputs import Span, kept_rows, make_inputs
+from ..model.inputs import SequenceChunk, logits_rows, make_inputs
 from ..model.output_head import head_inputs
 from ..model.step_adapters import StepAdapters, StepAdaptersBuilder
 from ..request import Request
@@ -136,7 +136,7 @@ class ModelRunner:
         return output._replace(token_states=seen[0]) if seen else output
 
     def _replay(
-        self, graphs: DecodeGraphs, spans: Sequence[Span], leases: Sequence[Lease | None]
+        self, graphs: DecodeGraphs, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput | None:
         """The output of spans of few tokens, if a graph serves them."""
         num_rows = sum(len(span.token_ids) for span in spans)
@@ -156,13 +156,15 @@ class ModelRunner:
         output = graphs.run(tokens, [run.row for run in runs], rank)
         if output is None:
             return None
-        output = output.rows(kept_rows(spans))
+        output = output.rows(logits_rows(spans))
         return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
 
-    def run_spans(self, spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+    def run_spans(
+        self, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+    ) -> StepOutput:
         """As `run`, of whatever spans, each under the adapter of its lease.
 
-        Those of one token come first, then those that verify guesses.
+        Those of one token come first, then those that verify draft tokens.
         """
         inputs = make_inputs(
             spans,
@@ -170,7 +172,7 @@ class ModelRunner:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
-        rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(self._base.device)
+        rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(self._base.device)
         adapters = self._step_adapters(spans, leases)
         forward = PagedForward(self._cache, inputs.attention, adapters)
         try:
@@ -196,7 +198,7 @@ class ModelRunner:
         return nullcontext([])
 
     def _step_adapters(
-        self, spans: Sequence[Span], leases: Sequence[Lease | None]
+        self, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
         if all(lease is None for lease in leases):
@@ -214,12 +216,12 @@ class ModelRunner:
         )
 
 
-def _span(sequence: ScheduledSequence) -> Span:
+def _span(sequence: ScheduledSequence) -> SequenceChunk:
     request = sequence.request
     start = request.num_computed_tokens
     known = request.token_ids[start : start + sequence.num_known_tokens]
     draft = request.draft if sequence.num_draft_tokens else NO_DRAFT
-    return Span(
+    return SequenceChunk(
         token_ids=[*known, *draft.token_ids],
         start=start,
         tables=request.kv.tables,
@@ -229,7 +231,7 @@ def _span(sequence: ScheduledSequence) -> Span:
     )
 
 
-def _num_prompt_reads(span: Span) -> int:
+def _num_prompt_reads(span: SequenceChunk) -> int:
     num_tokens = len(span.token_ids)
     return num_tokens * (span.start + num_tokens) if num_tokens > 1 and span.is_prompt else 0
 

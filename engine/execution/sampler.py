@@ -22,7 +22,7 @@ MIN_TEMPERATURE = 1e-5
 """Below it the draw is greedy for any logits that fp32 tells apart."""
 MAX_DRAWN_CELLS = 1 << 24
 """Rows times tokens of the vocabulary that are drawn from at once: meanwhile they take some fifty
-bytes each meanwhile, and a step that verifies guesses has many rows."""
+bytes each meanwhile, and a step that verifies draft tokens has many rows."""
 
 
 class Stream(IntEnum):
@@ -33,7 +33,7 @@ class Stream(IntEnum):
     DRAFT = 1
     """A proposer's draw from its own distribution."""
     ACCEPTANCE = 2
-    """Whether a guessed token is accepted."""
+    """Whether a draft token is accepted."""
     CORRECTION = 3
     """The draw in place of one that is not."""
 

@@ -108,7 +108,7 @@ class Matcher:
         return not self.automaton.is_stopped() and bool(self.automaton.try_consume_tokens([token]))
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Of a chain. Behind the last token of a complete output there is nothing to guess."""
+        """Of a chain. Behind the last token of a complete output there is nothing to propose."""
         if self.automaton.is_stopped():
             return 0
         return self.automaton.validate_tokens(self._known(token_ids))

@@ -27,13 +27,13 @@ class SequenceBlocks:
     tables: list[list[int]]
     """Per group the block of positions `[i * size, (i + 1) * size)`; NULL_BLOCK where it was freed
     behind a window or swapped out."""
-    num_left: list[int]
+    num_freed: list[int]
     """Per group how many blocks, counted from the first, windows have left; sinks stay."""
     host_slots: list[dict[int, int]]
     """Per group, by table index, where the content of swapped-out blocks is."""
     num_writable: int = 0
     """Up to here what is not computed may be written: known to be there and nobody else's."""
-    num_settled: int = 0
+    num_tokens_handled: int = 0
     """Until more than this is computed, `KvBlocks.advance` has nothing to do."""
     num_published: int = 0
     """Blocks, from the first, that were offered to the prefix cache or found there."""
@@ -58,7 +58,7 @@ class _Group:
 
     def left(self, seq: SequenceBlocks) -> range:
         """Table indices freed behind the window."""
-        return range(self.num_sink_blocks, seq.num_left[self.index])
+        return range(self.num_sink_blocks, seq.num_freed[self.index])
 
     def num_held(self, seq: SequenceBlocks) -> int:
         """Device blocks; for a swapped sequence those it will hold again."""
@@ -115,7 +115,7 @@ class KvBlocks:
         count = len(self._groups)
         return SequenceBlocks(
             tables=[[] for _ in range(count)],
-            num_left=[0] * count,
+            num_freed=[0] * count,
             host_slots=[{} for _ in range(count)],
         )
 
@@ -132,7 +132,7 @@ class KvBlocks:
         num_blocks = self._longest_hit(self._hasher, seq.chain, namespace, token_ids)
         num_tokens = num_blocks * self._block_size
         for group in self._groups:
-            seq.num_left[group.index] = self._first_visible(group, num_tokens)
+            seq.num_freed[group.index] = self._first_visible(group, num_tokens)
             left = group.left(seq)
             table = seq.tables[group.index]
             for index in range(num_blocks):
@@ -151,7 +151,7 @@ class KvBlocks:
         """
         assert not child.tables[0], "only an empty sequence can become a fork"
         if parent.is_swapped or any(
-            parent.num_left[group.index]
+            parent.num_freed[group.index]
             > max(self._first_visible(group, num_tokens), group.num_sink_blocks)
             for group in self._windowed
         ):
@@ -162,7 +162,7 @@ class KvBlocks:
             group.pool.share(block_id for block_id in table if block_id != NULL_BLOCK)
             child.tables[group.index] = table
         parent.num_writable = 0
-        child.num_left = list(parent.num_left)
+        child.num_freed = list(parent.num_freed)
         child.num_published = min(parent.num_published, num_tokens // self._block_size)
         child.chain = parent.chain[: num_tokens // self._block_size]
         return True
@@ -239,7 +239,7 @@ class KvBlocks:
         for group in self._windowed:
             self._leave_behind(group, seq, num_computed)
         if not self._windowed:
-            seq.num_settled = (num_full + 1) * self._block_size - 1
+            seq.num_tokens_handled = (num_full + 1) * self._block_size - 1
 
     def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
         """Give back the blocks behind the first `num_tokens`, of which no more are computed.
@@ -264,8 +264,8 @@ class KvBlocks:
             group.swap.give_back(slots.values())
             table.clear()
             slots.clear()
-            seq.num_left[group.index] = 0
-        seq.num_published = seq.num_writable = seq.num_settled = 0
+            seq.num_freed[group.index] = 0
+        seq.num_published = seq.num_writable = seq.num_tokens_handled = 0
 
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> bool:
         """Move the computed blocks to the host.
@@ -454,14 +454,14 @@ class KvBlocks:
             group.pool.forget(own)
 
     def _leave_behind(self, group: _Group, seq: SequenceBlocks, num_computed: int) -> None:
-        start = max(seq.num_left[group.index], group.num_sink_blocks)
+        start = max(seq.num_freed[group.index], group.num_sink_blocks)
         stop = group.layout.first_kept_block(num_computed, self._block_size)
         if stop <= start:
             return
         table = seq.tables[group.index]
         group.pool.free(table[start:stop])
         table[start:stop] = [NULL_BLOCK] * (stop - start)
-        seq.num_left[group.index] = stop
+        seq.num_freed[group.index] = stop
 
     def _cached_again(self, group: _Group, seq: SequenceBlocks, index: int) -> int | None:
         """The device block that still has what was swapped out, if there is one."""

@@ -21,7 +21,7 @@ from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, one_group
 from .attention_windows import PROBE_NAME, LayerProbe
 from .forward import ATTENTION_NAME, PagedForward, run_model
-from .inputs import MAX_GROUPED_ROWS, Span, make_inputs
+from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .rope import batch_wide_limit
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -173,7 +173,7 @@ def _run_paged(
         for index, tokens in enumerate(sequences):
             count = SELF_TEST_CHUNKS[(step + index) % len(SELF_TEST_CHUNKS)]
             if chunk := tokens[done[index] : done[index] + count]:
-                spans[index] = Span(chunk, done[index], [tables[index]])
+                spans[index] = SequenceChunk(chunk, done[index], [tables[index]])
         order = sorted(spans, key=lambda index: len(spans[index].token_ids) > 1)
         inputs = make_inputs(
             [spans[index] for index in order],

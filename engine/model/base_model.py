@@ -33,9 +33,9 @@ from .admission import (
     paged_error,
     probe_kv_shapes,
 )
+from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, replace_experts
 from .linear import FusedProjection, ProjectionSlice
-from .model_ends import ModelEnds, adapt_ends
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -34,8 +34,8 @@ _PIECE_RANKS = 16
 """Rows of A that the base multiplies at a time."""
 _PIECE_COLUMNS = 4096
 _CHANGE_MATRICES = frozenset({ExtraKind.MAGNITUDE, ExtraKind.LORA_BIAS})
-_LINEAR_EXTRAS = frozenset(ExtraKind)
-_EMBEDDING_EXTRAS = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS})
+_LINEAR_AUXILIARY = frozenset(ExtraKind)
+_EMBEDDING_AUXILIARY = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS})
 
 
 class BlockPreparation:
@@ -66,7 +66,7 @@ class BlockPreparation:
         Raises ObjectCorrupt if an extra does not fit its slice, AdapterUnavailable if what would
         be served is not finite in the block's type or this base cannot serve it.
         """
-        for placed in plan.placed_extras:
+        for placed in plan.placed_auxiliary:
             started_at = time.perf_counter()
             extra = placed.extra
             place = self._places[extra.slice_index]
@@ -182,7 +182,7 @@ def _check(extra: Extra, part: Slice, *, has_matrices: bool) -> None:
     if extra.kind in _CHANGE_MATRICES and not has_matrices:
         raise ObjectCorrupt(f"{extra.kind} without A and B for {part.name}")
     is_embedding = part.kind is SliceKind.EMBEDDING
-    allowed = _EMBEDDING_EXTRAS if is_embedding else _LINEAR_EXTRAS
+    allowed = _EMBEDDING_AUXILIARY if is_embedding else _LINEAR_AUXILIARY
     outer, inner = part.out_features, part.in_features
     if is_embedding:
         outer, inner = inner, outer

@@ -19,8 +19,8 @@ from ...kernels.expert_pairs import ExpertPairs, sort_pairs
 from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
+from .expert_router import RouterProjection, find_routers
 from .forward import current_forward
-from .router import RouterProjection, find_routers
 
 if TYPE_CHECKING:
     from ...adapters.arena import Arena

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice, SliceKind
 from .forward import current_forward
-from .slice_extras import HeldExtras, change_embedding
+from .slice_auxiliary import HeldAuxiliary, change_embedding
 
 _PIECE_TOKENS = 1024
 
@@ -63,12 +63,12 @@ class _TableAdapters:
         self._slice_index = slice_range.start
         self._num_tokens = num_tokens
         self._scale = scale
-        self._extras = HeldExtras(arena, slice_range)
+        self._auxiliary = HeldAuxiliary(arena, slice_range)
 
     def add(self, row: int, token_ids: Tensor, y: Tensor) -> None:
         """Change y `[n, out]`, the base's rows of token_ids `[n]`, in place."""
-        for _, extras in self._extras.of_row(row):
-            change_embedding(token_ids, y, self._scale, extras)
+        for _, auxiliary in self._auxiliary.of_row(row):
+            change_embedding(token_ids, y, self._scale, auxiliary)
         a_start, b_start, rank = self._arena.row_tables[row][self._slice_index]
         if rank:
             flat, out_features = self._arena.flat, y.shape[-1]
@@ -78,7 +78,7 @@ class _TableAdapters:
 
     def forget(self, row: int) -> None:
         """Drop what was kept of a table row's adapter."""
-        self._extras.forget(row)
+        self._auxiliary.forget(row)
 
 
 class TableWeights:

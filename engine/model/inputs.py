@@ -25,7 +25,7 @@ MAX_GROUP_CELLS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SequenceChunk:
     """Adjacent tokens of one sequence that one step computes."""
 
     token_ids: Sequence[int]
@@ -36,17 +36,17 @@ class Span:
     num_kept_rows: int = 1
     """The last rows, whose logits are kept."""
     tree: Sequence[int] | None = None
-    """For each of the last `len(tree)` tokens, guessed ones, the index of the one among them that
+    """For each of the last `len(tree)` tokens, draft tokens, the index of the one among them that
     it follows, -1 for the token before them all; None: every token follows the one before."""
     is_prompt: bool = False
     """Its kept rows are read, and verify nothing."""
 
-    def tokens(self) -> list[Span]:
+    def tokens(self) -> list[SequenceChunk]:
         """Each token as a span of its own, which sees those before it: of a span without a tree."""
         if len(self.token_ids) == 1:
             return [self]
         return [
-            Span([token], position, self.tables)
+            SequenceChunk([token], position, self.tables)
             for token, position in zip(self.token_ids, self.positions, strict=True)
         ]
 
@@ -95,7 +95,9 @@ class VisibleBlocks(NamedTuple):
     """Where each begins; None: at 0, without a gap."""
 
 
-def visible_blocks(span: Span, index: int, group: KvGroup, block_size: int) -> VisibleBlocks:
+def visible_blocks(
+    span: SequenceChunk, index: int, group: KvGroup, block_size: int
+) -> VisibleBlocks:
     """Of the KV group of this index."""
     table, end = span.tables[index], -(-span.end // block_size)
     if group.window is None:
@@ -114,12 +116,12 @@ class StepInputs:
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
     """One per KV group."""
-    kept_rows: tuple[int, ...]
+    logits_rows: tuple[int, ...]
     """Rows whose logits are kept, those of each span adjacent."""
 
 
 def make_inputs(
-    spans: Sequence[Span],
+    spans: Sequence[SequenceChunk],
     *,
     groups: Sequence[KvGroup],
     block_size: int,
@@ -141,11 +143,11 @@ def make_inputs(
         input_ids=_int64([token for span in spans for token in span.token_ids], device),
         positions=_int64([position for span in spans for position in span.positions], device),
         attention=tuple(layout.batch(spans, starts) for layout in layouts),
-        kept_rows=tuple(kept_rows(spans)),
+        logits_rows=tuple(logits_rows(spans)),
     )
 
 
-def kept_rows(spans: Sequence[Span]) -> list[int]:
+def logits_rows(spans: Sequence[SequenceChunk]) -> list[int]:
     """Of spans one after another, the rows whose logits are kept."""
     ends = accumulate(len(span.token_ids) for span in spans)
     return [
@@ -165,7 +167,7 @@ class _Layout:
     device: torch.device
     in_place: bool
 
-    def batch(self, spans: Sequence[Span], starts: Sequence[int]) -> AttentionBatch:
+    def batch(self, spans: Sequence[SequenceChunk], starts: Sequence[int]) -> AttentionBatch:
         """`starts`: the row of each span's first token."""
         groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
         chunks: list[PrefillChunk] = []
@@ -184,7 +186,7 @@ class _Layout:
             chunks=tuple(chunks),
         )
 
-    def _slots(self, spans: Sequence[Span]) -> list[int]:
+    def _slots(self, spans: Sequence[SequenceChunk]) -> list[int]:
         size = self.block_size
         slots = [
             table[position // size] * size + position % size
@@ -195,7 +197,7 @@ class _Layout:
         assert min(slots) >= size, "the null block is never written"
         return slots
 
-    def _reads(self, span: Span, row: int) -> _Reads:
+    def _reads(self, span: SequenceChunk, row: int) -> _Reads:
         blocks = visible_blocks(span, self.index, self.group, self.block_size)
         return _Reads(span, row, *blocks)
 
@@ -248,7 +250,7 @@ class _Layout:
 class _Reads(NamedTuple):
     """The blocks that a span reads."""
 
-    span: Span
+    span: SequenceChunk
     row: int
     """Of its first token in the flat batch."""
     block_ids: list[int]

@@ -66,9 +66,9 @@ class FusedProjection:
         if not (step and step.lora and self._adapters):
             y: Tensor = self.linear(rows)
         else:
-            begun = self._adapters.begin(rows, step.lora)
+            lora_hidden = self._adapters.begin(rows, step.lora)
             y = self.linear(rows)
-            self._adapters.add(rows, y, step.lora, begun)
+            self._adapters.add(rows, y, step.lora, lora_hidden)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

@@ -17,8 +17,8 @@ from ..config import Quantization
 from ..errors import UnsupportedModel
 from .admission import check_config
 from .base_model import describe_layout, module_order, replace_linears
+from .embedding_and_head import declare_ends
 from .experts import are_served, replace_experts
-from .model_ends import declare_ends
 
 UNKNOWN_BASE_ID = "unknown"
 """The identity of a base covers its checkpoint, which is not read here."""

@@ -53,7 +53,8 @@ class StepAdaptersBuilder:
         num_verified: int = 0,
     ) -> StepAdapters:
         """`runs` in the order of their tokens: those of `num_decodes` tokens decode, those of the
-        next `num_verified` verify guesses; `kept` in the order of the rows whose logits are kept.
+        next `num_verified` verify draft tokens; `kept` in the order of the rows whose logits are
+        kept.
         """
         lora = self._batches.build(runs, num_decodes=num_decodes, num_verified=num_verified)
         if lora is None:

@@ -20,7 +20,7 @@ from typing import Protocol, assert_never
 
 from ...adapters.errors import AdapterError, AdapterUnavailable
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ..config import EngineConfig
 from ..errors import (
     BASE_ERRORS,
@@ -44,12 +44,12 @@ from ..messages import (
     AdapterRead,
     AdapterStored,
     AdapterWanted,
+    DeleteAdapter,
     EngineFailed,
     EngineInfo,
     EngineReady,
     EngineStats,
     ErrorInfo,
-    EvictAdapter,
     EvictionReceipt,
     ExplainAdapter,
     FinishReason,
@@ -254,7 +254,7 @@ class EngineClient:
         finally:
             self._process = None
         cause = self._reported or ErrorInfo(EngineUnavailable.code, message)
-        return self._bury(cause, in_step=in_step)
+        return self._end_requests(cause, in_step=in_step)
 
     async def _watch_progress(self, process: EngineProcess) -> None:
         """End a process that has work and does not get on with it."""
@@ -272,7 +272,7 @@ class EngineClient:
         _log.error("engine_stalled", extra={"pid": process.pid, "seconds": seconds})
         await process.dump_and_kill()
 
-    def _bury(self, cause: ErrorInfo, *, in_step: Set[str]) -> float | None:
+    def _end_requests(self, cause: ErrorInfo, *, in_step: Set[str]) -> float | None:
         """Settle what a dead process has left; the seconds until the next life, None if none."""
         was_ever_ready = self._info is not None
         lived_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
@@ -429,7 +429,7 @@ class EngineClient:
             return EvictionReceipt(num_aborted=len(streams))
         if key not in self._evictions:
             self._evictions[key] = asyncio.get_running_loop().create_future()
-            self._send(EvictAdapter(key, drain_seconds))
+            self._send(DeleteAdapter(key, drain_seconds))
         return await asyncio.shield(self._evictions[key])
 
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:

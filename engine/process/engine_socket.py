@@ -30,7 +30,7 @@ class EngineSocket:
         self._unsent = bytearray()
         self._is_sending = False
         """The loop tells when more can be sent."""
-        self._is_deaf = False
+        self._ignores_input = False
         """Nobody reads what is sent."""
 
     def listen(self, on_message: Callable[[Frames], None]) -> None:
@@ -40,11 +40,11 @@ class EngineSocket:
 
     def send(self, frames: Frames) -> bool:
         """Send without waiting; False if it cannot be sent any more."""
-        if self._is_deaf:
+        if self._ignores_input:
             return False
         self._unsent += pack(frames)
         self._send_more()
-        return not self._is_deaf
+        return not self._ignores_input
 
     def close(self) -> None:
         """Take nothing more. Idempotent."""
@@ -96,7 +96,7 @@ class EngineSocket:
             self._loop.remove_writer(self._socket.fileno())
 
     def _fall_silent(self) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._unsent.clear()
         if self._is_sending:
             self._is_sending = False

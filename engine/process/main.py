@@ -29,7 +29,7 @@ from ..config import EngineConfig
 from ..errors import EngineError, MalformedMessage
 from ..heartbeat import Heartbeat
 from ..messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
-from ..token_journal import TokenCounters
+from ..token_journal import JournalCounters
 from .gc_tuning import GarbageCollection
 from .parent_socket import ParentGone, ParentSocket
 from .transport import decode_to_engine, encode
@@ -54,7 +54,7 @@ class Core(Protocol):
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None: ...
 
-    def count_tokens_in(self, counters: TokenCounters) -> None: ...
+    def count_tokens_in(self, counters: JournalCounters) -> None: ...
 
     def handle(self, message: ToEngine) -> None: ...
 
@@ -76,7 +76,7 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
             config = msgspec.json.decode(config_json, type=EngineConfig)
             core = (make_core or _load_core)(config)
             for path in journal_path:
-                core.count_tokens_in(TokenCounters(Path(path)))
+                core.count_tokens_in(JournalCounters(Path(path)))
             _serve(core, parent, Heartbeat(Path(heartbeat_path)))
         except ParentGone:
             return 0

@@ -24,7 +24,7 @@ from ...adapters.block import BlockHeader, read_block_header
 from ...adapters.errors import AdapterError
 from ...adapters.identity import AdapterKey
 from ...adapters.logs import log_to_stderr
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..messages import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...adapters.identity import AdapterKey
 from ...adapters.load_times import BOUNDS
-from ...adapters.residency import Residency, Tier
+from ...adapters.manager import AdapterManager, Tier
 from ..messages import (
     AdapterExplanation,
     AdapterTierStats,
@@ -35,10 +35,10 @@ class HitsByTier:
 
 
 def explain(
-    residency: Residency[Any], key: AdapterKey, speculation: list[SpeculationStats]
+    manager: AdapterManager[Any], key: AdapterKey, speculation: list[SpeculationStats]
 ) -> AdapterExplanation:
     """The answer to ExplainAdapter."""
-    found = residency.explain(key)
+    found = manager.explain(key)
     now = found.now
     return AdapterExplanation(
         key=key,
@@ -60,9 +60,9 @@ def explain(
     )
 
 
-def tier_stats(residency: Residency[Any], hits: HitsByTier) -> AdapterTierStats:
+def tier_stats(manager: AdapterManager[Any], hits: HitsByTier) -> AdapterTierStats:
     """The part of EngineStats that is about adapters."""
-    figures = residency.figures()
+    figures = manager.figures()
     is_full = not figures.free_bytes
     return AdapterTierStats(
         bytes_by_tier={Tier.DEVICE: figures.device_bytes, Tier.HOST: figures.host_bytes},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Residency
+from ...adapters.manager import AdapterManager
 from ..kv.blocks import KvBlocks
 from ..messages import ExtentUse, HostUse, KvUse, LineUse, MemoryMap
 from ..scheduling.scheduler import Scheduler
@@ -14,7 +14,7 @@ from ..scheduling.scheduler import Scheduler
 
 def map_memory(
     number: int,
-    residency: Residency[Any],
+    manager: AdapterManager[Any],
     scheduler: Scheduler,
     kv: KvBlocks,
     *,
@@ -23,11 +23,11 @@ def map_memory(
     """The answer to MapMemory; `kv_block_bytes` are those of each KV group."""
     group = kv.fullest_group
     pool = kv.pool_use(group)
-    figures = residency.figures()
+    figures = manager.figures()
     return MemoryMap(
         number=number,
-        extents=[ExtentUse(*entry) for entry in residency.extents()],
-        host=[HostUse(*entry) for entry in residency.host_entries()],
+        extents=[ExtentUse(*entry) for entry in manager.extents()],
+        host=[HostUse(*entry) for entry in manager.host_entries()],
         kv=KvUse(
             num_blocks=pool.num_usable,
             bytes_per_block=kv_block_bytes[group],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import nsmallest
 
-from ...adapters.residency import Tier
+from ...adapters.manager import Tier
 from ..messages import ListRequests, RequestList, RequestState
 from ..request import Request
 from ..scheduling.scheduler import Scheduler

@@ -15,9 +15,9 @@ class ScheduledSequence(NamedTuple):
 
     request: Request
     num_tokens: int
-    """Known and guessed ones."""
+    """Known and draft tokens."""
     num_draft_tokens: int = 0
-    """How many of them, at the end, are guessed."""
+    """How many of them, at the end, are drafted."""
 
     @property
     def num_known_tokens(self) -> int:
@@ -46,7 +46,7 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def num_drawn_rows(self) -> int:
-        """Its last rows, of the last known and of the guessed tokens: what is drawn from."""
+        """Its last rows, of the last known and of the draft tokens: what is drawn from."""
         return 1 + self.num_draft_tokens
 
     @property

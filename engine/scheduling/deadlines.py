@@ -9,7 +9,7 @@ SLACK = 64
 """Entries of ended requests that are kept at least, so that small heaps are never rebuilt."""
 
 
-class Mortal(Protocol):
+class HasDeadline(Protocol):
     @property
     def request_id(self) -> str: ...
     @property
@@ -24,14 +24,14 @@ class Deadlines:
         self._heap: list[tuple[float, str]] = []
         self._live: set[tuple[float, str]] = set()
 
-    def add(self, request: Mortal) -> None:
+    def add(self, request: HasDeadline) -> None:
         if request.deadline is None:
             return
         entry = (request.deadline, request.request_id)
         self._live.add(entry)
         heappush(self._heap, entry)
 
-    def remove(self, request: Mortal) -> None:
+    def remove(self, request: HasDeadline) -> None:
         if request.deadline is None:
             return
         self._live.discard((request.deadline, request.request_id))

@@ -1,4 +1,4 @@
-"""How many tokens to guess for whom: what the scheduler asks once it knows who decodes."""
+"""How many tokens to propose for whom: what the scheduler asks once it knows who decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DraftPolicy(Protocol):
     """Torch-free."""
 
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
-        """For each request that is worth it how many tokens to guess: 1 or more, in the order of
+        """For each request that is worth it how many tokens to propose: 1 or more, in the order of
         their worth.
 
         `decodes`: who decodes in this step. `num_free_tokens`: what is left of the step's budget.

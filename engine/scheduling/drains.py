@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Residency
+from ...adapters.manager import AdapterManager
 from ..errors import AdapterDeleted
 from ..kv.blocks import KvBlocks
 from ..messages import EvictionReceipt
@@ -35,14 +35,14 @@ class Drains:
         self,
         *,
         scheduler: Scheduler,
-        residency: Residency[Any],
+        manager: AdapterManager[Any],
         kv: KvBlocks,
         clock: Callable[[], float],
         abort: Callable[[Request, AdapterDeleted], None],
     ) -> None:
         """`abort` ends a request and announces its end, through `note_end` too."""
         self._scheduler = scheduler
-        self._residency = residency
+        self._manager = manager
         self._kv = kv
         self._clock = clock
         self._abort = abort
@@ -59,7 +59,7 @@ class Drains:
         if drain is None:
             drain = self._drains[key] = _Drain(now, now + drain_seconds)
         drain.deadline = min(drain.deadline, now + drain_seconds)
-        self._residency.evict(key)
+        self._manager.evict(key)
         self._end_hopeless(key, drain)
 
     def note_end(self, request: Request, *, is_deleted: bool) -> None:
@@ -76,12 +76,12 @@ class Drains:
     def poll(self) -> list[tuple[AdapterKey, EvictionReceipt]]:
         """End whose time is up; return the deletions that are complete, each once.
 
-        Behind `Residency.poll`.
+        Behind `AdapterManager.poll`.
         """
         for key, drain in self._drains.items():
             self._end_hopeless(key, drain)
         answers = []
-        for evicted in self._residency.take_evicted():
+        for evicted in self._manager.take_evicted():
             drain = self._drains.pop(evicted.key)
             receipt = EvictionReceipt(
                 device_bytes=evicted.device_bytes,

@@ -20,7 +20,7 @@ MAX_IDLE_PARTIES = 4096
 """Idle counters kept before those that a return would lift anyway are forgotten."""
 
 
-class TokenCounters(Generic[Party]):
+class VirtualTokenCounters(Generic[Party]):
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
         self.input_weight = input_weight
         self.output_weight = output_weight

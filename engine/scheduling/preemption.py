@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...adapters.residency import Residency
+from ...adapters.manager import AdapterManager
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.blocks import KvBlocks
 from ..request import Request
@@ -30,7 +30,7 @@ class Preemption:
         running: Running,
         waiting: WaitingQueue[Request],
         kv: KvBlocks,
-        residency: Residency[Any],
+        manager: AdapterManager[Any],
         costs: StepCosts,
         kv_block_bytes: tuple[int, ...],
         tenant_cap: float,
@@ -41,7 +41,7 @@ class Preemption:
         self._running = running
         self._waiting = waiting
         self._kv = kv
-        self._residency = residency
+        self._manager = manager
         self._costs = costs
         self._kv_block_bytes = kv_block_bytes
         self._tenant_cap = tenant_cap
@@ -103,7 +103,7 @@ class Preemption:
         else:
             self._kv.release(victim.kv)
             victim.num_computed_tokens = 0
-        self._residency.release(victim.request_id)
+        self._manager.release(victim.request_id)
         victim.lease = None
         self._waiting.add_front(victim)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...adapters.errors import ObjectCorrupt, ObjectNotFound
 from ...adapters.identity import AdapterKey
-from ...adapters.residency import Residency, Tier
+from ...adapters.manager import AdapterManager, Tier
 from ..config import MAX_READ_ROWS
 from ..errors import (
     AdapterDeleted,
@@ -34,14 +34,14 @@ from ..kv.blocks import KvBlocks
 from ..kv.layout import SwapIn, SwapOut
 from ..messages import RequestStarted
 from ..request import Request
+from .admission_planner import AdmissionPlanner
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence
 from .deadlines import Deadlines
 from .draft_policy import DraftPolicy, NoDrafts
-from .fairness import TokenCounters
+from .fairness import VirtualTokenCounters
 from .groups import Groups
 from .preemption import Preemption
-from .room import Room
 from .running import ROUNDING, Running
 from .shares import Shares
 from .step import Step
@@ -91,16 +91,16 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         kv: KvBlocks,
-        residency: Residency[Any],
+        manager: AdapterManager[Any],
         costs: StepCosts,
         clock: Callable[[], float],
         drafts: DraftPolicy | None = None,
     ) -> None:
         """`drafts`: None for plain decoding."""
         self.limits = limits
-        self.counters: TokenCounters[str] = TokenCounters()
+        self.counters: VirtualTokenCounters[str] = VirtualTokenCounters()
         self._kv = kv
-        self._residency = residency
+        self._manager = manager
         self._costs = costs
         self._clock = clock
         self._drafts = drafts or NoDrafts()
@@ -117,14 +117,14 @@ class Scheduler:
             running=self._running,
             waiting=self._waiting,
             kv=kv,
-            residency=residency,
+            manager=manager,
             costs=costs,
             kv_block_bytes=limits.kv_block_bytes,
             tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
         self._next_expect_time = 0.0
-        self._room = Room(
+        self._admission = AdmissionPlanner(
             kv=kv,
             running=self._running,
             groups=self._groups,
@@ -162,7 +162,7 @@ class Scheduler:
     @property
     def num_forks(self) -> int:
         """Requests that went on from the prompt of another in their group."""
-        return self._room.num_forks
+        return self._admission.num_forks
 
     @property
     def has_requests(self) -> bool:
@@ -180,7 +180,7 @@ class Scheduler:
 
     def tier_of(self, request: Request) -> Tier | None:
         """Where the request's adapter is now; None for the base model."""
-        return None if request.line is None else self._residency.tier(request.line)
+        return None if request.line is None else self._manager.tier(request.line)
 
     @property
     def is_full(self) -> bool:
@@ -190,7 +190,7 @@ class Scheduler:
     @property
     def is_short_of_kv(self) -> bool:
         """The last step had too few KV blocks for who came next."""
-        return self._room.is_short
+        return self._admission.is_short
 
     # --- the life of a request ------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Scheduler:
         self._kv.release(request.kv)
         self._unlease(request)
         if not self._requests:  # and perhaps no step for a long time
-            self._residency.expect(())
+            self._manager.expect(())
 
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""
@@ -269,7 +269,7 @@ class Scheduler:
         request = sequence.request
         num_tokens = sequence.num_known_tokens + num_accepted
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
-        if num_computed > request.kv.num_settled:
+        if num_computed > request.kv.num_tokens_handled:
             self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
         if request.kv.num_writable - num_computed > self.limits.block_size:
             self._kv.shrink(request.kv, num_computed + 1)
@@ -297,7 +297,7 @@ class Scheduler:
         self._shares.enter(request)
         self._groups.add(request)
         if request.line:
-            self._residency.expect_last(request.line)
+            self._manager.expect_last(request.line)
 
     def _withdraw(self, request: Request) -> None:
         self._groups.remove(request)
@@ -326,7 +326,7 @@ class Scheduler:
             )
 
     def _check_queue(self, request: Request) -> None:
-        is_full = self._room.is_short or self._running.is_full
+        is_full = self._admission.is_short or self._running.is_full
         wait = self._backlog.wait_seconds(request, self._last_shape, is_full=is_full)
         later = max(wait, MIN_RETRY_SECONDS)
         num_own = self._waiting.num_of(request.tenant_id) + self._num_held[request.tenant_id]
@@ -371,7 +371,7 @@ class Scheduler:
         return prefills
 
     def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
-        """Let decoding requests verify guessed tokens; prompts keep a block's worth of the step."""
+        """Let decoding requests verify draft tokens; prompts keep a block's worth of the step."""
         num_free = step.budget - (self.limits.block_size if has_prompts else 0)
         if num_free <= 0 or not step.decodes:
             return
@@ -379,16 +379,16 @@ class Scheduler:
             left = request.submitted.sampling.max_tokens - request.num_generated_tokens
             num_tokens = min(num_wanted, left - 1, num_free)
             if num_tokens > 0:
-                step.guess(request, num_tokens)
+                step.draft_token(request, num_tokens)
                 num_free -= num_tokens
 
     def _grow_drafts(self, step: Step) -> None:
-        """Give guessed tokens blocks that nobody else wants, or cut them to those there are."""
-        for request, num_tokens, num_draft_tokens in step.guessing():
+        """Give draft tokens blocks that nobody else wants, or cut them to those there are."""
+        for request, num_tokens, num_draft_tokens in step.drafting():
             kv, num_computed = request.kv, request.num_computed_tokens
             if step.is_short or not self._kv.grow(kv, num_computed, num_tokens):
                 num_writable = max(kv.num_writable - num_computed - 1, 0)
-                step.guess(request, min(num_draft_tokens, num_writable))
+                step.draft_token(request, min(num_draft_tokens, num_writable))
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' target allows, a block at least."""
@@ -450,11 +450,11 @@ class Scheduler:
                 walk.skip()
             elif self._is_capped(request):
                 walk.stop_tenant()
-            elif not self._room.may_take_sequence(request):
+            elif not self._admission.may_take_sequence(request):
                 return self._preemption.note_blocked(request)
             elif not self._lease(request):
                 walk.park_line()
-            elif self._room.find(request, unfinished, step):
+            elif self._admission.find(request, unfinished, step):
                 self._admit(request, step, walk)
             else:
                 self._unlease(request)
@@ -467,7 +467,7 @@ class Scheduler:
             return
         self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
         lines = self._waiting.next_lines(max(MAX_EXPECTED, 2 * self.limits.max_num_seqs))
-        self._residency.expect(line for line in lines if isinstance(line, AdapterKey))
+        self._manager.expect(line for line in lines if isinstance(line, AdapterKey))
 
     def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
         """Continue the prompts of the candidate's tenant and of those that had less service."""
@@ -479,7 +479,7 @@ class Scheduler:
             self._continue_prompt(prefills.popleft(), step)
 
     def _fails(self, request: Request, step: Step) -> bool:
-        failure = self._residency.failure(request.line) if request.line else None
+        failure = self._manager.failure(request.line) if request.line else None
         if failure is None:
             return False
         self.finish(request)
@@ -498,11 +498,13 @@ class Scheduler:
         if not self._may_be_capped(request):
             return False
         share = self._running.sequence_share(tenant_id) + self._running.share_of_one
-        return share > cap or self._running.kv_share(tenant_id) + self._room.share(request) > cap
+        return (
+            share > cap or self._running.kv_share(tenant_id) + self._admission.share(request) > cap
+        )
 
     def _has_adapter(self, request: Request) -> bool:
         """Whether its adapter is on the device or has failed; `expect` says that it is needed."""
-        if request.line is None or self._residency.is_settled(request.line):
+        if request.line is None or self._manager.is_settled(request.line):
             return True
         return self._note_missing(request)
 
@@ -517,12 +519,12 @@ class Scheduler:
         if request.line is None:
             return True
         tenant_id = request.tenant_id
-        before = self._residency.leased_share(tenant_id)
-        request.lease = self._residency.acquire(request.line, request.request_id)
+        before = self._manager.leased_share(tenant_id)
+        request.lease = self._manager.acquire(request.line, request.request_id)
         if request.lease is None:
             return self._note_missing(request)
         cap = max(before, self.limits.tenant_cap + ROUNDING)
-        if self._residency.leased_share(tenant_id) > cap and self._may_be_capped(request):
+        if self._manager.leased_share(tenant_id) > cap and self._may_be_capped(request):
             self._unlease(request)
             return False
         if request.adapter_missing_since is not None:
@@ -531,13 +533,13 @@ class Scheduler:
         return True
 
     def _unlease(self, request: Request) -> None:
-        self._residency.release(request.request_id)
+        self._manager.release(request.request_id)
         request.lease = None
 
     def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
         walk.admitted()
         num_tokens = step.room_for(request)
-        self._room.take(request, num_tokens)
+        self._admission.take(request, num_tokens)
         step.add(request, num_tokens)
         self._charge_prompt(request, num_tokens)
         if not request.started:
@@ -561,13 +563,13 @@ class Scheduler:
             return None
         if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
             return 0.0
-        return 1e3 * self._residency.load_seconds(request.line)
+        return 1e3 * self._manager.load_seconds(request.line)
 
     def _found_tier(self, request: Request) -> Tier | None:
         """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
         if request.line is None or request.adapter_tier is not Tier.STORE:
             return request.adapter_tier
-        return self._residency.loaded_from(request.line) or Tier.STORE
+        return self._manager.loaded_from(request.line) or Tier.STORE
 
 
 _LOAD_ERRORS: dict[str, type[EngineError]] = {

@@ -59,13 +59,13 @@ class Step:
             self._prefills[request] = sequence
             self._num_prefill_tokens += num_tokens
 
-    def guess(self, request: Request, num_tokens: int) -> None:
-        """Let a decoding request verify so many guessed tokens as well, and no others."""
+    def draft_token(self, request: Request, num_tokens: int) -> None:
+        """Let a decoding request verify so many draft tokens as well, and no others."""
         self._num_draft_tokens += num_tokens - self.decodes[request].num_draft_tokens
         self.decodes[request] = ScheduledSequence(request, 1 + num_tokens, num_tokens)
 
-    def guessing(self) -> list[ScheduledSequence]:
-        """Those that verify guessed tokens."""
+    def drafting(self) -> list[ScheduledSequence]:
+        """Those that verify draft tokens."""
         if not self._num_draft_tokens:
             return []
         return [sequence for sequence in self.decodes.values() if sequence.num_draft_tokens]
@@ -76,7 +76,7 @@ class Step:
         if sequence := self._prefills.pop(request, None):
             self._num_prefill_tokens -= sequence.num_tokens
         if sequence := self.decodes.pop(request, None):
-            # Time for guesses is not time for prompts: nobody else gets it.
+            # Time for draft tokens is not time for prompts: nobody else gets it.
             self._limit -= sequence.num_draft_tokens
             self._num_draft_tokens -= sequence.num_draft_tokens
 
@@ -102,9 +102,9 @@ class Step:
         decodes = chain.from_iterable(
             sorted(classes[number], key=_arena_row) for number in sorted(classes)
         )
-        guessing = sorted(self.guessing(), key=_arena_row)
+        drafting = sorted(self.drafting(), key=_arena_row)
         prefills = sorted(self._prefills.values(), key=_arena_row)
-        sequences = (*decodes, *guessing, *prefills)
+        sequences = (*decodes, *drafting, *prefills)
         return ScheduledBatch(sequences, tuple(take_operations()), self.shape())
 
 

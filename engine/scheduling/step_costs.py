@@ -1,6 +1,6 @@
 """What a step costs, learned from the steps that ran.
 
-seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per guessed
+seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per drafted
 token + what launching kernel by kernel adds, where steps of few tokens are captured as graphs. The
 coefficients are fitted online (`least_squares`). Torch-free.
 """
@@ -14,7 +14,7 @@ from .least_squares import RelativeLeastSquares
 MEMORY = 0.99
 """What each further swap leaves of the last ones' weight."""
 NUM_DRAFT_STEPS = 5
-"""With guessed tokens before what they cost is believed: in the first ones kernels may be compiled,
+"""With draft tokens before what they cost is believed: in the first ones kernels may be compiled,
 and the first drafts are few, so that what having any costs would be taken for theirs."""
 
 
@@ -24,7 +24,7 @@ class StepShape(NamedTuple):
     num_context_tokens: int
     """Positions already computed that the step's sequences attend to, summed over them."""
     num_draft_tokens: int = 0
-    """Guessed tokens that decoding sequences verify."""
+    """Draft tokens that decoding sequences verify."""
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +85,7 @@ class StepCosts:
         return num_tokens * self._model.coefficients[1]
 
     def draft_token_seconds(self) -> float:
-        """What verifying one guessed token adds to a step.
+        """What verifying one draft token adds to a step.
 
         Until that was seen, what a prompt's token adds: it too is a row of a step that runs anyway.
         """
@@ -93,7 +93,8 @@ class StepCosts:
 
     @property
     def knows_draft_tokens(self) -> bool:
-        """Whether steps with guesses were seen, and so many that what they cost is believed."""
+        """Whether steps with draft tokens were seen, and so many that what they cost is
+        believed."""
         return self._model.num_observed[4] >= NUM_DRAFT_STEPS
 
     def swap_seconds(self, num_bytes: int) -> float:

@@ -18,7 +18,7 @@ from itertools import count, islice, zip_longest
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from .fairness import TokenCounters
+from .fairness import VirtualTokenCounters
 
 
 class Waiter(Protocol):
@@ -125,7 +125,7 @@ class _Tenant(Generic[Entry]):
         self.waiting_since = now
         self.num_waiting = 0
         self.lines: dict[Hashable, _Line[Entry]] = {}
-        self.service: TokenCounters[Hashable] = TokenCounters()
+        self.service: VirtualTokenCounters[Hashable] = VirtualTokenCounters()
 
     def lines_in_order(self) -> list[Hashable]:
         """The names of its lines, the next one first."""
@@ -144,7 +144,10 @@ class WaitingQueue(Generic[Entry]):
     """
 
     def __init__(
-        self, counters: TokenCounters[str], clock: Callable[[], float], ageing_seconds: float = 30.0
+        self,
+        counters: VirtualTokenCounters[str],
+        clock: Callable[[], float],
+        ageing_seconds: float = 30.0,
     ) -> None:
         self.counters = counters
         self.ageing_seconds = ageing_seconds

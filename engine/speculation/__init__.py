@@ -1,2 +1,2 @@
-"""Speculative decoding: tokens are guessed, verified in the step that would have run anyway, and
+"""Speculative decoding: tokens are drafted, verified in the step that would have run anyway, and
 only those are kept that plain decoding would have drawn."""

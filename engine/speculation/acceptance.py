@@ -1,4 +1,4 @@
-"""How well a proposer has guessed lately."""
+"""How well a proposer has drafted lately."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AcceptanceRates:
 
     The places are in the proposer's order and each stands for itself, not under the condition that
     another was right: so chains and trees are alike, and the sum over the first k is the expected
-    number of tokens that a draft of k wins. Places that were not tried for long are guessed to fall
-    off as the places before them do.
+    number of tokens that a draft of k wins. Places that were not tried for long are estimated to
+    fall off as the places before them do.
     """
 
     def __init__(self, max_tokens: int, prior: AcceptanceRates | None = None) -> None:

@@ -39,7 +39,7 @@ class CoupledAcceptor:
     """Accept what equals the target's own draw.
 
     The noise of a draw follows from (seed, position) alone, so the target's draw at each position
-    is known whatever was guessed there: the output is, token for token, that of plain decoding.
+    is known whatever was drafted there: the output is, token for token, that of plain decoding.
     """
 
     def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
@@ -54,20 +54,20 @@ class CoupledAcceptor:
 
 
 class RejectionAcceptor:
-    """Accept a guess with probability min(1, p / q); else draw from what p has more than q.
+    """Accept a draft token with probability min(1, p / q); else draw from what p has more than q.
 
-    p is what the target draws from at that position, q what the guess was drawn from. The output
-    has the distribution of plain decoding (Leviathan et al. 2023, Chen et al. 2023), and is the
-    same whenever the guesses are. A guess without q is taken as a point mass, however it was found.
-    Of a tree only the branch of first children is looked at. Behind the last guess, or where there
-    is none, the draw is that of plain decoding.
+    p is what the target draws from at that position, q what the draft token was drawn from. The
+    output has the distribution of plain decoding (Leviathan et al. 2023, Chen et al. 2023), and is
+    the same whenever the draft tokens are. A draft token without q is taken as a point mass,
+    however it was found. Of a tree only the branch of first children is looked at. Behind the last
+    draft token, or where there is none, the draw is that of plain decoding.
     """
 
     def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
         branches = list(_first_branches(requests))
-        guesses = [guess for branch in branches for guess in branch.guesses]
-        target = probabilities_of(*_at([guess.place for guess in guesses], logits))
-        lengths = _accepted_lengths(branches, _passes(guesses, target))
+        draft_tokens = [draft_token for branch in branches for draft_token in branch.draft_tokens]
+        target = probabilities_of(*_at([draft_token.place for draft_token in draft_tokens], logits))
+        lengths = _accepted_lengths(branches, _passes(draft_tokens, target))
         starts = accumulate((len(branch.path) for branch in branches), initial=0)
         whole, rejected = [], []
         for branch, start, length in zip(branches, starts, lengths, strict=False):
@@ -76,7 +76,7 @@ class RejectionAcceptor:
             else:
                 rejected.append(start + length)
         drawn = iter(sample(*_at(whole, logits)))
-        corrected = iter(_correct([guesses[index] for index in rejected], target[rejected]))
+        corrected = iter(_correct([draft_tokens[index] for index in rejected], target[rejected]))
         return [
             branch.accepted(length, next(drawn if length == len(branch.path) else corrected))
             for branch, length in zip(branches, lengths, strict=True)
@@ -91,7 +91,7 @@ class _Place(NamedTuple):
     sampling: SamplingRow
 
 
-class _Guess(NamedTuple):
+class _DraftToken(NamedTuple):
     token: int
     place: _Place
     proposed: Tensor | None
@@ -103,14 +103,14 @@ class _Branch(NamedTuple):
 
     path: list[int]
     """Indices in the draft."""
-    guesses: list[_Guess]
+    draft_tokens: list[_DraftToken]
     end: _Place
-    """Behind the last guess."""
+    """Behind the last draft token."""
 
     def accepted(self, length: int, token: int) -> Accepted:
-        """Its first `length` guesses, then `token`."""
-        guessed = [guess.token for guess in self.guesses[:length]]
-        return Accepted(self.path[:length], [*guessed, token])
+        """Its first `length` draft tokens, then `token`."""
+        drafted = [draft_token.token for draft_token in self.draft_tokens[:length]]
+        return Accepted(self.path[:length], [*drafted, token])
 
 
 def _first_branches(requests: Sequence[Request]) -> Iterator[_Branch]:
@@ -119,14 +119,14 @@ def _first_branches(requests: Sequence[Request]) -> Iterator[_Branch]:
         draft = request.draft
         places = [_Place(start + row, entry) for row, entry in enumerate(sampling_rows(request))]
         proposed = None if draft.probabilities is None else draft.probabilities.unbind()
-        path, guesses, tip = [], [], ROOT
+        path, draft_tokens, tip = [], [], ROOT
         for index, token in enumerate(draft.token_ids):
             if draft.parent(index) == tip:
                 own = None if proposed is None else proposed[index]
-                guesses.append(_Guess(token, places[1 + tip], own))
+                draft_tokens.append(_DraftToken(token, places[1 + tip], own))
                 path.append(index)
                 tip = index
-        yield _Branch(path, guesses, places[1 + tip])
+        yield _Branch(path, draft_tokens, places[1 + tip])
         start += len(places)
 
 
@@ -135,60 +135,74 @@ def _at(places: Sequence[_Place], logits: Tensor) -> tuple[Tensor, list[Sampling
     return logits[[place.row for place in places]], [place.sampling for place in places]
 
 
-def _passes(guesses: Sequence[_Guess], target: Tensor) -> list[bool]:
-    """Which of them pass their own test; `target [num_guesses, vocab_size]`: p."""
+def _passes(draft_tokens: Sequence[_DraftToken], target: Tensor) -> list[bool]:
+    """Which of them pass their own test; `target [num_draft_tokens, vocab_size]`: p."""
     tokens = torch.tensor(
-        [guess.token for guess in guesses], dtype=torch.int64, device=target.device
+        [draft_token.token for draft_token in draft_tokens], dtype=torch.int64, device=target.device
     )
     p = target.gather(-1, tokens[:, None])[:, 0]
-    noise = uniforms([guess.place.sampling for guess in guesses], Stream.ACCEPTANCE, target.device)
-    passes: list[bool] = accepts(p, _proposed_chances(guesses, tokens), noise).tolist()
+    noise = uniforms(
+        [draft_token.place.sampling for draft_token in draft_tokens],
+        Stream.ACCEPTANCE,
+        target.device,
+    )
+    passes: list[bool] = accepts(p, _proposed_chances(draft_tokens, tokens), noise).tolist()
     return passes
 
 
 def accepts(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
-    """Whether a guess is accepted that the target draws with chance p, and that was drawn with q.
+    """Whether a draft token is accepted that the target draws with chance p, and that was drawn
+    with q.
 
-    `noise` is uniform in (0, 1) and depends on nothing that the guess depends on.
+    `noise` is uniform in (0, 1) and depends on nothing that the draft token depends on.
     """
     return noise * q < p
 
 
 def leftover(target: Tensor, proposed: Tensor) -> Tensor:
-    """What a rejected guess is drawn anew from: what p has more than q, not normalized.
+    """What a rejected draft token is drawn anew from: what p has more than q, not normalized.
 
-    `[num_guesses, vocab_size]` each. Where it is nothing but for rounding, p itself.
+    `[num_draft_tokens, vocab_size]` each. Where it is nothing but for rounding, p itself.
     """
     more = torch.where(target > proposed, target - proposed, 0.0)
     return torch.where(more.any(-1, keepdim=True), more, target)
 
 
 def _accepted_lengths(branches: Sequence[_Branch], passes: Sequence[bool]) -> list[int]:
-    """How many guesses of each branch pass before the first that does not."""
+    """How many draft tokens of each branch pass before the first that does not."""
     remaining = iter(passes)
     own = [list(islice(remaining, len(branch.path))) for branch in branches]
     return [sum(takewhile(bool, flags)) for flags in own]
 
 
-def _proposed_chances(guesses: Sequence[_Guess], tokens: Tensor) -> Tensor:
-    """q of each guess, fp64."""
-    chances = torch.ones(len(guesses), dtype=torch.float64, device=tokens.device)
-    drawn = [index for index, guess in enumerate(guesses) if guess.proposed is not None]
+def _proposed_chances(draft_tokens: Sequence[_DraftToken], tokens: Tensor) -> Tensor:
+    """q of each draft token, fp64."""
+    chances = torch.ones(len(draft_tokens), dtype=torch.float64, device=tokens.device)
+    drawn = [
+        index for index, draft_token in enumerate(draft_tokens) if draft_token.proposed is not None
+    ]
     if drawn:
-        rows = torch.stack([guess.proposed for guess in guesses if guess.proposed is not None])
+        rows = torch.stack(
+            [
+                draft_token.proposed
+                for draft_token in draft_tokens
+                if draft_token.proposed is not None
+            ]
+        )
         chances[drawn] = rows.gather(-1, tokens[drawn, None])[:, 0].double()
     return chances
 
 
-def _correct(guesses: Sequence[_Guess], target: Tensor) -> list[int]:
-    """Draw what stands in the place of rejected guesses; `target [num_guesses, vocab_size]`: p."""
+def _correct(draft_tokens: Sequence[_DraftToken], target: Tensor) -> list[int]:
+    """Draw what stands in the place of rejected draft tokens; `target [num_draft_tokens,
+    vocab_size]`: p."""
     proposed = torch.zeros_like(target)
-    for row, guess in enumerate(guesses):
-        if guess.proposed is None:
-            proposed[row, guess.token] = 1.0
+    for row, draft_token in enumerate(draft_tokens):
+        if draft_token.proposed is None:
+            proposed[row, draft_token.token] = 1.0
         else:
-            proposed[row] = guess.proposed
-    rows = [guess.place.sampling for guess in guesses]
+            proposed[row] = draft_token.proposed
+    rows = [draft_token.place.sampling for draft_token in draft_tokens]
     return draw_from(leftover(target, proposed), rows, Stream.CORRECTION)
 
 

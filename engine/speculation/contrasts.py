@@ -1,19 +1,20 @@
-"""Steps that guess less than would pay, to compare.
+"""Steps that propose less than would pay, to compare.
 
-Where all steps are alike, what a guess costs cannot be told from what a step costs.
+Where all steps are alike, what a draft token costs cannot be told from what a step costs.
 """
 
 from __future__ import annotations
 
 FIRST = 4
 LONGEST = 48
-"""Steps with guesses from one such step to the next: the intervals double from the first on."""
+"""Steps with draft tokens from one such step to the next: the intervals double from the first
+on."""
 SIMILAR = 2.0
 """Times as many sequences, or as few: beyond that what a step costs is to be learned anew."""
 
 
 class Contrasts:
-    """Says of each step how much of what would pay is guessed: all, none or half."""
+    """Says of each step how much of what would pay is drafted: all, none or half."""
 
     def __init__(self) -> None:
         self._num_sequences = 0
@@ -23,7 +24,7 @@ class Contrasts:
         self._part = 0.5
 
     def part(self, num_sequences: int) -> float:
-        """Of the guesses of the next step with any, which decodes so many sequences."""
+        """Of the draft tokens of the next step with any, which decodes so many sequences."""
         if not self._is_similar(num_sequences):
             is_first = not self._num_sequences
             self._num_sequences, self._interval = num_sequences, FIRST

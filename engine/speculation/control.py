@@ -1,13 +1,13 @@
-"""How many tokens to guess, and by whom: follows what is accepted and what a step costs.
+"""How many tokens to propose, and by whom: follows what is accepted and what a step costs.
 
 Per adapter version and proposer the control knows how likely each token of a draft is accepted
-(`acceptance`), per proposer what guessing takes (`proposal_costs`) and what steps with its guesses
-take beyond their prediction (`overruns`), and of the steps what another row costs (`step_costs`).
-From these it chooses so that the step's rate is the highest (`filling`): many guesses where a step
-is bound by memory and another row is nearly free, few or none in a full batch. Some steps guess
-less, to compare (`contrasts`). Where it guesses nothing, a small draft now and then tells whether
-that is still right (`probes`). Torch-free, without a clock, and the same whenever it is told the
-same.
+(`acceptance`), per proposer what drafting takes (`proposal_costs`) and what steps with its draft
+tokens take beyond their prediction (`overruns`), and of the steps what another row costs
+(`step_costs`). From these it chooses so that the step's rate is the highest (`filling`): many draft
+tokens where a step is bound by memory and another row is nearly free, few or none in a full batch.
+Some steps propose less, to compare (`contrasts`). Where it proposes nothing, a small draft now and
+then tells whether that is still right (`probes`). Torch-free, without a clock, and the same
+whenever it is told the same.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ MAX_ADAPTERS = 2048
 MAX_STATS = 200
 """In a snapshot."""
 LEAST_COST = 0.01
-"""A guessed token costs at least this part of what a token costs plainly: below it, what was
+"""A draft token costs at least this part of what a token costs plainly: below it, what was
 measured is noise, and what is right less often is not worth asking for."""
 FIRST_TOKENS = 4
-"""Guessed in a step while no more were ever guessed in one; then at most twice the most so far, for
+"""Drafted in a step while no more were ever drafted in one; then at most twice the most so far, for
 what more of them cost is not known yet."""
 LONGEST_REST = 8
-"""Steps. What speaks for guessing grows with a sequence or a cost, so not faster than that; and
+"""Steps. What speaks for drafting grows with a sequence or a cost, so not faster than that; and
 deciding costs a small model's step a hundredth."""
 
 
 class Choice(NamedTuple):
-    """What one request is to be guessed."""
+    """What one request is to be drafted."""
 
     proposer: str
     num_tokens: int
@@ -57,20 +57,20 @@ class _Group(NamedTuple):
 
     requests: list[Request]
     tracks: Mapping[str, Track]
-    """Of the proposers that may guess for them."""
+    """Of the proposers that may propose for them."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """The next step, while it is decided what to guess in it."""
+    """The next step, while it is decided what to propose in it."""
 
     expected: Effort
     num_sequences: int
     num_free_tokens: int
     verify_seconds: float
-    """What a guess's verification costs."""
+    """What a draft token's verification costs."""
     token_seconds: dict[str, float] = field(default_factory=dict)
-    """What each proposer's token costs, its guess and its verification."""
+    """What each proposer's token costs, its draft token and its verification."""
     choices: dict[Request, Choice] = field(default_factory=dict)
 
     def choose(self, request: Request, proposer: str, num_tokens: int) -> None:
@@ -92,7 +92,7 @@ class _Running:
     seconds: float = 0.0
     """Predicted; 0: nobody knows."""
     proposers: list[str] = field(default_factory=list)
-    """Who guesses in it."""
+    """Who proposes in it."""
 
 
 class Control:
@@ -113,15 +113,15 @@ class Control:
         self._last_decision = 0
         """The step of the last one that was decided on."""
         self._num_idle = 0
-        """Decisions to guess nothing, since the last to guess something."""
+        """Decisions to propose nothing, since the last to propose something."""
         self._rest = range(0)
-        """Steps for which it was decided that nothing is guessed, for just these requests:"""
+        """Steps for which it was decided that nothing is drafted, for just these requests:"""
         self._resting: list[Request] = []
 
-    # --- what to guess ----------------------------------------------------------------------------
+    # --- what to propose --------------------------------------------------------------------------
 
     def choose(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
-        """For each request that is worth it what to guess, the worthiest first.
+        """For each request that is worth it what to propose, the worthiest first.
 
         Until it is known what steps cost, only what requests ask for.
         """
@@ -151,9 +151,9 @@ class Control:
         return step.choices
 
     def _plan_rest(self, groups: Iterable[_Group], step: _Step) -> range:
-        """The next steps for which it need not be asked again whether guessing pays.
+        """The next steps for which it need not be asked again whether drafting pays.
 
-        The longer nothing was guessed, the more of them; a probe that is due now and was too dear
+        The longer nothing was drafted, the more of them; a probe that is due now and was too dear
         waits for their end too.
         """
         tracks = [track for group in groups for track in group.tracks.values()]
@@ -166,12 +166,12 @@ class Control:
         return range(self._step + 1, min([*later, self._step + min(self._num_idle, LONGEST_REST)]))
 
     def _expect(self, decodes: Collection[Request], num_free_tokens: int) -> _Step:
-        """The step without guesses."""
+        """The step without draft tokens."""
         context = sum([request.num_computed_tokens for request in decodes])
         seconds = self._costs.predict(StepShape(0, len(decodes), context))
         least = LEAST_COST * seconds / max(len(decodes), 1)
         verify = max(self._costs.draft_token_seconds(), least)
-        # A guess that keeps a step from being replayed would cost several steps.
+        # A draft token that keeps a step from being replayed would cost several steps.
         num_free = self._costs.num_graph_rows_left(len(decodes), max(num_free_tokens, 0))
         step = _Step(Effort(len(decodes), seconds), len(decodes), num_free, verify)
         for name, costs in self._proposal_costs.items():
@@ -212,7 +212,7 @@ class Control:
         )
 
     def _best(self, group: _Group, step: _Step) -> str:
-        """Who lets the step have the best rate if it guesses for just these; the first if none."""
+        """Who lets the step have the best rate if it proposes for just these; the first if none."""
         names = list(group.tracks)
         if len(names) == 1 or not step.expected.seconds:
             return names[0]
@@ -253,22 +253,22 @@ class Control:
             num_free_tokens=min(step.num_free_tokens, 2 * self._most_tokens),
             call_seconds={name: self._call_seconds(name) for name in self._proposers},
         )
-        num_tokens = sum(map(sum, filling.num_guesses))
+        num_tokens = sum(map(sum, filling.num_draft_tokens))
         if not num_tokens:
             return
         step.expected = filling.step
         part = self._contrasts.part(step.num_sequences)
         self._most_tokens = max(self._most_tokens, int(part * num_tokens))
-        filled = zip(offers, offering, filling.num_guesses, strict=True)
-        for offer, (_, group), num_guesses in sorted(filled, key=lambda it: -it[0].gains[0]):
-            group.tracks[offer.proposer].planned = max(num_guesses)
-            for request, number in zip(group.requests, num_guesses, strict=True):
+        filled = zip(offers, offering, filling.num_draft_tokens, strict=True)
+        for offer, (_, group), num_draft_tokens in sorted(filled, key=lambda it: -it[0].gains[0]):
+            group.tracks[offer.proposer].planned = max(num_draft_tokens)
+            for request, number in zip(group.requests, num_draft_tokens, strict=True):
                 step.choose(request, offer.proposer, int(part * number))
 
     def _offering(self, groups: Sequence[_Group], step: _Step) -> list[tuple[str, _Group]]:
-        """The groups for which guessing may pay, each behind the proposer that is best for it.
+        """The groups for which drafting may pay, each behind the proposer that is best for it.
 
-        At first as if whoever guesses did so for all of the step; then with what a place costs the
+        At first as if whoever proposes did so for all of the step; then with what a place costs the
         fewer that are left.
         """
         noise = LEAST_COST * step.expected.seconds
@@ -345,7 +345,7 @@ class Control:
             track.observe(self._step, num_tokens, accepted)
 
     def observe_step(self, seconds: float) -> None:
-        """The step took so long, deciding and guessing included; one that computed prompts or had
+        """The step took so long, deciding and drafting included; one that computed prompts or had
         to be repeated is not told of."""
         if self._running.seconds > 0 and self._costs.knows_draft_tokens:
             self._overruns.observe(self._running.proposers, self._running.seconds, seconds)

@@ -26,8 +26,8 @@ class CachedSequence:
     blocks: SequenceBlocks
     num_computed: int = 0
     """Tokens whose keys and values are there."""
-    guesses: list[int] = field(default_factory=list)
-    """The last of them, which were guessed: they are the request's own if they were right."""
+    draft_tokens: list[int] = field(default_factory=list)
+    """The last of them, which were drafted: they are the request's own if they were right."""
 
     @property
     def tables(self) -> list[list[int]]:
@@ -38,7 +38,7 @@ class DraftCache:
     """The draft model's blocks, by request; the least recently wanted is given up first."""
 
     def __init__(self, group: KvGroup, block_size: int, *, prefix_secret: bytes | None) -> None:
-        """`group`: all layers, nothing freed behind a window: guesses are taken back.
+        """`group`: all layers, nothing freed behind a window: draft tokens are taken back.
 
         `prefix_secret` keys the hashes of shared prompts; None: nothing is shared.
         """
@@ -56,13 +56,13 @@ class DraftCache:
         sequence = self._sequences.get(request.request_id) or self._begin(request)
         self._sequences.move_to_end(request.request_id)
         known, limit = request.token_ids, len(request.token_ids) - 1
-        num_known = sequence.num_computed - len(sequence.guesses)
-        for guess in sequence.guesses:
-            if num_known >= limit or guess != known[num_known]:
+        num_known = sequence.num_computed - len(sequence.draft_tokens)
+        for draft_token in sequence.draft_tokens:
+            if num_known >= limit or draft_token != known[num_known]:
                 break
             num_known += 1
         sequence.num_computed = min(num_known, limit)
-        sequence.guesses.clear()
+        sequence.draft_tokens.clear()
         return sequence
 
     def can_hold(self, num_tokens: int) -> bool:

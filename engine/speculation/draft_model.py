@@ -1,8 +1,8 @@
-"""A second, smaller model guesses (Leviathan et al. 2023; Chen et al. 2023).
+"""A second, smaller model proposes (Leviathan et al. 2023; Chen et al. 2023).
 
 It is loaded and computed as the base model is, with a paged cache of its own, but without adapters:
-whatever a guess was made by, the verifier keeps the output that of the request's own adapter. An
-adapter that takes the answers far from the base's only has fewer guesses accepted.
+whatever a draft token was made by, the verifier keeps the output that of the request's own adapter.
+An adapter that takes the answers far from the base's only has fewer draft tokens accepted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..kv.cache import KvCache
 from ..kv.groups import one_group
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
-from ..model.inputs import Span, make_inputs
+from ..model.inputs import SequenceChunk, make_inputs
 from ..request import Request
 from .draft_cache import CachedSequence, DraftCache
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .fair_shares import fair_shares
-from .proposer import Wanted
+from .proposer import DraftRequest
 
 MAX_CATCH_UP_TOKENS = 256
 """Known tokens, over all requests, that one step's drafting computes at most: a long prompt is
-caught up with over several steps, and guessed behind once that is done."""
+caught up with over several steps, and drafted behind once that is done."""
 LEAST_SHARE = 2
-"""What every request may compute of its known tokens all the same: the last guess, if all were
-right, and the token that was drawn behind it."""
+"""What every request may compute of its known tokens all the same: the last draft token, if all
+were right, and the token that was drawn behind it."""
 
 
 @dataclass(eq=False)
@@ -49,22 +49,22 @@ class _Drafting:
 
     @property
     def num_missing(self) -> int:
-        """Tokens to compute before the next can be guessed."""
+        """Tokens to compute before the next can be drafted."""
         num_tokens = len(self.request.token_ids) + len(self.chain.token_ids)
         return num_tokens - self.sequence.num_computed
 
     def next_tokens(self, count: int) -> list[int]:
-        """The first that are missing: known ones, or once those are computed, guesses."""
+        """The first that are missing: known ones, or once those are computed, draft tokens."""
         known, start = self.request.token_ids, self.sequence.num_computed
-        first_guess = start - len(known)
-        if first_guess < 0:
+        first_drafted = start - len(known)
+        if first_drafted < 0:
             return known[start : start + count]
-        return self.chain.token_ids[first_guess : first_guess + count]
+        return self.chain.token_ids[first_drafted : first_drafted + count]
 
     def draft(self) -> Draft:
-        """What was guessed; the sequence is told which of its tokens are only guesses."""
-        num_guesses = max(0, self.sequence.num_computed - len(self.request.token_ids))
-        self.sequence.guesses = self.chain.token_ids[:num_guesses]
+        """What was drafted; the sequence is told which of its tokens are only draft tokens."""
+        num_draft_tokens = max(0, self.sequence.num_computed - len(self.request.token_ids))
+        self.sequence.draft_tokens = self.chain.token_ids[:num_draft_tokens]
         return self.chain.draft()
 
 
@@ -76,12 +76,12 @@ class _Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether it reaches the last token, so that the next is guessed."""
+        """Whether it reaches the last token, so that the next is drafted."""
         return self.num_tokens == self.drafting.num_missing
 
-    def span(self) -> Span:
+    def span(self) -> SequenceChunk:
         sequence = self.drafting.sequence
-        return Span(
+        return SequenceChunk(
             token_ids=self.drafting.next_tokens(self.num_tokens),
             start=sequence.num_computed,
             tables=sequence.tables,
@@ -90,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class DraftModelProposer:
-    """Guesses for all requests at once: a forward per token, over whoever still wants one."""
+    """Proposes for all requests at once: a forward per token, over whoever still wants one."""
 
     name = "draft"
     needs_hidden_states = False
@@ -106,7 +106,7 @@ class DraftModelProposer:
         prefix_secret: bytes | None = None,
     ) -> None:
         """`num_blocks`: of its cache. `ends`: whether a token ends a request's output; nothing is
-        guessed behind it. `prefix_secret`: see `DraftCache`."""
+        drafted behind it. `prefix_secret`: see `DraftCache`."""
         (group,) = one_group(len(model.kv_shapes), num_blocks + 1)
         self.cache = DraftCache(group, block_size, prefix_secret=prefix_secret)
         self._model = model
@@ -120,10 +120,10 @@ class DraftModelProposer:
             device=model.device,
         )
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
             drafting = self._begin(wanted)
-            self._guess(self._first_pieces(list(drafting.values())))
+            self._propose(self._first_pieces(list(drafting.values())))
             return [
                 drafting[request].draft() if request in drafting else NO_DRAFT
                 for request, _ in wanted
@@ -136,12 +136,12 @@ class DraftModelProposer:
             raise
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
-        """The next call compares its guesses with what the request has become."""
+        """The next call compares its draft tokens with what the request has become."""
 
     def forget(self, request_id: str) -> None:
         self.cache.drop(request_id)
 
-    def _begin(self, wanted: Sequence[Wanted]) -> dict[Request, _Drafting]:
+    def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
         """Those that the model can take: no longer than it was trained for, or than its cache."""
         drafting = {}
         for request, num_tokens in reversed(wanted):  # the first is to be the last given up
@@ -170,8 +170,8 @@ class DraftModelProposer:
         self._pages.execute(self.cache.take_operations())
         return pieces
 
-    def _guess(self, pieces: list[_Piece]) -> None:
-        """Compute these, guess behind those that are complete, and so on."""
+    def _propose(self, pieces: list[_Piece]) -> None:
+        """Compute these, propose after those that are complete, and so on."""
         while pieces:
             pieces.sort(key=lambda piece: (piece.num_tokens, piece.drafting.sequence.num_computed))
             logits = self._run([piece.span() for piece in pieces])
@@ -199,13 +199,13 @@ class DraftModelProposer:
     def _goes_on(self, chain: GrowingChain) -> bool:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
-    def _run(self, spans: Sequence[Span]) -> Tensor:
+    def _run(self, spans: Sequence[SequenceChunk]) -> Tensor:
         """fp32 logits of the kept rows."""
         device = self._model.device
         inputs = make_inputs(
             spans, groups=self._pages.groups, block_size=self._pages.block_size, device=device
         )
-        rows = torch.tensor(inputs.kept_rows, dtype=torch.int64).to(device)
+        rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(device)
         forward = PagedForward(self._pages, inputs.attention)
         return run_model(self._model.model, forward, inputs.input_ids, inputs.positions, rows)
 
@@ -213,7 +213,7 @@ class DraftModelProposer:
 def open_draft_model(
     config: EngineConfig, base: BaseModel, draft: BaseModel | None, num_blocks: int
 ) -> DraftModelProposer | None:
-    """`draft`, if there is one, guesses for `base`, with `num_blocks` blocks of cache."""
+    """`draft`, if there is one, proposes for `base`, with `num_blocks` blocks of cache."""
     if draft is None:
         return None
     return DraftModelProposer(

@@ -1,4 +1,4 @@
-"""A small tree of guesses: which nodes are worth verifying."""
+"""A small tree of draft tokens: which nodes are worth verifying."""
 
 from __future__ import annotations
 

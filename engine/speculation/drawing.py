@@ -1,4 +1,4 @@
-"""How a proposer that has logits draws its guesses from them, so that many are accepted."""
+"""How a proposer that has logits draws its draft tokens from them, so that many are accepted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..config import Acceptance
 from ..draft import Draft
-from ..execution.grammar_masks import restrict_guesses
+from ..execution.grammar_masks import restrict_drafts
 from ..execution.sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
 from ..request import Request
 
 
-class Guesses(NamedTuple):
-    """One guessed token per row."""
+class DrawnTokens(NamedTuple):
+    """One draft token per row."""
 
     token_ids: list[int]
     probabilities: Tensor | None
@@ -27,7 +27,7 @@ class Guesses(NamedTuple):
 class DraftDrawing(Protocol):
     """The strategy that suits an acceptor. With any other the output is right too, only slower."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         """Guess a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
         under the request's own parameters: `row_behind` gives its row."""
         ...
@@ -37,17 +37,17 @@ class CoupledDrawing:
     """With the noise that the target will draw with: where the two distributions agree, so do the
     draws."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
-        return Guesses(sample(logits, rows), None)
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
+        return DrawnTokens(sample(logits, rows), None)
 
 
 class IndependentDrawing:
-    """With noise of its own, and saying from which distribution: rejection sampling takes a guess
-    as a draw that nothing else depends on."""
+    """With noise of its own, and saying from which distribution: rejection sampling takes a draft
+    token as a draw that nothing else depends on."""
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         probabilities = probabilities_of(logits, rows)
-        return Guesses(draw_from(probabilities, rows, Stream.DRAFT), probabilities)
+        return DrawnTokens(draw_from(probabilities, rows, Stream.DRAFT), probabilities)
 
 
 def make_drawing(acceptance: Acceptance) -> DraftDrawing:
@@ -60,23 +60,23 @@ def make_drawing(acceptance: Acceptance) -> DraftDrawing:
             assert_never(acceptance)
 
 
-def row_behind(request: Request, guesses: Sequence[int]) -> SamplingRow:
-    """What decides the draw behind these guesses, were all of them right."""
+def row_behind(request: Request, draft_tokens: Sequence[int]) -> SamplingRow:
+    """What decides the draw behind these draft tokens, were all of them right."""
     return SamplingRow(
         params=request.submitted.sampling,
         seed=request.seed,
-        token_ids=[*request.token_ids, *guesses] if guesses else request.token_ids,
+        token_ids=[*request.token_ids, *draft_tokens] if draft_tokens else request.token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
     )
 
 
 @dataclass(eq=False)
 class GrowingChain:
-    """A request's draft while it is guessed, token by token."""
+    """A request's draft while it is drafted, token by token."""
 
     request: Request
     num_tokens: int
-    """To guess."""
+    """To propose."""
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     """`[vocab_size]` per token, where the acceptor wants them."""
@@ -93,9 +93,9 @@ class GrowingChain:
 def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDrawing) -> None:
     """Give each of them one token more, by its row of a proposer's logits (fp32, finite)."""
     requests = [chain.request for chain in chains]
-    guesses = [chain.token_ids for chain in chains]
-    rows = list(map(row_behind, requests, guesses))
-    logits = restrict_guesses(requests, guesses, logits)
+    draft_tokens = [chain.token_ids for chain in chains]
+    rows = list(map(row_behind, requests, draft_tokens))
+    logits = restrict_drafts(requests, draft_tokens, logits)
     token_ids, probabilities = drawing.draw(rows, logits)
     for index, (chain, token) in enumerate(zip(chains, token_ids, strict=True)):
         chain.token_ids.append(token)

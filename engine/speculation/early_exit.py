@@ -1,8 +1,8 @@
-"""Self-speculation: the target's own first layers guess, then its norm and output head.
+"""Self-speculation: the target's own first layers propose, then its norm and output head.
 
 Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). Nothing is added to the
-target, neither weights nor memory: a guess writes its keys and values of those layers where the
-verification writes the same ones again. It runs under its request's adapter.
+target, neither weights nor memory: a draft token writes its keys and values of those layers where
+the verification writes the same ones again. It runs under its request's adapter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..execution.runner import ModelRunner
 from ..model.attention_windows import LayerProbe
 from ..model.base_model import BaseModel
 from ..model.forward import run_model
-from ..model.inputs import Span
+from ..model.inputs import SequenceChunk
 from ..request import Request
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
-from .proposer import Wanted
+from .proposer import DraftRequest
 
 
 class FirstLayers:
@@ -85,7 +85,7 @@ class EarlyExitProposer:
         self._runner = runner
         self._drawing = drawing
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         chains = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
         try:
             while growing := [chain for chain in chains if chain.wants_more]:
@@ -118,17 +118,17 @@ class EarlyExitProposer:
             draw_next([chains[index] for index in sound], output.logits[sound], self._drawing)
 
     def _clear(self, chain: GrowingChain) -> None:
-        """Leave nothing of the guessed positions, should no verification write them again."""
+        """Leave nothing of the drafted positions, should no verification write them again."""
         start = len(chain.request.token_ids)
         self._runner.clear(chain.request, start, start + len(chain.token_ids))
 
 
-def _last_token(chain: GrowingChain) -> Span:
-    """Known or guessed."""
+def _last_token(chain: GrowingChain) -> SequenceChunk:
+    """Known or drafted."""
     known = chain.request.token_ids
     last = (chain.token_ids or known)[-1]
     start = len(known) + len(chain.token_ids) - 1
-    return Span([last], start=start, tables=chain.request.kv.tables)
+    return SequenceChunk([last], start=start, tables=chain.request.kv.tables)
 
 
 def open_early_exit(

@@ -1,4 +1,4 @@
-"""A proposer's time in a step, divided among those it guesses for."""
+"""A proposer's time in a step, divided among those it proposes for."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""How many tokens to guess for each request of a step, so that its rate is the highest.
+"""How many tokens to propose for each request of a step, so that its rate is the highest.
 
-The rate is (tokens that the step yields) / (seconds that it takes). Guesses add to both. The
-seconds grow linearly; the tokens of a request grow ever more slowly, since each further guess is
-less likely right. So the guesses are sorted by what they yield per second, and taken while that is
-more than the rate so far. This is optimal: let r be the highest rate that any choice reaches; a
-choice that reaches it also maximizes (tokens - r · seconds), where no choice gets above 0, and
-there each guess counts for itself: it belongs to the choice exactly if it yields more than r per
-second (Dinkelbach 1967). Taking one that yields more than the rate so far lifts the rate, but not
-above what that one yields; so the rate climbs to r and stops there. When the tokens to be guessed
-are limited and cost alike, those taken first are the likeliest, which is optimal too.
+The rate is (tokens that the step yields) / (seconds that it takes). Draft tokens add to both. The
+seconds grow linearly; the tokens of a request grow ever more slowly, since each further draft token
+is less likely right. So the draft tokens are sorted by what they yield per second, and taken while
+that is more than the rate so far. This is optimal: let r be the highest rate that any choice
+reaches; a choice that reaches it also maximizes (tokens - r · seconds), where no choice gets above
+0, and there each draft token counts for itself: it belongs to the choice exactly if it yields more
+than r per second (Dinkelbach 1967). Taking one that yields more than the rate so far lifts the
+rate, but not above what that one yields; so the rate climbs to r and stops there. When the tokens
+to be drafted are limited and cost alike, those taken first are the likeliest, which is optimal too.
 
-Where a guess yields more per second than the one before it, because asking for the first costs
-something or because of a tree's order, both are taken together or not at all, which makes the
+Where a draft token yields more per second than the one before it, because asking for the first
+costs something or because of a tree's order, both are taken together or not at all, which makes the
 yields fall again (the concave hull of the request's choices).
 """
 
@@ -44,19 +44,19 @@ def _rate(num_tokens: float, seconds: float) -> float:
 
 
 class Offer(NamedTuple):
-    """What guessing can do for requests of which the same is expected."""
+    """What drafting can do for requests of which the same is expected."""
 
     proposer: str
     num_requests: int
     gains: Sequence[float]
-    """For each further guessed token how many it is expected to yield."""
+    """For each further draft token how many it is expected to yield."""
     token_seconds: float
     """What each of them costs."""
     request_seconds: float = 0.0
     """What asking at all costs, for each request."""
 
     def best_rate(self, plain: Effort, call_seconds: float) -> float:
-        """Of a step that is `plain` without any guesses; at least that step's."""
+        """Of a step that is `plain` without any draft tokens; at least that step's."""
         num_tokens = plain.num_tokens
         seconds = plain.seconds + call_seconds + self.num_requests * self.request_seconds
         best = plain.rate
@@ -68,10 +68,10 @@ class Offer(NamedTuple):
 
 
 class Filling(NamedTuple):
-    num_guesses: list[list[int]]
+    num_draft_tokens: list[list[int]]
     """For each offer and each of its requests; within an offer the most first."""
     step: Effort
-    """With the guesses."""
+    """With the draft tokens."""
 
 
 def fill(
@@ -81,7 +81,7 @@ def fill(
     num_free_tokens: int,
     call_seconds: Mapping[str, float],
 ) -> Filling:
-    """Choose for a step that is `plain` without guesses, of which it takes `num_free_tokens`.
+    """Choose for a step that is `plain` without draft tokens, of which it takes `num_free_tokens`.
 
     `call_seconds`: what calling each proposer costs the step, however much is asked of it. One that
     is not worth its calls is left out, then the next; with one proposer that is exact.
@@ -92,22 +92,22 @@ def fill(
         filler.run()
         poor = filler.poorest()
         if poor is None:
-            return Filling(filler.num_guesses, filler.step)
+            return Filling(filler.num_draft_tokens, filler.step)
         del used[poor]
 
 
 class _Bundle(NamedTuple):
-    """Guesses for one request that are taken together."""
+    """Draft tokens for one request that are taken together."""
 
     rate: float
     offer: int
-    num_guesses: int
+    num_draft_tokens: int
     num_tokens: float
     seconds: float
 
 
 class _Filler:
-    """Fills a step with the guesses of just these proposers."""
+    """Fills a step with the draft tokens of just these proposers."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Filler:
         num_free_tokens: int,
         call_seconds: Mapping[str, float],
     ) -> None:
-        self.num_guesses = [[0] * offer.num_requests for offer in offers]
+        self.num_draft_tokens = [[0] * offer.num_requests for offer in offers]
         self.step = Effort(plain.num_tokens, plain.seconds + sum(call_seconds.values()))
         self._offers = offers
         self._won = {name: Effort(0.0, seconds) for name, seconds in call_seconds.items()}
@@ -128,7 +128,7 @@ class _Filler:
         for _, index, size, more_tokens, more_seconds in self._bundles():
             if more_tokens * seconds <= num_tokens * more_seconds:
                 break
-            # Behind guesses that had no room there is none for those that build on them.
+            # Behind draft tokens that had no room there is none for those that build on them.
             num_reached[index] = count = min(num_reached[index], self._num_free_tokens // size)
             self._take(index, count, size)
             added = Effort(count * more_tokens, count * more_seconds)
@@ -145,18 +145,18 @@ class _Filler:
         return None if poorest is None or rates[poorest] > self.step.rate else poorest
 
     def _num_worth(self, offer: Offer) -> int:
-        """How many of its first guesses may be taken: the last must be worth its own time."""
+        """How many of its first draft tokens may be taken: the last must be worth its own time."""
         least = self.step.rate * offer.token_seconds
         number = min(len(offer.gains), self._num_free_tokens)
         while number and offer.gains[number - 1] <= least:
             number -= 1
         return number
 
-    def _take(self, offer: int, num_requests: int, num_guesses: int) -> None:
-        guesses = self.num_guesses[offer]
+    def _take(self, offer: int, num_requests: int, num_draft_tokens: int) -> None:
+        draft_tokens = self.num_draft_tokens[offer]
         for request in range(num_requests):
-            guesses[request] += num_guesses
-        self._num_free_tokens -= num_requests * num_guesses
+            draft_tokens[request] += num_draft_tokens
+        self._num_free_tokens -= num_requests * num_draft_tokens
 
     def _bundles(self) -> list[_Bundle]:
         """Those that may be worth it, the highest rate first; within an offer in their order."""
@@ -171,11 +171,11 @@ class _Filler:
         return sorted(bundles, key=itemgetter(0), reverse=True)
 
 
-def _cut(index: int, offer: Offer, num_guesses: int) -> list[_Bundle]:
-    """The offer's first guesses, in bundles of falling rates."""
+def _cut(index: int, offer: Offer, num_draft_tokens: int) -> list[_Bundle]:
+    """The offer's first draft tokens, in bundles of falling rates."""
     bundles: list[_Bundle] = []
     seconds = offer.request_seconds + offer.token_seconds
-    for num_tokens in offer.gains[:num_guesses]:
+    for num_tokens in offer.gains[:num_draft_tokens]:
         size, rate = 1, _rate(num_tokens, seconds)
         while bundles and rate > bundles[-1][0]:
             _, _, more, more_tokens, more_seconds = bundles.pop()

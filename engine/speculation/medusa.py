@@ -1,7 +1,8 @@
-"""Guesses from Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
+"""Draft tokens from Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
 
 They look at the hidden state behind the last drawn token, which the target's step has computed
-anyway. They are the base's: under an adapter fewer of their guesses hold, and no more is wrong.
+anyway. They are the base's: under an adapter fewer of their draft tokens hold, and no more is
+wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..checkpoint.files import locate_heads
 from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
-from ..execution.grammar_masks import restrict_guesses
+from ..execution.grammar_masks import restrict_drafts
 from ..execution.sampler import SamplingRow, perturbed
 from ..model.base_model import BaseModel
 from ..request import Request
@@ -23,10 +24,10 @@ from .draft_tree import Candidates, best_first_tree
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
-from .proposer import Wanted
+from .proposer import DraftRequest
 
 CHAINS, TREES = "medusa", "medusa_tree"
-MakeDrafts = Callable[[Sequence[Wanted], Tensor], list[Draft]]
+MakeDrafts = Callable[[Sequence[DraftRequest], Tensor], list[Draft]]
 """From the heads' logits fp32 `[num_heads, len(wanted), vocab_size]` to a draft for each."""
 
 
@@ -43,7 +44,7 @@ class MedusaProposer:
         """By request id, `[hidden_size]`: behind its last token."""
 
     @torch.inference_mode()
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         known = [entry for entry in wanted if entry.request.request_id in self._states]
         if not known:
             return [NO_DRAFT] * len(wanted)
@@ -69,7 +70,7 @@ class MedusaProposer:
 def chains_by(drawing: DraftDrawing) -> MakeDrafts:
     """Chains whose every token is drawn from its head as the target draws from its logits."""
 
-    def chains(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
+    def chains(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]:
         growing = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
         for head in logits:
             rows = [row for row, chain in enumerate(growing) if chain.wants_more]
@@ -79,7 +80,7 @@ def chains_by(drawing: DraftDrawing) -> MakeDrafts:
     return chains
 
 
-def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
+def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]:
     """Trees of what is likeliest to be the target's own draw, each as many nodes as are wanted."""
     width = min(max(entry.num_tokens for entry in wanted), logits.shape[-1])
     likeliest: list[list[int]] = [[] for _ in wanted]
@@ -87,7 +88,7 @@ def coupled_trees(wanted: Sequence[Wanted], logits: Tensor) -> list[Draft]:
     requests = [entry.request for entry in wanted]
     for head in logits:
         rows = list(map(row_behind, requests, likeliest))
-        allowed = restrict_guesses(requests, likeliest, head)
+        allowed = restrict_drafts(requests, likeliest, head)
         values, token_ids = _log_beliefs(allowed, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)
         for index, candidates in enumerate(found):
@@ -111,7 +112,7 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
-    """Those that the configuration names: `medusa:CHECKPOINT` guesses chains, `medusa_tree` trees.
+    """Those that the configuration names: `medusa:CHECKPOINT` proposes chains, `medusa_tree` trees.
 
     Opened before memory is divided, for their heads take their part; those of one checkpoint are
     loaded once. Raises InvalidParameter if the heads cannot be used.

@@ -1,6 +1,6 @@
-"""Medusa heads (Cai et al. 2024): each guesses one of the next tokens from one hidden state.
+"""Medusa heads (Cai et al. 2024): each proposes one of the next tokens from one hidden state.
 
-Head j sees what the model's output head saw when it drew a token, and guesses the token j + 1
+Head j sees what the model's output head saw when it drew a token, and proposes the token j + 1
 places behind that one. A head is some residual blocks x + SiLU(W x + b) and a projection to the
 vocabulary. Those of all heads lie in one tensor each, so that all heads are one product per layer.
 """

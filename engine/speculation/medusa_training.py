@@ -1,6 +1,6 @@
 """Training Medusa heads for a base that stays as it is (Cai et al. 2024, Medusa-1).
 
-Text in the base's own words teaches most: heads guess what the base says, not what is true.
+Text in the base's own words teaches most: heads propose what the base says, not what is true.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from ..errors import UnsupportedModel
-from ..model.model_ends import declare_ends
+from ..model.embedding_and_head import declare_ends
 from ..model.output_head import head_inputs
 from .medusa_heads import MedusaHeads, untrained_heads
 from .training_texts import TrainingText
@@ -36,7 +36,7 @@ class MedusaRecipe:
     batch_size: int = 16
     learning_rate: float = 1e-3
     decay: float = 0.8
-    """Head j's loss counts `decay ** (j + 1)`: what lies further ahead is guessed worse anyway."""
+    """Head j's loss counts `decay ** (j + 1)`: what lies further ahead is drafted worse anyway."""
     seed: int = 0
 
 
@@ -75,7 +75,7 @@ def head_losses(heads: MedusaHeads, hidden_states: Tensor, labels: Tensor) -> li
     """Each head's mean cross entropy.
 
     `hidden_states [batch, length, hidden_size]`; `labels` int64 `[batch, length]`: the token at
-    each position, -100 where it is not learned. Head j at position p guesses that at p + 2 + j.
+    each position, -100 where it is not learned. Head j at position p proposes that at p + 2 + j.
     """
     logits = heads(hidden_states.flatten(0, 1)).unflatten(1, labels.shape)
     return [_mean_loss(own[:, : -(2 + j)], labels[:, 2 + j :]) for j, own in enumerate(logits)]
@@ -83,7 +83,7 @@ def head_losses(heads: MedusaHeads, hidden_states: Tensor, labels: Tensor) -> li
 
 @torch.no_grad()
 def head_accuracies(model: Any, heads: MedusaHeads, texts: Sequence[TrainingText]) -> list[float]:
-    """Per head the share of the texts' learned tokens that it guesses right."""
+    """Per head the share of the texts' learned tokens that it proposes right."""
     num_right = [0] * heads.num_heads
     num_labels = [0] * heads.num_heads
     for batch in _parts(texts, _MEASURED_ROWS):

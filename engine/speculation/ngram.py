@@ -15,12 +15,12 @@ from ..draft import NO_DRAFT, Draft
 from ..request import Request
 from .fair_shares import fair_shares
 from .ngram_index import Match, NgramIndex
-from .proposer import Wanted
+from .proposer import DraftRequest
 
 MAX_INDEXED_PER_CALL = 4096
 """Tokens read into indices by one call, shared fairly by its requests: a long prompt takes several
 steps rather than holding up one, or keeping others from theirs."""
-GUESSES_PER_TOKEN = 2
+DRAFTS_PER_TOKEN = 2
 """A match of so many tokens is followed twice as far: a short one is more often chance."""
 WINDOW = 32_768
 """Tokens, at least, that a request's index reaches back; at most it holds twice as many."""
@@ -33,7 +33,7 @@ class NgramProposer:
     def __init__(self) -> None:
         self._indices: dict[str, NgramIndex] = {}
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         drafts = []
         indices = [self._index(request) for request, _ in wanted]
         shares = fair_shares((index.num_unread for index in indices), MAX_INDEXED_PER_CALL)
@@ -44,7 +44,7 @@ class NgramProposer:
         return drafts
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
-        """Tokens are indexed when a draft is wanted: who is never guessed for pays nothing."""
+        """Tokens are indexed when a draft is wanted: who is never drafted for pays nothing."""
 
     def forget(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
@@ -65,7 +65,7 @@ class NgramProposer:
 
 def _copy(token_ids: Sequence[int], match: Match, num_tokens: int) -> Draft:
     """What followed the match; past the text's end the copy goes on with what it copied."""
-    num_tokens = min(num_tokens, GUESSES_PER_TOKEN * match.length)
+    num_tokens = min(num_tokens, DRAFTS_PER_TOKEN * match.length)
     source = token_ids[match.position : match.position + num_tokens]
     repeated = [*source] * -(-num_tokens // len(source))
     return Draft(tuple(repeated[:num_tokens]))

@@ -1,4 +1,4 @@
-"""What steps take beyond what was predicted, by who guesses in them."""
+"""What steps take beyond what was predicted, by who proposes in them."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from math import sqrt
 MEMORY = 0.95
 """What each further step leaves of the weight of one: half in 13."""
 IDLE_MEMORY = 0.99
-"""What a step without guesses leaves of what is known of those with some: it grows old, and who
-does not pay because of it is tried again."""
+"""What a step without draft tokens leaves of what is known of those with some: it grows old, and
+who does not pay because of it is tried again."""
 PRIOR_WEIGHT = 5.0
 """The steps that taking just as long as predicted counts for: a few say little."""
 CAUTION = 0.5
 """Standard errors."""
 MOST = 3.0
-"""Times what was predicted: a step that takes longer stalled, which says nothing about guesses."""
+"""Times what was predicted: a step that takes longer stalled, which says nothing about draft
+tokens."""
 
 
 class Overruns:
-    """Predictions leave things out: deciding what to guess, following what was accepted, rows that
-    cost more from some number on. What is left out is measured as a whole, for each proposer
-    against steps without guesses, where the same may be amiss."""
+    """Predictions leave things out: deciding what to propose, following what was accepted, rows
+    that cost more from some number on. What is left out is measured as a whole, for each proposer
+    against steps without draft tokens, where the same may be amiss."""
 
     def __init__(self, proposers: Collection[str]) -> None:
         self._plain = _Mean()
-        self._guessing = {name: _Mean() for name in proposers}
+        self._drafting = {name: _Mean() for name in proposers}
 
     def of(self, proposer: str) -> float:
-        """Seconds more than predicted, 0 or more, of a step in which it guesses.
+        """Seconds more than predicted, 0 or more, of a step in which it proposes.
 
         It is their mean and half its standard error: where steps are too uneven to tell whether
-        guessing pays, it has to promise more.
+        drafting pays, it has to promise more.
         """
-        mean = self._guessing[proposer]
+        mean = self._drafting[proposer]
         return max(0.0, mean.value + CAUTION * mean.error)
 
     def observe(self, proposers: Collection[str], predicted: float, seconds: float) -> None:
-        """A step in which these guess took so long; they bear equal parts."""
+        """A step in which these propose took so long; they bear equal parts."""
         overrun = min(seconds, MOST * predicted) - predicted
         if not proposers:
             self._plain.observe(overrun)
-            for mean in self._guessing.values():
+            for mean in self._drafting.values():
                 mean.forget(IDLE_MEMORY)
         for name in proposers:
-            self._guessing[name].observe((overrun - self._plain.value) / len(proposers))
+            self._drafting[name].observe((overrun - self._plain.value) / len(proposers))
 
 
 class _Mean:

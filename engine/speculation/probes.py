@@ -1,4 +1,4 @@
-"""Small drafts for those who get none, to notice when guessing would pay again."""
+"""Small drafts for those who get none, to notice when drafting would pay again."""
 
 from __future__ import annotations
 

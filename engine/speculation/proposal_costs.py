@@ -1,4 +1,4 @@
-"""What one proposer's guessing costs, learned from its calls."""
+"""What one proposer's drafting costs, learned from its calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..scheduling.least_squares import RelativeLeastSquares
 
 
 class ProposalCosts:
-    """seconds ≈ per call + per request + per guessed token + per place of the longest draft.
+    """seconds ≈ per call + per request + per draft token + per place of the longest draft.
 
-    A place is what whoever guesses token by token pays for once, for however many requests: a pass
-    of the model that guesses. What calls for single requests do not tell apart is taken for a
+    A place is what whoever proposes token by token pays for once, for however many requests: a pass
+    of the model that proposes. What calls for single requests do not tell apart is taken for a
     call's and a place's, until company shows what each further request adds. Nothing observed
     costs nothing.
     """
@@ -22,7 +22,7 @@ class ProposalCosts:
         """Of all calls."""
         self.call_seconds = 0.0
         self.request_seconds = 0.0
-        """Whether a guess comes of it or not."""
+        """Whether a draft token comes of it or not."""
         self.token_seconds = 0.0
         self.place_seconds = 0.0
 

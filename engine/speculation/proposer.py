@@ -1,4 +1,4 @@
-"""What guesses tokens. Whatever it says, it cannot make the output wrong, only slower."""
+"""What proposes tokens. Whatever it says, it cannot make the output wrong, only slower."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..draft import Draft
 from ..request import Request
 
 
-class Wanted(NamedTuple):
-    """A request whose next tokens are to be guessed.
+class DraftRequest(NamedTuple):
+    """A request whose next tokens are to be drafted.
 
     All its known tokens but the last are computed, and its blocks can be written for `num_tokens`
     positions behind the last one.
@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
 
 
 class Proposer(Protocol):
-    """One way of guessing, for all requests. An exception costs the step's drafts, nothing else."""
+    """One way of drafting, for all requests. An exception costs the step's drafts, nothing else."""
 
     @property
     def name(self) -> str:
@@ -34,8 +34,8 @@ class Proposer(Protocol):
     def needs_hidden_states(self) -> bool:
         """Whether `observe` is to get them."""
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """A draft for each, empty where there is nothing to guess by."""
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        """A draft for each, empty where there is nothing to propose by."""
         ...
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Speculation as the engine's loop sees it: who guesses for whom, and what came of it."""
+"""Speculation as the engine's loop sees it: who proposes for whom, and what came of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..scheduling.batch import ScheduledSequence
 from ..scheduling.step_costs import StepCosts
 from .acceptors import Acceptor, make_acceptor
 from .control import Choice, Control
-from .proposer import Proposer, Wanted
+from .proposer import DraftRequest, Proposer
 from .proposers import open_proposers
 
 logger = logging.getLogger(__name__)
@@ -70,15 +70,15 @@ class Speculation:
         return {request: choice.num_tokens for request, choice in choices.items()}
 
     def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
-        """Give the requests that were scheduled with guesses their drafts.
+        """Give the requests that were scheduled with draft tokens their drafts.
 
-        Returns the sequences with what was guessed, in the order that a batch is to have.
+        Returns the sequences with what was drafted, in the order that a batch is to have.
         """
-        wanted: dict[str, list[Wanted]] = defaultdict(list)
+        wanted: dict[str, list[DraftRequest]] = defaultdict(list)
         for request, _, num_draft_tokens in sequences:
             if num_draft_tokens:
                 choice = self._choices[request.request_id]
-                wanted[choice.proposer].append(Wanted(request, num_draft_tokens))
+                wanted[choice.proposer].append(DraftRequest(request, num_draft_tokens))
         if not wanted:
             return sequences
         for name, entries in wanted.items():
@@ -120,10 +120,10 @@ class Speculation:
         return self._control.totals()
 
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """How well the proposers guess under one adapter version; None: the base."""
+        """How well the proposers draft token under one adapter version; None: the base."""
         return self._control.explain(key)
 
-    def _propose(self, name: str, wanted: Sequence[Wanted]) -> None:
+    def _propose(self, name: str, wanted: Sequence[DraftRequest]) -> None:
         start = self._clock()
         proposer = self._proposers[name]
         drafts = _attempt(proposer, self._ask, proposer, wanted) or [NO_DRAFT] * len(wanted)
@@ -132,7 +132,7 @@ class Speculation:
         lengths = [(request, len(request.draft)) for request, _ in wanted]
         self._control.observe_proposals(name, lengths, self._clock() - start)
 
-    def _ask(self, proposer: Proposer, wanted: Sequence[Wanted]) -> list[Draft]:
+    def _ask(self, proposer: Proposer, wanted: Sequence[DraftRequest]) -> list[Draft]:
         return [
             self._checked(request, draft, num_tokens)
             for (request, num_tokens), draft in zip(wanted, proposer.propose(wanted), strict=True)
@@ -142,8 +142,8 @@ class Speculation:
         """What of a draft may be computed: what has room, up to the first that is no token, as far
         as the request's grammar goes.
 
-        That a guess is missing may not say which it was, or rejection sampling would draw from
-        another distribution: whoever draws guesses draws them under the grammar.
+        That a draft token is missing may not say which it was, or rejection sampling would draw
+        from another distribution: whoever draws draft tokens draws them under the grammar.
         """
         draft = draft.only(range(self._num_computable(draft, num_tokens)))
         return draft if request.matcher is None else request.matcher.cut(draft)

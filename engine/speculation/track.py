@@ -24,7 +24,7 @@ class Track:
         self.supply = Supply(prior.supply if prior else None)
         self.probe_times = ProbeTimes()
         self.planned = 0
-        """The most tokens that were to be guessed for a request when that was last decided."""
+        """The most tokens that were to be drafted for a request when that was last decided."""
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0

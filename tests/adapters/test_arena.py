@@ -175,7 +175,7 @@ def test_a_moved_adapter_is_found_at_its_new_place_under_a_new_row(tmp_path: Pat
 
     assert arena.identity(source.row) is None
     assert arena.identity(target.row) == (stored.key, target.generation)
-    assert arena.row_extras[target.row][2][0].offset == target.extent.offset + 64
+    assert arena.row_auxiliary[target.row][2][0].offset == target.extent.offset + 64
     for index in stored.plan.ranks:
         a, b = matrices(arena, target.row, index)
         expected_a, expected_b = stored.matrices(index)

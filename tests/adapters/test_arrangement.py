@@ -35,7 +35,7 @@ def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, Array]:
     header = read_block_header(path)
     assert header.dtype == "F32"
     payload = np.fromfile(path, np.float32, offset=header.payload_offset)
-    table = BlockPlan(layout, header.ranks, header.extras).table
+    table = BlockPlan(layout, header.ranks, header.auxiliary).table
     deltas: dict[str, Array] = {}
     for index, rank in header.ranks.items():
         part, count = layout.slices[index], layout.slices[index].num_experts
@@ -155,7 +155,7 @@ def test_block_holds_the_extras_as_they_were_trained(
     tensors = load_file(files.adapter(feature) / "adapter_model.safetensors")
     header = read_block_header(tmp_path / "block")
     payload = np.fromfile(tmp_path / "block", np.float32, offset=header.payload_offset)
-    placed = BlockPlan(layout, header.ranks, header.extras).placed_extras
+    placed = BlockPlan(layout, header.ranks, header.auxiliary).placed_auxiliary
     found = set()
     for extra, offset in ((part.extra, part.offset) for part in placed):
         values = payload[offset : offset + extra.num_elements].reshape(extra.shape)
@@ -185,7 +185,7 @@ def test_rows_of_a_tied_embedding_stand_in_the_block_for_the_head_too(
     files.examine("tied_adapters", tmp_path / "block", folder=adapter)
     header = read_block_header(tmp_path / "block")
     payload = np.fromfile(tmp_path / "block", np.float32, offset=header.payload_offset)
-    embedding, head = BlockPlan(layout, header.ranks, header.extras).placed_extras
+    embedding, head = BlockPlan(layout, header.ranks, header.auxiliary).placed_auxiliary
     assert (embedding.extra.slice_index, head.extra.slice_index) == (0, len(layout.slices) - 1)
     size = embedding.extra.num_elements
     np.testing.assert_array_equal(

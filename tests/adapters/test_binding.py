@@ -77,7 +77,7 @@ def bind_shapes(
 
 
 def extras_of(binding: Binding) -> list[Extra]:
-    return [part.extra for part in binding.extras]
+    return [part.extra for part in binding.auxiliary]
 
 
 def test_binds_in_layout_order_whatever_the_order_of_the_file() -> None:
@@ -329,7 +329,7 @@ def test_magnitudes_and_biases_bind_beside_their_matrices() -> None:
         Extra(1, ExtraKind.MAGNITUDE, (8,)),
     ]
     biased = pair(V, 8, 4) | {f"base_model.model.{V}.lora_B.bias": (4,)}
-    (lora_bias,) = bind_shapes(biased, make_config(uses_lora_bias=True)).extras
+    (lora_bias,) = bind_shapes(biased, make_config(uses_lora_bias=True)).auxiliary
     assert (lora_bias.extra, lora_bias.scale) == (Extra(2, ExtraKind.LORA_BIAS, (4,)), 2.0)
 
 
@@ -365,7 +365,7 @@ def test_a_matrix_that_was_not_announced_is_held_for_a_copy_of_the_base() -> Non
     }
     binding = bind_shapes(shapes)
     assert [copy.module for copy in binding.copies] == [EMBEDDING, HEAD]
-    assert binding.extras == ()
+    assert binding.auxiliary == ()
 
 
 def test_a_head_that_peft_tied_to_a_saved_embedding_is_announced_with_it() -> None:
@@ -376,7 +376,7 @@ def test_a_head_that_peft_tied_to_a_saved_embedding_is_announced_with_it() -> No
     config = make_config(modules_to_save=("embed_tokens",))
     assert len(bind_shapes(shapes, config, TIED).copies) == 1
     tying = replace(config, ensures_weight_tying=True)
-    assert len(bind_shapes(shapes, tying, TIED).extras) == 2
+    assert len(bind_shapes(shapes, tying, TIED).auxiliary) == 2
     assert len(bind_shapes(shapes, tying, LAYOUT).copies) == 1
 
 
@@ -387,14 +387,14 @@ def rows_of(module: str, num_tokens: int) -> Shapes:
 
 def test_rows_of_tokens_are_sorted_and_remember_where_they_stood() -> None:
     config = make_config(trained_tokens=(("", (7, 3, 98)),))
-    (part,) = bind_shapes(rows_of(EMBEDDING, 3), config).extras
+    (part,) = bind_shapes(rows_of(EMBEDDING, 3), config).auxiliary
     assert part.extra == Extra(0, ExtraKind.TOKEN_ROWS, (3, 8), (3, 7, 98))
     assert part.rows == (1, 0, 2)
 
 
 def test_rows_of_a_tied_embedding_are_the_heads_too() -> None:
     config = make_config(trained_tokens=(("", (7, 3)),))
-    embedding, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).extras
+    embedding, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).auxiliary
     assert (embedding.is_derived, head.is_derived) == (False, True)
     assert head.extra == Extra(7, ExtraKind.TOKEN_ROWS, (2, 8), (3, 7))
     assert head.tensor is embedding.tensor
@@ -402,7 +402,7 @@ def test_rows_of_a_tied_embedding_are_the_heads_too() -> None:
 
 def test_a_tied_head_with_the_embeddings_tokens_needs_no_rows_of_its_own() -> None:
     config = make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (7, 3))))
-    _, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).extras
+    _, head = bind_shapes(rows_of(EMBEDDING, 2), config, TIED).auxiliary
     assert head.is_derived
 
 
@@ -410,7 +410,7 @@ def test_a_tied_head_with_rows_of_its_own_keeps_them() -> None:
     config = make_config(trained_tokens=(("embed_tokens", (7, 3)), ("lm_head", (5,))))
     shapes = rows_of(EMBEDDING, 2) | rows_of(HEAD, 1)
     for layout in (TIED, LAYOUT):
-        embedding, head = bind_shapes(shapes, config, layout).extras
+        embedding, head = bind_shapes(shapes, config, layout).auxiliary
         assert (embedding.extra.token_ids, head.extra.token_ids) == ((3, 7), (5,))
         assert not head.is_derived
 

@@ -17,10 +17,10 @@ from loraplex.adapters.compaction import (
 )
 from loraplex.adapters.eviction import FREE, Cost, Occupant
 from loraplex.adapters.extents import Extent, ExtentAllocator
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
-from loraplex.adapters.residency import Tier
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 CAPACITY = 24
 A, B, C, D = (make_key(name) for name in "abcd")
@@ -108,7 +108,7 @@ def fragmented() -> ResidencyWorld:
     world = ResidencyWorld(arena=12)
     for key in (A, B, C):
         world.use(key, 3)
-    world.residency.evict(B)
+    world.manager.evict(B)
     world.settle()
     world.evicted()
     return world
@@ -119,11 +119,11 @@ def test_free_runs_are_joined_by_a_move_instead_of_an_eviction() -> None:
     assert world.arena.largest_free == 3
     world.now += UNCLAIMED_STAY_SECONDS
     world.load(D, 6)
-    assert all(world.residency.tier(key) is Tier.DEVICE for key in (A, C, D))
-    figures = world.residency.figures()
-    assert (world.residency.num_evictions, figures.num_moves, figures.moved_bytes) == (0, 1, 6)
+    assert all(world.manager.tier(key) is Tier.DEVICE for key in (A, C, D))
+    figures = world.manager.figures()
+    assert (world.manager.num_evictions, figures.num_moves, figures.moved_bytes) == (0, 1, 6)
     for key in (A, C, D):
-        lease = world.residency.acquire(key, key.digest)
+        lease = world.manager.acquire(key, key.digest)
         assert lease is not None
         assert world.arena.identity(lease.row) == (key, lease.generation)
 
@@ -132,21 +132,21 @@ def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> No
     world = fragmented()
     old = {}
     for key in (A, C):
-        lease = world.residency.acquire(key, f"look {key.digest}")
+        lease = world.manager.acquire(key, f"look {key.digest}")
         assert lease is not None
         old[key] = lease
-        world.residency.release(lease.request_id)
-    world.residency.request(D)
+        world.manager.release(lease.request_id)
+    world.manager.request(D)
     world.fetch(D, 6)
-    world.residency.poll()
+    world.manager.poll()
     world.loaders.run()
-    world.residency.poll()
-    moving = [key for key in (A, C) if world.residency.acquire(key, f"r {key.digest}") is None]
+    world.manager.poll()
+    moving = [key for key in (A, C) if world.manager.acquire(key, f"r {key.digest}") is None]
     assert len(moving) == 1
     for key in (A, C):
-        world.residency.release(f"r {key.digest}")
+        world.manager.release(f"r {key.digest}")
     world.settle()
-    lease = world.residency.acquire(moving[0], "again")
+    lease = world.manager.acquire(moving[0], "again")
     assert lease is not None
     assert world.arena.identity(lease.row) == (lease.key, lease.generation)
     assert lease.generation != old[moving[0]].generation
@@ -155,40 +155,40 @@ def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> No
 
 def test_a_leased_adapter_is_not_moved() -> None:
     world = fragmented()
-    leases = [world.residency.acquire(key, key.digest) for key in (A, C)]
+    leases = [world.manager.acquire(key, key.digest) for key in (A, C)]
     world.load(D, 6)
-    assert world.residency.tier(D) is Tier.HOST
+    assert world.manager.tier(D) is Tier.HOST
     for lease in leases:
         assert lease is not None
         assert world.arena.identity(lease.row) == (lease.key, lease.generation)
-    assert world.residency.figures().num_moves == 0
+    assert world.manager.figures().num_moves == 0
 
 
 def test_a_move_that_fails_leaves_the_adapter_to_be_displaced() -> None:
     world = fragmented()
     world.now += UNCLAIMED_STAY_SECONDS
-    world.residency.request(D)
+    world.manager.request(D)
     world.fetch(D, 6)
-    world.residency.poll()
+    world.manager.poll()
     world.loaders.run()
-    world.residency.poll()
+    world.manager.poll()
     world.loaders.run(error=RuntimeError("device lost"))
     world.settle()
-    assert world.residency.tier(D) is Tier.DEVICE
-    assert world.residency.num_evictions == 1
-    assert world.residency.figures().num_moves == 0
+    assert world.manager.tier(D) is Tier.DEVICE
+    assert world.manager.num_evictions == 1
+    assert world.manager.figures().num_moves == 0
     assert world.arena.used == 9
 
 
 def test_deleting_an_adapter_that_moves_waits_for_the_move() -> None:
     world = fragmented()
-    world.residency.request(D)
+    world.manager.request(D)
     world.fetch(D, 6)
-    world.residency.poll()
+    world.manager.poll()
     world.loaders.run()
-    world.residency.poll()
-    world.residency.evict(A)
-    world.residency.evict(C)
+    world.manager.poll()
+    world.manager.evict(A)
+    world.manager.evict(C)
     world.settle()
     assert sorted(world.evicted()) == [A, C]
     assert set(world.arena.cells) == {None, D}

@@ -17,7 +17,7 @@ from loraplex.adapters.errors import (
 )
 from loraplex.adapters.fetcher import FetchedBlock, Fetcher
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.store import object_key
 from loraplex.adapters.store.local import LocalStore
 

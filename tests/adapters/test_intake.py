@@ -330,7 +330,7 @@ def test_confined_process_has_limits_and_no_network_or_other_files_where_the_ker
 ADAPTERS_OF_INTAKE = {
     *("arrangement", "binding", "block", "bound", "canonical", "child", "confinement"),
     "errors",
-    *("examination", "expert_binding", "extra_binding", "formats", "identity", "intake"),
+    *("examination", "expert_binding", "auxiliary_binding", "formats", "identity", "intake"),
     *(
         "landlock",
         "layout",

@@ -7,7 +7,7 @@ from pathlib import Path
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.reading import ReadQueue
 from support.blocks import make_key
-from support.residency import FakeBlock, FakeHost, ManualLoaders
+from support.manager import FakeBlock, FakeHost, ManualLoaders
 
 A, B, C, IN_USE = (make_key(name) for name in ("a", "b", "c", "in use"))
 

@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import MAX_BACKOFF_SECONDS, Lease, Tier
+from loraplex.adapters.manager import MAX_BACKOFF_SECONDS, Lease, Tier
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 ARENA, HOST = 12, 14
 SIZES = {make_key(str(size), tenant): size for size in (2, 3, 5, 7, 12, 13) for tenant in "xy"}
@@ -31,27 +31,27 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def request(self, key: AdapterKey) -> None:
-        self.world.residency.request(key)
+        self.world.manager.request(key)
 
     @rule(key=keys, stay=st.sampled_from([0.0, 1.0, 100.0]))
     def prefetch(self, key: AdapterKey, stay: float) -> None:
-        self.world.residency.prefetch(key, stay)
+        self.world.manager.prefetch(key, stay)
 
     @rule(pinned=st.lists(keys, max_size=3))
     def pin(self, pinned: list[AdapterKey]) -> None:
-        self.world.residency.set_pinned(pinned)
+        self.world.manager.set_pinned(pinned)
 
     @rule(turns=st.lists(keys, unique=True))
     def expect(self, turns: list[AdapterKey]) -> None:
-        self.world.residency.expect(turns)
+        self.world.manager.expect(turns)
 
     @rule(key=keys)
     def expect_last(self, key: AdapterKey) -> None:
-        self.world.residency.expect_last(key)
+        self.world.manager.expect_last(key)
 
     @rule()
     def reap(self) -> None:
-        assert self.world.residency.reap(self.leases) == []
+        assert self.world.manager.reap(self.leases) == []
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -59,16 +59,16 @@ class ResidencyMachine(RuleBasedStateMachine):
         """A request goes without a release: the reaper finds its lease."""
         request_id = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[request_id]
-        assert self.world.residency.reap(self.leases) == [request_id]
+        assert self.world.manager.reap(self.leases) == [request_id]
 
     @rule(key=keys)
     def acquire(self, key: AdapterKey) -> None:
         request_id = f"r{self.num_requests}"
         self.num_requests += 1
-        was_resident = self.world.residency.tier(key) is Tier.DEVICE
-        has_failed = self.world.residency.failure(key) is not None
-        assert self.world.residency.is_settled(key) == (was_resident or has_failed)
-        lease = self.world.residency.acquire(key, request_id)
+        was_resident = self.world.manager.tier(key) is Tier.DEVICE
+        has_failed = self.world.manager.failure(key) is not None
+        assert self.world.manager.is_settled(key) == (was_resident or has_failed)
+        lease = self.world.manager.acquire(key, request_id)
         if lease is None:
             return
         assert was_resident
@@ -81,9 +81,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, is_repeated: bool) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[request_id]
-        self.world.residency.release(request_id)
+        self.world.manager.release(request_id)
         if is_repeated:
-            self.world.residency.release(request_id)
+            self.world.manager.release(request_id)
         self.take_evicted()
 
     @precondition(lambda self: self.world.wanted)
@@ -93,7 +93,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         match outcome:
             case "failed":
                 self.world.wanted.remove(key)
-                self.world.residency.fetch_failed(key, "store_unavailable", "no answer")
+                self.world.manager.fetch_failed(key, "store_unavailable", "no answer")
             case "corrupt":
                 self.world.fetch(key, ObjectCorrupt())
             case "gone":
@@ -110,7 +110,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def poll(self, count: int) -> None:
         for _ in range(count):
-            self.world.residency.poll()
+            self.world.manager.poll()
         self.take_evicted()
 
     @rule(seconds=st.sampled_from([0.01, 0.2, 1.0, 5.0, 70.0]))
@@ -120,7 +120,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def evict(self, key: AdapterKey) -> None:
         self.deleting.add(key)
-        self.world.residency.evict(key)
+        self.world.manager.evict(key)
         self.take_evicted()
 
     def take_evicted(self) -> None:
@@ -145,11 +145,11 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        snapshot = {status.key: status for status in self.world.residency.snapshot()}
+        snapshot = {status.key: status for status in self.world.manager.snapshot()}
         held = [lease.key for lease in self.leases.values()]
         for key, status in snapshot.items():
             assert status.num_leases == held.count(key)
-        room = self.world.residency._room
+        room = self.world.manager._planner
         leaving = sum(erasure.placement.extent.size for erasure in room._erasures)
         coming = sum(move.target.extent.size for move in room._moves)
         device_bytes = sum(status.device_bytes for status in snapshot.values())
@@ -163,39 +163,39 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.world.settle()
         self.take_evicted()
         assert not self.deleting
-        self.world.residency.set_pinned([])
-        self.world.residency.expect([])
+        self.world.manager.set_pinned([])
+        self.world.manager.expect([])
         self.world.now += MAX_BACKOFF_SECONDS
         self.everyone_who_fits_is_served()
         self.release_all()
         self.world.now += MAX_BACKOFF_SECONDS
         self.world.settle()
         assert self.world.arena.used == sum(
-            status.device_bytes // 2 for status in self.world.residency.snapshot()
+            status.device_bytes // 2 for status in self.world.manager.snapshot()
         )
         for key in SIZES:
             self.deleting.add(key)
-            self.world.residency.evict(key)
+            self.world.manager.evict(key)
         self.world.settle()
         self.take_evicted()
         assert not self.deleting
-        assert self.world.residency.snapshot() == []
+        assert self.world.manager.snapshot() == []
         assert self.world.arena.used == self.world.host.used == 0
         assert not self.world.host.in_use
-        assert not self.world.residency.has_pending_work
+        assert not self.world.manager.has_pending_work
 
     def everyone_who_fits_is_served(self) -> None:
         """All ask at once, and each holds its lease for up to three turns."""
         waiting = set(FITTING)
         for turn in range(200):
             for key in sorted(waiting):
-                lease = self.world.residency.acquire(key, f"last {key}")
+                lease = self.world.manager.acquire(key, f"last {key}")
                 if lease is not None:
                     waiting.remove(key)
                     self.leases[lease.request_id] = lease
             if not waiting:
                 return
-            self.world.residency.expect(sorted(waiting))
+            self.world.manager.expect(sorted(waiting))
             for key in sorted(set(self.world.wanted)):
                 self.world.fetch(key, SIZES[key])
             self.world.settle()
@@ -206,7 +206,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     def release_all(self) -> None:
         for request_id in self.leases:
-            self.world.residency.release(request_id)
+            self.world.manager.release(request_id)
         self.leases.clear()
 
 

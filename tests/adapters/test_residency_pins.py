@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.manager import MAX_BACKOFF_SECONDS, PIN_INTERVAL_SECONDS, Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure
-from loraplex.adapters.residency import MAX_BACKOFF_SECONDS, PIN_INTERVAL_SECONDS, Tier
-from loraplex.adapters.room import PATIENCE_SECONDS
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def on_device(world: ResidencyWorld, *keys: AdapterKey) -> bool:
-    return all(world.residency.tier(key) is Tier.DEVICE for key in keys)
+    return all(world.manager.tier(key) is Tier.DEVICE for key in keys)
 
 
 def answer_all(world: ResidencyWorld, size: int) -> None:
@@ -26,22 +26,22 @@ def answer_all(world: ResidencyWorld, size: int) -> None:
 
 def test_a_pinned_adapter_comes_to_the_device_without_a_request() -> None:
     world = ResidencyWorld()
-    world.residency.set_pinned([A])
+    world.manager.set_pinned([A])
     answer_all(world, 4)
     assert on_device(world, A)
-    assert world.residency.explain(A).is_pinned
+    assert world.manager.explain(A).is_pinned
 
 
 def test_a_pinned_adapter_makes_no_room_for_others() -> None:
     world = ResidencyWorld(arena=10)
-    world.residency.set_pinned([A])
+    world.manager.set_pinned([A])
     answer_all(world, 4)
     for index in range(10):
         world.now += 100
         world.use(make_key(str(index)), 6)
     assert on_device(world, A)
-    assert world.residency.figures().pinned_bytes == 8
-    world.residency.set_pinned([])
+    assert world.manager.figures().pinned_bytes == 8
+    world.manager.set_pinned([])
     world.now += 100
     world.use(B, 10)
     assert not on_device(world, A)
@@ -49,59 +49,59 @@ def test_a_pinned_adapter_makes_no_room_for_others() -> None:
 
 def test_a_pin_comes_back_after_failures_with_the_ordinary_back_off() -> None:
     world = ResidencyWorld()
-    world.residency.set_pinned([A])
+    world.manager.set_pinned([A])
     attempts = []
     for _ in range(400):
         if A in world.wanted:
             attempts.append(world.now)
             world.wanted.remove(A)
             if len(attempts) < 5:
-                world.residency.fetch_failed(A, "store_unavailable", "no answer")
+                world.manager.fetch_failed(A, "store_unavailable", "no answer")
             else:
                 break
         world.now += PIN_INTERVAL_SECONDS
-        world.residency.poll()
+        world.manager.poll()
     waits = [after - before for before, after in pairwise(attempts)]
     assert waits == [0.5, 1.0, 2.0, 4.0]
 
 
 def test_pins_hold_half_of_the_arena_at_most_in_the_order_of_preference() -> None:
     world = ResidencyWorld(arena=10)
-    world.residency.set_pinned([A, B, C])
+    world.manager.set_pinned([A, B, C])
     world.fetch(A, 3)
     world.fetch(B, 4)
     world.fetch(C, 2)
     world.settle()
     assert on_device(world, A, B, C), "there is room for all"
-    assert [world.residency.explain(key).is_pinned for key in (A, B, C)] == [True, False, True]
+    assert [world.manager.explain(key).is_pinned for key in (A, B, C)] == [True, False, True]
     world.now += UNCLAIMED_STAY_SECONDS
     world.use(D, 4)
     assert on_device(world, A, C, D)
     assert not on_device(world, B)
-    world.residency.set_pinned([B])
-    assert not world.residency.explain(A).is_pinned
+    world.manager.set_pinned([B])
+    assert not world.manager.explain(A).is_pinned
 
 
 def test_a_pin_displaces_what_is_not_pinned() -> None:
     world = ResidencyWorld(arena=10)
     world.use(A, 10)
     world.now += 1
-    world.residency.set_pinned([B])
+    world.manager.set_pinned([B])
     answer_all(world, 4)
     assert on_device(world, B)
 
 
 def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
     world = ResidencyWorld(arena=10)
-    world.residency.set_pinned([A])
+    world.manager.set_pinned([A])
     answer_all(world, 4)
     world.load(B, 10)
     world.now += PATIENCE_SECONDS
     world.settle()
-    assert world.residency.acquire(B, "r") is not None
-    assert world.residency.figures().evictions[Departure.DRAINED] == 1
+    assert world.manager.acquire(B, "r") is not None
+    assert world.manager.figures().evictions[Departure.DRAINED] == 1
     world.now += MAX_BACKOFF_SECONDS
-    world.residency.release("r")
+    world.manager.release("r")
     for _ in range(3):
         world.now += UNCLAIMED_STAY_SECONDS
         world.settle()
@@ -110,27 +110,27 @@ def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
 
 def test_deleting_a_pinned_adapter_unpins_it() -> None:
     world = ResidencyWorld()
-    world.residency.set_pinned([A])
+    world.manager.set_pinned([A])
     answer_all(world, 4)
-    world.residency.evict(A)
+    world.manager.evict(A)
     world.settle()
     assert world.evicted() == [A]
     world.now += MAX_BACKOFF_SECONDS
     world.settle()
     assert world.wanted == []
-    assert not world.residency.explain(A).is_pinned
+    assert not world.manager.explain(A).is_pinned
 
 
 def test_a_stay_outlasts_prefetches_and_pins_but_no_request() -> None:
     world = ResidencyWorld(arena=10)
-    residency = world.residency
-    residency.prefetch(A, stay_seconds=100.0)
+    manager = world.manager
+    manager.prefetch(A, stay_seconds=100.0)
     answer_all(world, 6)
     world.now += 50
-    residency.prefetch(B)
+    manager.prefetch(B)
     answer_all(world, 6)
     assert on_device(world, A)
-    residency.request(B)
+    manager.request(B)
     world.settle()
     assert on_device(world, B)
     assert not on_device(world, A)
@@ -138,10 +138,10 @@ def test_a_stay_outlasts_prefetches_and_pins_but_no_request() -> None:
 
 def test_a_stay_ends() -> None:
     world = ResidencyWorld(arena=10)
-    world.residency.prefetch(A, stay_seconds=100.0)
+    world.manager.prefetch(A, stay_seconds=100.0)
     answer_all(world, 6)
     world.now += 101
-    world.residency.prefetch(B)
+    world.manager.prefetch(B)
     answer_all(world, 6)
     assert on_device(world, B)
 
@@ -149,35 +149,35 @@ def test_a_stay_ends() -> None:
 def test_a_prefetch_that_finds_no_room_is_given_up_and_a_pin_asked_for_again() -> None:
     world = ResidencyWorld(arena=10)
     world.load(A, 10)
-    assert world.residency.acquire(A, "r") is not None
-    world.residency.prefetch(B)
-    world.residency.set_pinned([C])
+    assert world.manager.acquire(A, "r") is not None
+    world.manager.prefetch(B)
+    world.manager.set_pinned([C])
     answer_all(world, 4)
     assert world.host.in_use == {B, C}
     world.now += PATIENCE_SECONDS
-    world.residency.poll()
+    world.manager.poll()
     assert world.host.in_use <= {C}
-    assert world.residency.explain(B).transitions[-1].reason == "no_room"
-    world.residency.release("r")
+    assert world.manager.explain(B).transitions[-1].reason == "no_room"
+    world.manager.release("r")
     world.now += PIN_INTERVAL_SECONDS
     world.settle()
     assert on_device(world, C)
-    assert world.residency.tier(B) is Tier.HOST
+    assert world.manager.tier(B) is Tier.HOST
 
 
 def test_the_stay_of_a_resident_adapter_is_prolonged() -> None:
     world = ResidencyWorld(arena=10)
     world.use(A, 6)
-    world.residency.prefetch(A, stay_seconds=100.0)
+    world.manager.prefetch(A, stay_seconds=100.0)
     world.now += 99
-    world.residency.prefetch(B)
+    world.manager.prefetch(B)
     answer_all(world, 6)
     assert on_device(world, A)
 
 
 def test_kept_adapters_are_the_last_of_their_tenant_to_make_room() -> None:
     world = ResidencyWorld(arena=10)
-    world.residency.prefetch(A, stay_seconds=1000.0)
+    world.manager.prefetch(A, stay_seconds=1000.0)
     answer_all(world, 5)
     world.now += 500
     world.use(make_key("new", "other"), 5)

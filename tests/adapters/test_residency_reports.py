@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from loraplex.adapters.histories import MAX_ADAPTERS, MAX_TRANSITIONS, Histories
 from loraplex.adapters.load_times import BOUNDS, LoadTimes
+from loraplex.adapters.manager import Failure, Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure, State
-from loraplex.adapters.residency import Failure, Tier
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 A, B, C = (make_key(name) for name in "abc")
 
 
 def test_an_explanation_follows_an_adapter_through_its_load() -> None:
     world = ResidencyWorld(arena=10)
-    residency = world.residency
-    assert residency.explain(A).state == "stored"
-    assert residency.explain(A).since is None
-    residency.request(A)
+    manager = world.manager
+    assert manager.explain(A).state == "stored"
+    assert manager.explain(A).since is None
+    manager.request(A)
     begun_at = world.now
     world.now += 2
-    found = residency.explain(A)
+    found = manager.explain(A)
     assert (found.state, found.tier, found.since) == ("fetching", Tier.STORE, begun_at)
     assert found.needed_bytes is None
     world.fetch(A, 4)
     world.settle()
-    found = residency.explain(A)
+    found = manager.explain(A)
     assert (found.state, found.tier, found.needed_bytes) == ("resident", Tier.DEVICE, 8)
     assert (found.free_bytes, found.largest_free_bytes, found.leased_bytes) == (12, 12, 0)
     states = [transition.state for transition in found.transitions]
     assert states == ["fetching", "reading", "host", "loading", "resident"]
-    residency.acquire(A, "r")
-    assert residency.explain(A).leased_bytes == 8
+    manager.acquire(A, "r")
+    assert manager.explain(A).leased_bytes == 8
 
 
 def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_attempt() -> None:
     world = ResidencyWorld()
-    world.residency.request(A)
-    world.residency.fetch_failed(A, "object_not_found", "no such object")
-    found = world.residency.explain(A)
+    world.manager.request(A)
+    world.manager.fetch_failed(A, "object_not_found", "no such object")
+    found = world.manager.explain(A)
     assert found.state == "failed"
     assert found.failure == Failure("object_not_found", "no such object")
     assert found.retry_at == world.now + 0.5
@@ -48,14 +48,14 @@ def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_a
 def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() -> None:
     world = ResidencyWorld(arena=10)
     world.load(A, 8)
-    world.residency.acquire(A, "r")
+    world.manager.acquire(A, "r")
     world.load(B, 6)
     world.load(C, 4)
-    found = world.residency.explain(C)
+    found = world.manager.explain(C)
     assert (found.state, found.order, found.needed_bytes) == ("host", 1, 8)
     assert (found.free_bytes, found.leased_bytes) == (4, 16)
-    assert world.residency.explain(B).order == 0
-    assert world.residency.explain(A).order == 0
+    assert world.manager.explain(B).order == 0
+    assert world.manager.explain(A).order == 0
 
 
 def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
@@ -63,11 +63,11 @@ def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
     world.use(A, 4)
     world.now += UNCLAIMED_STAY_SECONDS
     world.use(B, 4)
-    found = world.residency.explain(A)
+    found = world.manager.explain(A)
     assert (found.state, found.tier) == ("stored", Tier.HOST)
     assert found.transitions[-1].reason == Departure.SHARE
-    world.residency.evict(B)
-    assert world.residency.explain(B).state == "deleting"
+    world.manager.evict(B)
+    assert world.manager.explain(B).state == "deleting"
 
 
 def test_histories_are_bounded() -> None:
@@ -84,31 +84,31 @@ def test_histories_are_bounded() -> None:
 
 def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
     world = ResidencyWorld(arena=4)
-    world.residency.request(A)
+    world.manager.request(A)
     world.now += 2
     world.fetch(A, 4)
-    world.residency.poll()
+    world.manager.poll()
     world.now += 0.2
     world.loaders.run()
-    world.residency.poll()
+    world.manager.poll()
     world.now += 0.02
     world.loaders.run()
-    world.residency.poll()
-    found = world.residency.figures().load_seconds
+    world.manager.poll()
+    found = world.manager.figures().load_seconds
     seconds = {stage: round(histogram.sum, 6) for stage, histogram in found.items()}
     assert seconds == {"fetch": 2.0, "read": 0.2, "wait": 0.0, "copy": 0.02}
     assert all(sum(histogram.counts) == 1 for histogram in found.values())
-    assert round(world.residency.load_seconds(A), 6) == 2.22
+    assert round(world.manager.load_seconds(A), 6) == 2.22
 
 
 def test_a_failed_stage_is_not_counted_as_passed() -> None:
     world = ResidencyWorld()
-    world.residency.request(A)
+    world.manager.request(A)
     world.now += 1
-    world.residency.fetch_failed(A, "store_unavailable", "no answer")
+    world.manager.fetch_failed(A, "store_unavailable", "no answer")
     world.now += 100
     world.load(A, 4)
-    found = world.residency.figures().load_seconds
+    found = world.manager.figures().load_seconds
     assert sum(found["fetch"].counts) == 1
     assert found["fetch"].sum == 0
 
@@ -128,30 +128,30 @@ def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
     world = ResidencyWorld(arena=4)
     for request_id in ("alive", "gone", "lost"):
         world.load(A, 4)
-        assert world.residency.acquire(A, request_id) is not None
-    assert world.residency.reap(["alive", "unrelated"]) == ["gone", "lost"]
-    assert world.residency.num_leases_reaped == 2
-    assert world.residency.explain(A).leased_bytes == 8
-    assert world.residency.reap(["alive"]) == []
-    world.residency.release("gone")
-    assert [status.num_leases for status in world.residency.snapshot()] == [1]
-    world.residency.release("alive")
+        assert world.manager.acquire(A, request_id) is not None
+    assert world.manager.reap(["alive", "unrelated"]) == ["gone", "lost"]
+    assert world.manager.num_leases_reaped == 2
+    assert world.manager.explain(A).leased_bytes == 8
+    assert world.manager.reap(["alive"]) == []
+    world.manager.release("gone")
+    assert [status.num_leases for status in world.manager.snapshot()] == [1]
+    world.manager.release("alive")
     world.load(B, 4)
     world.now += UNCLAIMED_STAY_SECONDS
     world.settle()
-    assert world.residency.tier(B) is Tier.DEVICE
+    assert world.manager.tier(B) is Tier.DEVICE
 
 
 def test_a_map_shows_who_lies_where_and_who_would_go_first() -> None:
     world = ResidencyWorld(arena=20)
-    residency = world.residency
+    manager = world.manager
     for key, size in ((A, 4), (B, 4), (C, 2)):
         world.use(key, size)
         world.now += UNCLAIMED_STAY_SECONDS
-    residency.set_pinned([B])
-    residency.acquire(C, "r")
-    found = {extent.key: extent for extent in residency.extents()}
-    assert [extent.key for extent in residency.extents()] == [A, B, C], "by offset"
+    manager.set_pinned([B])
+    manager.acquire(C, "r")
+    found = {extent.key: extent for extent in manager.extents()}
+    assert [extent.key for extent in manager.extents()] == [A, B, C], "by offset"
     assert [(found[key].offset_bytes, found[key].num_bytes) for key in (A, B, C)] == [
         (0, 8),
         (8, 8),
@@ -169,24 +169,24 @@ def test_who_goes_first_is_who_does() -> None:
     for key in (B, A, C):
         world.use(key, 4)
         world.now += UNCLAIMED_STAY_SECONDS
-    ordered = [extent for extent in world.residency.extents() if extent.eviction_order is not None]
+    ordered = [extent for extent in world.manager.extents() if extent.eviction_order is not None]
     first = min(ordered, key=lambda extent: extent.eviction_order or 0).key
     world.use(make_key("d", "other"), 4)
-    assert first not in {extent.key for extent in world.residency.extents()}
+    assert first not in {extent.key for extent in world.manager.extents()}
 
 
 def test_a_map_shows_what_is_on_its_way_and_what_is_in_host_memory() -> None:
     world = ResidencyWorld(arena=10)
     world.use(A, 4)
-    world.residency.request(B)
+    world.manager.request(B)
     world.fetch(B, 2)
-    while not world.residency.extents()[1:]:
-        world.residency.poll()
-        if world.loaders and len(world.residency.extents()) < 2:
+    while not world.manager.extents()[1:]:
+        world.manager.poll()
+        if world.loaders and len(world.manager.extents()) < 2:
             world.loaders.run()
-    assert {extent.key: extent.state for extent in world.residency.extents()}[B] == "loading"
-    assert [(entry.key, entry.num_bytes) for entry in world.residency.host_entries()] == [
+    assert {extent.key: extent.state for extent in world.manager.extents()}[B] == "loading"
+    assert [(entry.key, entry.num_bytes) for entry in world.manager.host_entries()] == [
         (A, 8),
         (B, 4),
     ]
-    assert {entry.key: entry.is_in_use for entry in world.residency.host_entries()}[B]
+    assert {entry.key: entry.is_in_use for entry in world.manager.host_entries()}[B]

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.byte_shares import Holding, find_surplus
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS, Departure
-from loraplex.adapters.residency import Tier
-from loraplex.adapters.room import PATIENCE_SECONDS
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 MINE = [make_key(f"mine {index}", "me") for index in range(2)]
 
@@ -23,16 +23,16 @@ def test_a_parade_of_one_tenants_adapters_leaves_the_others_working_sets_alone(s
     rng = random.Random(seed)
     for key in MINE:
         world.use(key, 2)
-    num_loads = world.residency.num_loads
+    num_loads = world.manager.num_loads
     for turn in range(200):
         world.now += UNCLAIMED_STAY_SECONDS
         world.use(make_key(str(turn), "parade"), rng.choice((1, 2, 4)), f"p{turn}")
         if turn % 5 == 0:
             for key in MINE:
-                assert world.residency.acquire(key, f"{key.digest} {turn}") is not None
-                world.residency.release(f"{key.digest} {turn}")
-    assert world.residency.num_loads == num_loads + 200
-    assert world.residency.figures().evictions[Departure.SHARE] > 100
+                assert world.manager.acquire(key, f"{key.digest} {turn}") is not None
+                world.manager.release(f"{key.digest} {turn}")
+    assert world.manager.num_loads == num_loads + 200
+    assert world.manager.figures().evictions[Departure.SHARE] > 100
 
 
 def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:
@@ -42,15 +42,15 @@ def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:
     parade = [make_key(str(index), "parade") for index in range(4)]
     for key in parade[:2]:
         world.load(key, 4)
-        assert world.residency.acquire(key, key.digest) is not None
+        assert world.manager.acquire(key, key.digest) is not None
     world.load(parade[2], 4)
-    assert world.residency.tier(parade[2]) is Tier.HOST
-    assert all(world.residency.tier(key) is Tier.DEVICE for key in MINE)
+    assert world.manager.tier(parade[2]) is Tier.HOST
+    assert all(world.manager.tier(key) is Tier.DEVICE for key in MINE)
     world.now += MIN_STAY_SECONDS
-    world.residency.release(parade[0].digest)
+    world.manager.release(parade[0].digest)
     world.settle()
-    assert world.residency.tier(parade[2]) is Tier.DEVICE
-    assert all(world.residency.tier(key) is Tier.DEVICE for key in MINE)
+    assert world.manager.tier(parade[2]) is Tier.DEVICE
+    assert all(world.manager.tier(key) is Tier.DEVICE for key in MINE)
 
 
 def test_what_others_have_not_used_for_long_may_go() -> None:
@@ -60,8 +60,8 @@ def test_what_others_have_not_used_for_long_may_go() -> None:
     world.now += 1000
     for name, size in (("a", 8), ("b", 4)):
         world.load(make_key(name, "parade"), size)
-        assert world.residency.acquire(make_key(name, "parade"), name) is not None
-    assert not any(world.residency.tier(key) is Tier.DEVICE for key in MINE)
+        assert world.manager.acquire(make_key(name, "parade"), name) is not None
+    assert not any(world.manager.tier(key) is Tier.DEVICE for key in MINE)
 
 
 def test_patience_ends_also_for_who_is_beyond_its_share() -> None:
@@ -70,10 +70,10 @@ def test_patience_ends_also_for_who_is_beyond_its_share() -> None:
         world.use(key, 2)
     large = make_key("large", "parade")
     world.load(large, 12)
-    assert world.residency.tier(large) is Tier.HOST
+    assert world.manager.tier(large) is Tier.HOST
     world.now += PATIENCE_SECONDS
     world.settle()
-    assert world.residency.tier(large) is Tier.DEVICE
+    assert world.manager.tier(large) is Tier.DEVICE
 
 
 def test_the_surplus_is_what_is_least_recently_used_of_what_a_tenant_has_too_many() -> None:

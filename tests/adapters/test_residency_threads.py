@@ -12,7 +12,7 @@ from loraplex.adapters.arena import Arena
 from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.loaders import LoaderThreads
-from loraplex.adapters.residency import Lease, Residency, Tier
+from loraplex.adapters.manager import AdapterManager, Lease, Tier
 from support.blocks import StoredBlock, make_key, make_layout, write_block
 
 NUM_ADAPTERS = 24
@@ -42,7 +42,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
     wanted: list[AdapterKey] = []
     ticks = count()
     with closing(LoaderThreads(2)) as loaders:
-        residency: Residency[HostBlock] = Residency(
+        manager: AdapterManager[HostBlock] = AdapterManager(
             arena=arena,
             host=host,
             loaders=loaders,
@@ -55,13 +55,13 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
         leases: dict[str, Lease] = {}
         for turn in count():
             for key in wanted:
-                residency.fetched(key, stored[key].path, Tier.DISK)
+                manager.fetched(key, stored[key].path, Tier.DISK)
             wanted.clear()
-            residency.poll()
+            manager.poll()
             for key in list(remaining):
-                lease = residency.acquire(key, f"{key} {remaining[key]}")
+                lease = manager.acquire(key, f"{key} {remaining[key]}")
                 if lease is None:
-                    assert residency.failure(key) is None
+                    assert manager.failure(key) is None
                     continue
                 leases[lease.request_id] = lease
                 remaining[key] -= 1
@@ -72,19 +72,19 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
                 assert holds_its_own_weights(arena, lease, stored[lease.key])
             if turn % 4 == 3:
                 for request_id in leases:
-                    residency.release(request_id)
+                    manager.release(request_id)
                 leases.clear()
                 for key in list(stored)[:: NUM_ADAPTERS // 8]:
                     if key not in remaining:
-                        residency.evict(key)
+                        manager.evict(key)
             if not remaining and not leases:
                 break
         for key in stored:
-            residency.evict(key)
-        while residency.snapshot() or residency.has_pending_work:
-            residency.poll()
-            residency.take_evicted()
-    assert residency.num_evictions > 0
+            manager.evict(key)
+        while manager.snapshot() or manager.has_pending_work:
+            manager.poll()
+            manager.take_evicted()
+    assert manager.num_evictions > 0
     assert arena.used_bytes == host.used_bytes == 0
     assert not arena.flat.any()
     assert not arena.table.any()

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
+from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.manager import Tier
 from loraplex.adapters.reading import MAX_SUBMITTED
 from loraplex.adapters.record import MIN_STAY_SECONDS, Departure
-from loraplex.adapters.residency import Tier
-from loraplex.adapters.room import PATIENCE_SECONDS
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 
 SIZE = 4
 SOON = 8
@@ -30,15 +30,15 @@ def make_world(*used: AdapterKey) -> ResidencyWorld:
 
 
 def resident(world: ResidencyWorld) -> set[AdapterKey]:
-    return {key for key in (A, B, C) if world.residency.tier(key) is Tier.DEVICE}
+    return {key for key in (A, B, C) if world.manager.tier(key) is Tier.DEVICE}
 
 
 def test_of_many_that_requests_name_only_those_whose_turn_is_soon_are_fetched() -> None:
     world = ResidencyWorld(num_soon=2)
     keys = [make_key(str(number)) for number in range(5)]
     for key in keys:
-        world.residency.expect_last(key)
-        assert world.residency.acquire(key, key.digest) is None
+        world.manager.expect_last(key)
+        assert world.manager.acquire(key, key.digest) is None
     assert world.wanted == keys[:2]
 
 
@@ -46,13 +46,13 @@ def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
     world = ResidencyWorld(num_soon=2)
     keys = [make_key(str(number)) for number in range(5)]
     for key in keys:
-        world.residency.expect_last(key)
+        world.manager.expect_last(key)
     world.fetch(keys[0], 2)
     world.settle()
-    assert world.residency.acquire(keys[0], "user") is not None
-    world.residency.fetch_failed(keys[1], "object_corrupt", "It is damaged.")
+    assert world.manager.acquire(keys[0], "user") is not None
+    world.manager.fetch_failed(keys[1], "object_corrupt", "It is damaged.")
     for key in keys[2:]:
-        world.residency.request(key)
+        world.manager.request(key)
     assert world.wanted == keys[1:4]
 
 
@@ -60,36 +60,36 @@ def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
 def test_what_is_needed_sooner_overtakes_what_waits_for_the_loader_threads(num_jobs: int) -> None:
     world = ResidencyWorld(arena=SIZE * 40, num_soon=40)
     crowd = [make_key(f"crowd {index}") for index in range(20)]
-    world.residency.expect(crowd)
+    world.manager.expect(crowd)
     for key in crowd:
         world.fetch(key, SIZE)
-    world.residency.poll()
+    world.manager.poll()
     for _ in range(num_jobs):
         world.loaders.run()
-        world.residency.poll()
-    world.residency.expect([A, *crowd])
+        world.manager.poll()
+    world.manager.expect([A, *crowd])
     world.fetch(A, SIZE)
-    world.residency.poll()
+    world.manager.poll()
     num_more = 0
-    while world.residency.tier(A) is not Tier.DEVICE:
+    while world.manager.tier(A) is not Tier.DEVICE:
         world.loaders.run()
-        world.residency.poll()
+        world.manager.poll()
         num_more += 1
     assert num_more <= 2 * (2 * MAX_SUBMITTED + 1), "a few jobs before its read and its copy"
 
 
 def test_a_wish_and_a_pin_need_no_turn() -> None:
     world = ResidencyWorld(num_soon=1)
-    world.residency.expect([A])
-    world.residency.prefetch(B)
-    world.residency.set_pinned([C])
+    world.manager.expect([A])
+    world.manager.prefetch(B)
+    world.manager.set_pinned([C])
     assert set(world.wanted) == {A, B, C}
 
 
 def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
     world = ResidencyWorld()
     for key in (A, B):
-        world.residency.request(key)
+        world.manager.request(key)
     world.fetch(A, 2)
     world.fetch(B, OSError())
     assert world.read == []
@@ -99,15 +99,15 @@ def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
 
 def test_what_no_request_waits_for_goes_first_however_lately_it_was_used() -> None:
     world = make_world(A, B)
-    world.residency.expect([A])
-    assert [status.eviction_order for status in world.residency.extents()] == [1, 0]
+    world.manager.expect([A])
+    assert [status.eviction_order for status in world.manager.extents()] == [1, 0]
     world.load(C, SIZE)
     assert resident(world) == {A, C}
 
 
 def test_of_what_requests_wait_for_the_last_one_goes_for_one_that_is_needed_sooner() -> None:
     world = make_world(A, B)
-    world.residency.expect([C, A, B])
+    world.manager.expect([C, A, B])
     world.load(C, SIZE)
     assert resident(world) == {A, C}
 
@@ -117,39 +117,39 @@ def test_what_is_needed_later_or_not_soon_waits_until_the_others_are_needed_no_m
     turns: list[AdapterKey],
 ) -> None:
     world = make_world(A)
-    world.residency.expect(turns)
+    world.manager.expect(turns)
     world.load(C, SIZE)
     assert resident(world) == {A}
-    world.residency.expect([C])
+    world.manager.expect([C])
     world.load(C, SIZE)
     assert resident(world) == {C}
 
 
 def test_what_a_request_named_just_now_makes_no_room_for_one_behind_it() -> None:
     world = make_world(A)
-    world.residency.expect_last(A)
-    world.residency.expect_last(C)
+    world.manager.expect_last(A)
+    world.manager.expect_last(C)
     world.load(C, SIZE)
     assert resident(world) == {A}
-    world.residency.expect([])
+    world.manager.expect([])
     world.settle()
     assert resident(world) == {C}
 
 
 def test_once_a_request_has_it_no_turn_keeps_an_adapter() -> None:
     world = make_world(A, B)
-    world.residency.expect([A])
-    world.residency.acquire(A, "user")
-    world.residency.release("user")
-    world.residency.acquire(B, "another")
+    world.manager.expect([A])
+    world.manager.acquire(A, "user")
+    world.manager.release("user")
+    world.manager.acquire(B, "another")
     world.load(C, SIZE)
     assert resident(world) == {B, C}
 
 
 def test_a_pin_makes_room_for_itself_whoever_waits() -> None:
     world = make_world(A, B)
-    world.residency.expect([A, B])
-    world.residency.set_pinned([C])
+    world.manager.expect([A, B])
+    world.manager.set_pinned([C])
     world.load(C, SIZE)
     assert resident(world) == {A, C}
 
@@ -158,10 +158,10 @@ def test_those_whose_turn_is_next_are_asked_for_again() -> None:
     world = make_world(A)
     world.load(B, SIZE)
     assert resident(world) == {B}
-    world.residency.acquire(B, "user")
+    world.manager.acquire(B, "user")
     world.now += 1
-    world.residency.expect([A])
-    world.residency.release("user")
+    world.manager.expect([A])
+    world.manager.release("user")
     world.settle()
     assert resident(world) == {A}
 
@@ -170,52 +170,52 @@ def test_patience_begins_when_the_turn_is_near() -> None:
     world = make_world(A, B)
     world.load(B, SIZE)
     for key in (A, B):
-        world.residency.acquire(key, key.digest)
+        world.manager.acquire(key, key.digest)
     world.load(C, SIZE)
-    world.residency.expect([*OTHERS, C])
+    world.manager.expect([*OTHERS, C])
     for _ in range(2):  # far at first, then near
         world.now += PATIENCE_SECONDS - 0.1
         world.settle()
-        assert world.residency.acquire(A, "another") is not None
-        assert world.residency.acquire(B, "yet another") is not None
-        world.residency.expect([C])
+        assert world.manager.acquire(A, "another") is not None
+        assert world.manager.acquire(B, "yet another") is not None
+        world.manager.expect([C])
     world.now += 0.2
     world.settle()
-    is_leaving = [world.residency.acquire(key, f"late {key.digest}") is None for key in (A, B)]
+    is_leaving = [world.manager.acquire(key, f"late {key.digest}") is None for key in (A, B)]
     assert sorted(is_leaving) == [False, True]
 
 
 def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_before_it() -> None:
     world = make_world(A, B)
     for key in (A, B):
-        world.residency.acquire(key, key.digest)
+        world.manager.acquire(key, key.digest)
     *_, far = OTHERS
-    world.residency.expect([C, *OTHERS])
+    world.manager.expect([C, *OTHERS])
     world.load(C, SIZE)
     world.load(far, SIZE)
     world.now += PATIENCE_SECONDS
-    world.residency.expect([far, C])
+    world.manager.expect([far, C])
     world.settle()
     for key in (A, B):
-        world.residency.release(key.digest)
+        world.manager.release(key.digest)
     world.settle()
     assert C in resident(world)
-    assert world.residency.figures().evictions[Departure.DRAINED] == 1
+    assert world.manager.figures().evictions[Departure.DRAINED] == 1
 
 
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
     world = ResidencyWorld(arena=SIZE, host=SIZE, num_soon=SOON)
     world.load(A, SIZE)
-    world.residency.acquire(A, "user")
-    world.residency.expect([B, C])
+    world.manager.acquire(A, "user")
+    world.manager.expect([B, C])
     world.load(B, SIZE)
     world.load(C, SIZE)
-    assert [world.residency.tier(key) for key in (B, C)] == [Tier.HOST, Tier.DISK]
-    world.residency.expect([C, *OTHERS, B])
+    assert [world.manager.tier(key) for key in (B, C)] == [Tier.HOST, Tier.DISK]
+    world.manager.expect([C, *OTHERS, B])
     world.settle()
-    assert [world.residency.tier(key) for key in (B, C)] == [Tier.DISK, Tier.HOST]
+    assert [world.manager.tier(key) for key in (B, C)] == [Tier.DISK, Tier.HOST]
     world.now += MIN_STAY_SECONDS
-    world.residency.release("user")
+    world.manager.release("user")
     world.settle()
     assert resident(world) == {C}
 
@@ -226,25 +226,25 @@ def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once(host: int) -
     burst = [make_key(f"burst {index}") for index in range(4 * room)]
     world = ResidencyWorld(arena=SIZE * room, host=SIZE * host)
     for key in burst:
-        world.residency.expect_last(key)
+        world.manager.expect_last(key)
     waiting = list(burst)
     running: list[AdapterKey] = []
     for _ in range(100 * len(burst)):
         world.now += MIN_STAY_SECONDS
-        world.residency.expect(waiting)
+        world.manager.expect(waiting)
         for key in set(world.wanted):
             world.fetch(key, SIZE)
         world.settle()
         for key in list(waiting):
-            if len(running) < num_running and world.residency.acquire(key, key.digest):
+            if len(running) < num_running and world.manager.acquire(key, key.digest):
                 waiting.remove(key)
                 running.append(key)
         if len(running) == num_running or not waiting:
-            world.residency.release(running.pop(0).digest)
+            world.manager.release(running.pop(0).digest)
         if not waiting and not running:
             break
     assert not waiting
-    assert world.residency.num_loads == len(burst)
+    assert world.manager.num_loads == len(burst)
 
 
 def test_whoever_leaves_had_a_later_turn_than_one_that_comes() -> None:
@@ -264,20 +264,20 @@ def num_displaced_by_turn(rng: Random) -> int:
     held: list[str] = []
     num_left = num_drained = 0
     for number in range(40):
-        before = {key for key in names if world.residency.tier(key) is Tier.DEVICE}
+        before = {key for key in names if world.manager.tier(key) is Tier.DEVICE}
         turns = rng.sample(names, rng.randint(0, len(names)))
-        world.residency.expect(turns)
+        world.manager.expect(turns)
         leased = rng.choice(names)
-        if world.residency.acquire(leased, f"{number}"):
+        if world.manager.acquire(leased, f"{number}"):
             held.append(f"{number}")
             turns = [AdapterKey("", "") if key == leased else key for key in turns]
         if held and rng.random() < 0.5:
-            world.residency.release(held.pop(rng.randrange(len(held))))
+            world.manager.release(held.pop(rng.randrange(len(held))))
         for key in set(world.wanted):
             world.fetch(key, SIZE)
         world.settle()
         world.now += 1.1  # longer than the stay of an adapter that nobody has leased
-        now = {key for key in names if world.residency.tier(key) is Tier.DEVICE}
+        now = {key for key in names if world.manager.tier(key) is Tier.DEVICE}
         was_patient, num_drained = num_drained == count_drained(world), count_drained(world)
         if was_patient:
             for key in before - now:
@@ -287,7 +287,7 @@ def num_displaced_by_turn(rng: Random) -> int:
 
 
 def count_drained(world: ResidencyWorld) -> int:
-    return world.residency.figures().evictions[Departure.DRAINED]
+    return world.manager.figures().evictions[Departure.DRAINED]
 
 
 def makes_room(

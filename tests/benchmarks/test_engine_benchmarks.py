@@ -181,7 +181,7 @@ def test_a_step_that_computes_prompts_takes_all_of_them(tmp_path: Path) -> None:
     assert engine.prompt_flops(2, 8) == 2 * (16 * per_token + 2 * 64 * 512)
 
 
-def test_guesses_of_a_certain_drawn_base_hold_as_often_as_they_are_right(
+def test_drafts_of_a_certain_drawn_base_hold_as_often_as_they_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawn_base, "LARGE_SHAPE", SMOKE_SHAPE)

@@ -116,7 +116,7 @@ def make_resident(base: BaseModel, tuned: list[Any], blocks: Path) -> Resident:
         key = AdapterKey("acme", report.digest)
         block = host.read(key, folder / "adapter.block")
         assert block is not None
-        placement = arena.place(key, block.num_elements, block.table, block.extras)
+        placement = arena.place(key, block.num_elements, block.table, block.auxiliary)
         assert placement is not None
         arena.copy_into(placement, block)
         arena.publish(placement)

@@ -175,10 +175,10 @@ def poison(world: World, row: int, value: float) -> None:
 
     A, because what intake has let through is finite, and of that B keeps adapters apart.
     """
-    extras = [placed for held in world.arena.row_extras[row].values() for placed in held]
-    for placed in extras:
+    auxiliary = [placed for held in world.arena.row_auxiliary[row].values() for placed in held]
+    for placed in auxiliary:
         world.arena.flat[placed.offset : placed.offset + placed.extra.num_elements] = value
-    for a_offset, _, rank in () if extras else world.arena.row_tables[row]:
+    for a_offset, _, rank in () if auxiliary else world.arena.row_tables[row]:
         world.arena.flat[a_offset : a_offset + rank * 8] = value
     forget_copies(world, row)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loraplex.engine.kv.cache import KvCache, KvFormat
 from loraplex.engine.kv.groups import LayerKvShape, one_group
-from loraplex.engine.model.inputs import Span, make_inputs
+from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 from support.attention_cases import AttentionCase, Sequences
 
@@ -71,9 +71,9 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
     values = [torch.randn(n, KV_HEADS, VALUE_DIM, generator=generator) for n in contexts]
     for history in (True, False):
         spans = [
-            Span([0] * (n - count), 0, [table])
+            SequenceChunk([0] * (n - count), 0, [table])
             if history
-            else Span([0] * count, n - count, [table])
+            else SequenceChunk([0] * count, n - count, [table])
             for n, count, table in zip(contexts, queries, tables, strict=True)
         ]
         order = sorted(range(len(spans)), key=lambda i: len(spans[i].token_ids) > 1)
@@ -127,7 +127,7 @@ def test_a_token_s_attention_is_the_same_to_the_bit_however_many_are_verified_wi
     q = torch.randn(6, HEADS, 16, generator=generator)
     results = []
     for num_rows in (1, 2, 3, 4, 6):  # from one position on, which attends to as many keys
-        span = Span([0] * num_rows, start=40, tables=[[1, 2]])
+        span = SequenceChunk([0] * num_rows, start=40, tables=[[1, 2]])
         inputs = make_inputs([span], groups=cache.groups, block_size=32, device=CPU)
         options = AttentionOptions(scale=0.3)
         results.append(paged_attention(q[:num_rows], keys, values, inputs.attention[0], options)[0])

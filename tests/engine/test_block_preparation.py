@@ -86,7 +86,7 @@ class Block:
 
     def extra(self, position: int) -> Tensor:
         """The values of one extra, flat."""
-        placed = self.plan.placed_extras[position]
+        placed = self.plan.placed_auxiliary[position]
         return self.values[placed.offset : placed.offset + placed.extra.num_elements]
 
     def a(self, index: int) -> Tensor:
@@ -102,12 +102,12 @@ class Block:
 
 
 def make_block(
-    base: Base, ranks: dict[int, int], *extras: Extra, dtype: torch.dtype = torch.float32
+    base: Base, ranks: dict[int, int], *auxiliary: Extra, dtype: torch.dtype = torch.float32
 ) -> Block:
-    plan = BlockPlan(base.layout, ranks, extras)
+    plan = BlockPlan(base.layout, ranks, auxiliary)
     values = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(1))
     header = BlockHeader(
-        "base", "sha256:0", "F32", ranks, dict.fromkeys(ranks, SCALE), extras, {}, len(values), 0
+        "base", "sha256:0", "F32", ranks, dict.fromkeys(ranks, SCALE), auxiliary, {}, len(values), 0
     )
     return Block(plan, values.to(dtype), header)
 
@@ -150,12 +150,12 @@ def test_dora_leaves_the_other_slices_of_its_projection_alone() -> None:
 
 def test_biases_are_served_scaled_and_as_differences() -> None:
     base = make_base()
-    extras = (
+    auxiliary = (
         Extra(K, ExtraKind.LORA_BIAS, (WIDE,)),
         Extra(K, ExtraKind.BIAS, (WIDE,)),
         Extra(HEAD, ExtraKind.BIAS, (VOCAB,)),
     )
-    block = make_block(base, {K: 2}, *extras)
+    block = make_block(base, {K: 2}, *auxiliary)
     before = Block(block.plan, block.values.clone(), block.header)
     base.prepare(block.values, block.header, block.plan)
     assert torch.equal(block.extra(0), before.extra(0) * SCALE)
@@ -165,11 +165,11 @@ def test_biases_are_served_scaled_and_as_differences() -> None:
 
 def test_matrices_and_rows_are_served_as_they_are() -> None:
     base = make_base()
-    extras = (
+    auxiliary = (
         Extra(EMBEDDING, ExtraKind.MATRIX, (VOCAB, HIDDEN)),
         Extra(HEAD, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (0, VOCAB - 1)),
     )
-    block = make_block(base, {}, *extras)
+    block = make_block(base, {}, *auxiliary)
     before = block.values.clone()
     base.prepare(block.values, block.header, block.plan)
     assert torch.equal(block.values, before)

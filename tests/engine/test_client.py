@@ -15,7 +15,7 @@ import uvloop
 
 from loraplex.adapters.errors import ObjectNotFound, StoreUnavailable
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable, InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import (
@@ -76,10 +76,10 @@ def test_a_requests_events_arrive_in_order(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_tokens_that_were_guessed_arrive_together(tmp_path: Path) -> None:
+def test_tokens_that_were_drafted_arrive_together(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as client:
-            request = make_request("r", [7, 8, 9], max_tokens=6, num_guesses=3)
+            request = make_request("r", [7, 8, 9], max_tokens=6, num_draft_tokens=3)
             stream = client.submit(request)
             events = [event async for event in stream if isinstance(event, TokensGenerated)]
             assert [event.token_ids for event in events] == [[7], [8, 9, 7, 8], [9]]

@@ -13,7 +13,7 @@ import torch
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.execution.sampler import sample
-from loraplex.engine.messages import Abort, EvictAdapter, FinishReason, GenerationRequest, Submit
+from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason, GenerationRequest, Submit
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
@@ -257,7 +257,7 @@ def test_evicting_an_adapter_ends_its_requests_and_forgets_its_weights_and_kv(
     neighbour = engine.submit(list(range(50)), kept, max_tokens=20, ignore_eos=True)
     engine.step()
 
-    engine.core.handle(EvictAdapter(doomed))
+    engine.core.handle(DeleteAdapter(doomed))
     engine.run()
 
     end = engine.answers[running].finished

@@ -143,7 +143,7 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
 
 
-def test_guesses_are_verified_and_short_prompts_computed_by_replays(
+def test_drafts_are_verified_and_short_prompts_computed_by_replays(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer = ScriptedProposer({}, error=0.2)
@@ -161,7 +161,7 @@ def test_guesses_are_verified_and_short_prompts_computed_by_replays(
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [1024, 20], ids=["all", "within the budget"])
-def test_a_full_batch_s_guesses_are_verified_by_replays(
+def test_a_full_batch_s_drafts_are_verified_by_replays(
     tiny_base: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.messages import (
     AdapterExplanation,
     AdapterStored,
-    EvictAdapter,
+    DeleteAdapter,
     ExplainAdapter,
     FinishReason,
     Prefetch,
@@ -72,7 +72,7 @@ def test_running_requests_finish_and_new_ones_are_refused(
     engine.run()
     running = engine.submit(PROMPT, doomed, max_tokens=20, ignore_eos=True)
     begin(engine, running)
-    engine.core.handle(EvictAdapter(doomed, drain_seconds=1000.0))
+    engine.core.handle(DeleteAdapter(doomed, drain_seconds=1000.0))
     late = engine.submit(PROMPT, doomed)
     neighbour = engine.submit(PROMPT, kept, max_tokens=5, ignore_eos=True)
     assert engine.evicted == []
@@ -99,7 +99,7 @@ def test_who_waits_for_a_deleted_adapter_ends_at_once(
     running = engine.submit(PROMPT, doomed, max_tokens=10, ignore_eos=True)
     begin(engine, running)
     waiting = engine.submit(PROMPT, doomed)
-    engine.core.handle(EvictAdapter(doomed, drain_seconds=1000.0))
+    engine.core.handle(DeleteAdapter(doomed, drain_seconds=1000.0))
     engine.step()
     assert error_code(engine, waiting) == "adapter_deleted"
     assert engine.answers[running].finished is None
@@ -115,7 +115,7 @@ def test_the_deadline_ends_the_rest(engine: LocalEngine, folders: list[Path], cl
     doomed = engine.add_adapter(folders[0])
     running = engine.submit(PROMPT, doomed, max_tokens=300, ignore_eos=True)
     begin(engine, running)
-    engine.core.handle(EvictAdapter(doomed, drain_seconds=500.0))
+    engine.core.handle(DeleteAdapter(doomed, drain_seconds=500.0))
     engine.step()
     assert engine.answers[running].finished is None
     clock.now += 501.0
@@ -133,8 +133,8 @@ def test_a_later_deletion_without_a_drain_shortens_the_deadline(
     doomed = engine.add_adapter(folders[0])
     running = engine.submit(PROMPT, doomed, max_tokens=300, ignore_eos=True)
     begin(engine, running)
-    engine.core.handle(EvictAdapter(doomed, drain_seconds=500.0))
-    engine.core.handle(EvictAdapter(doomed))
+    engine.core.handle(DeleteAdapter(doomed, drain_seconds=500.0))
+    engine.core.handle(DeleteAdapter(doomed))
     engine.run()
     assert error_code(engine, running) == "adapter_deleted"
     assert engine.evicted == [doomed]
@@ -146,7 +146,7 @@ def test_what_was_computed_under_a_drained_adapter_is_never_found_again(
     doomed = engine.add_adapter(folders[0])
     running = engine.submit(PROMPT, doomed, max_tokens=20, ignore_eos=True)
     begin(engine, running)
-    engine.core.handle(EvictAdapter(doomed, drain_seconds=1000.0))
+    engine.core.handle(DeleteAdapter(doomed, drain_seconds=1000.0))
     engine.run()
     assert engine.evicted == [doomed]
     again = engine.submit(PROMPT, doomed)

@@ -82,7 +82,7 @@ def publish(
         key = AdapterKey("acme", report.digest)
         block = host.read(key, path)
         assert block is not None
-        placement = arena.place(key, block.num_elements, block.table, block.extras)
+        placement = arena.place(key, block.num_elements, block.table, block.auxiliary)
         assert placement is not None
         arena.copy_into(placement, block)
         arena.publish(placement)

@@ -10,17 +10,19 @@ import torch
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.model import inputs as inputs_module
-from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, Span, StepInputs, make_inputs
+from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, StepInputs, make_inputs
 
 BLOCK = 4
 
 
-def span(num_tokens: int, start: int, *, kept: int = 1, tree: Sequence[int] | None = None) -> Span:
+def span(
+    num_tokens: int, start: int, *, kept: int = 1, tree: Sequence[int] | None = None
+) -> SequenceChunk:
     table = list(range(1, 2 + (start + num_tokens) // BLOCK))
-    return Span(range(100, 100 + num_tokens), start, [table, table], kept, tree)
+    return SequenceChunk(range(100, 100 + num_tokens), start, [table, table], kept, tree)
 
 
-def lay_out(*spans: Span, groups: Sequence[KvGroup] | None = None) -> StepInputs:
+def lay_out(*spans: SequenceChunk, groups: Sequence[KvGroup] | None = None) -> StepInputs:
     groups = groups or one_group(1, 100)
     return make_inputs(spans, groups=groups, block_size=BLOCK, device=torch.device("cpu"))
 
@@ -67,7 +69,7 @@ def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> No
     assert inputs.positions.tolist() == [3, 4, 7, 8, 8, 9, 10, 9]
     slots = inputs.attention[0].slot_mapping
     assert slots[2:].tolist() == list(range(BLOCK + 7, BLOCK + 13))
-    assert inputs.kept_rows == (1, *range(2, 8))
+    assert inputs.logits_rows == (1, *range(2, 8))
 
 
 def test_a_token_of_a_tree_sees_those_it_follows() -> None:
@@ -93,7 +95,7 @@ def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, MAX_GROUPED_ROWS + 1])
 def test_the_null_block_is_never_written(num_tokens: int) -> None:
     with pytest.raises(AssertionError, match="null block"):
-        lay_out(Span([7] * num_tokens, 0, [[0] * num_tokens]))
+        lay_out(SequenceChunk([7] * num_tokens, 0, [[0] * num_tokens]))
 
 
 def test_read_in_place_there_is_a_group_for_each_kind_of_span_and_padding_is_no_work() -> None:

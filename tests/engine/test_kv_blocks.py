@@ -169,12 +169,12 @@ def test_prefixes_are_evicted_from_their_leaves() -> None:
     kv = make_blocks(full(4))
     tokens = list(range(16))
     kv.release(compute(kv, tokens))
-    for num_taken, num_left in ((1, 12), (2, 8), (3, 4)):
+    for num_taken, num_freed in ((1, 12), (2, 8), (3, 4)):
         other = kv.new_sequence()
         assert kv.grow(other, 0, num_taken * SIZE)
         kv.release(other)
         found = kv.new_sequence()
-        assert kv.match(found, NAMESPACE, [*tokens, 0]) == num_left
+        assert kv.match(found, NAMESPACE, [*tokens, 0]) == num_freed
         kv.release(found)
         assert kv.num_prefix_evictions == num_taken
 

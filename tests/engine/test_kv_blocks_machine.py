@@ -301,7 +301,7 @@ def test_long_walks_reach_every_mechanism() -> None:
         reached["copies"] += machine.kv.num_copies
         reached["evictions"] += machine.kv.num_prefix_evictions
         reached["swapped in"] += machine.kv.num_swapped_in
-        reached["left behind"] += sum(map(any, (seq.kv.num_left for seq in machine.live)))
+        reached["left behind"] += sum(map(any, (seq.kv.num_freed for seq in machine.live)))
         machine.teardown()
     for mechanism in ("hits", "copies", "evictions", "swapped in", "left behind"):
         assert reached[mechanism] >= 30, reached

@@ -5,15 +5,15 @@ from __future__ import annotations
 from loraplex.engine.messages import LineUse, MemoryMap
 from loraplex.engine.reports.memory import map_memory
 from support.blocks import make_key
-from support.residency import ResidencyWorld
+from support.manager import ResidencyWorld
 from support.scheduling import SchedulerBench
 
 BYTES = 512
 
 
 def mapped(bench: SchedulerBench, world: ResidencyWorld | None = None) -> MemoryMap:
-    residency = (world or ResidencyWorld()).residency
-    return map_memory(7, residency, bench.scheduler, bench.kv, kv_block_bytes=[BYTES])
+    manager = (world or ResidencyWorld()).manager
+    return map_memory(7, manager, bench.scheduler, bench.kv, kv_block_bytes=[BYTES])
 
 
 def test_blocks_are_empty_cached_or_used() -> None:
@@ -36,7 +36,7 @@ def test_blocks_are_empty_cached_or_used() -> None:
 def test_each_tenants_requests_are_told_by_their_adapter() -> None:
     bench = SchedulerBench(budget=64, max_num_seqs=2)
     key = make_key("bot", "acme")
-    bench.residency.resident.add(key)
+    bench.manager.resident.add(key)
     bench.add("adapted", 4, tenant="acme", max_tokens=9, adapter=key)
     bench.add("plain", 4, tenant="acme", max_tokens=9)
     bench.step()

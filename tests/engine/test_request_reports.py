@@ -46,7 +46,7 @@ def test_a_request_says_that_it_waits_for_its_adapter() -> None:
     bench.add("cold", 4, adapter=ABSENT)
     bench.step()
     assert states(bench)["cold"].waits_for == "adapter"
-    bench.residency.resident.add(ABSENT)
+    bench.manager.resident.add(ABSENT)
     bench.step()
     assert "cold" not in states(bench) or states(bench)["cold"].state != "waiting"
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loraplex.adapters.arena import Arena
+from loraplex.engine.model.expert_router import RouterProjection, find_routers
 from loraplex.engine.model.forward import forward_context
-from loraplex.engine.model.router import RouterProjection, find_routers
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, Segment
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout

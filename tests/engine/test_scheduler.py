@@ -7,7 +7,7 @@ import random
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Failure, Tier
+from loraplex.adapters.manager import Failure, Tier
 from loraplex.engine.errors import PromptTooLong
 from loraplex.engine.kv.layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
@@ -104,10 +104,10 @@ def test_a_request_whose_adapter_is_missing_is_passed_by_and_served_when_it_come
     bench = SchedulerBench()
     bench.add("cold", 4, adapter=A)
     bench.add("base", 4)
-    assert bench.residency.requested == [A]
+    assert bench.manager.requested == [A]
     assert list(counts(bench.step())) == ["base"]
     assert bench.step() is None
-    bench.residency.resident.add(A)
+    bench.manager.resident.add(A)
     assert list(counts(bench.step())) == ["cold"]
     bench.assert_empty()
 
@@ -118,7 +118,7 @@ def test_the_start_tells_how_long_the_adapter_took() -> None:
     bench.now = 0.5
     bench.step()
     bench.now = 1.5
-    bench.residency.resident.add(A)
+    bench.manager.resident.add(A)
     bench.add("warm", 4, adapter=A, tier=Tier.DEVICE)
     bench.now = 2.0
     cold, warm = bench.scheduler.schedule().started
@@ -129,26 +129,26 @@ def test_the_start_tells_how_long_the_adapter_took() -> None:
 
 def test_residency_hears_whose_turn_is_next_behind_a_full_batch_until_nobody_waits() -> None:
     bench = SchedulerBench(max_num_seqs=1, step_seconds=EXPECT_INTERVAL_SECONDS)
-    bench.residency.resident.add(A)
+    bench.manager.resident.add(A)
     bench.add("running", 4, max_tokens=20, adapter=A)
     bench.step()
     names = [AdapterKey("acme", f"sha256:{index}") for index in range(3)]
     for name in names:
         bench.add(f"waits for {name.digest}", 4, adapter=name)
-    assert bench.residency.requested[-len(names) :] == names
+    assert bench.manager.requested[-len(names) :] == names
     bench.step()
     bench.step()
-    assert bench.residency.expected == names
+    assert bench.manager.expected == names
     for request in bench.scheduler.requests():
         bench.scheduler.finish(request)
-    assert bench.residency.expected == [], "though perhaps no step comes for a long time"
+    assert bench.manager.expected == [], "though perhaps no step comes for a long time"
 
 
 def test_a_failed_adapter_ends_its_requests_only() -> None:
     bench = SchedulerBench()
     bench.add("doomed", 4, adapter=A)
     bench.add("base", 4)
-    bench.residency.failures[A] = Failure("object_not_found", "gone")
+    bench.manager.failures[A] = Failure("object_not_found", "gone")
     bench.run()
     assert bench.failed["doomed"].code == "adapter_load_failed"
     assert bench.finished == {"base": 1}
@@ -311,7 +311,7 @@ def test_groups_of_other_tenants_or_with_another_prompt_share_nothing() -> None:
 
 def test_an_end_in_any_state_gives_everything_back_and_a_second_one_does_nothing() -> None:
     bench = SchedulerBench(num_blocks=10, num_swap_slots=20, budget=10, max_num_seqs=3)
-    bench.residency.resident.add(A)
+    bench.manager.resident.add(A)
     pair = [
         bench.add("decoding", 16, max_tokens=20, adapter=A),
         bench.add("swapped", 16, max_tokens=20),
@@ -336,7 +336,7 @@ def test_an_end_in_any_state_gives_everything_back_and_a_second_one_does_nothing
 
 def test_an_end_while_prefilling_gives_everything_back() -> None:
     bench = SchedulerBench(budget=6)
-    bench.residency.resident.add(A)
+    bench.manager.resident.add(A)
     prefilling = bench.add("prefilling", 20, adapter=A)
     bench.step()
     bench.scheduler.finish(prefilling)
@@ -373,11 +373,11 @@ def test_every_request_finishes_and_nothing_leaks_whatever_happens(seed: int) ->
     for step in range(250):
         for adapter in adapters:
             if maybe(0.1):
-                in_use = {lease.key for lease in bench.residency.leases.values()}
-                if adapter in bench.residency.resident and adapter not in in_use:
-                    bench.residency.resident.discard(adapter)
+                in_use = {lease.key for lease in bench.manager.leases.values()}
+                if adapter in bench.manager.resident and adapter not in in_use:
+                    bench.manager.resident.discard(adapter)
                 else:
-                    bench.residency.resident.add(adapter)
+                    bench.manager.resident.add(adapter)
         if maybe(0.4):
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, capacity - 1))]
             max_tokens = rng.randint(1, min(12, capacity - len(prompt)))
@@ -402,7 +402,7 @@ def test_every_request_finishes_and_nothing_leaks_whatever_happens(seed: int) ->
                 aborted.add(victim.request_id)
             bench.scheduler.finish(victim)
         bench.step()
-    bench.residency.resident.update(adapters)
+    bench.manager.resident.update(adapters)
     bench.run()
     for name, max_tokens in expected.items():
         assert name in aborted or bench.finished[name] == max_tokens

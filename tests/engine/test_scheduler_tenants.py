@@ -67,9 +67,9 @@ def test_the_cap_counts_blocks_too() -> None:
 
 def test_the_cap_counts_adapter_bytes_too() -> None:
     bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
-    bench.residency.capacity = 4
+    bench.manager.capacity = 4
     adapters = [AdapterKey("a", f"sha256:{index}") for index in range(4)]
-    bench.residency.resident.update(adapters)
+    bench.manager.resident.update(adapters)
     for index, adapter in enumerate([*adapters, adapters[0]]):
         bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
     bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")

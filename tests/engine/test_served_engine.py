@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated

@@ -159,9 +159,9 @@ def test_a_group_id_in_use_by_another_tenant_opens_nothing(engine: LocalEngine) 
     for index, prompt in enumerate(prompts(rng)):
         mine = submit(engine, Asker("acme"), prompt, group_id=f"g{index}")
         spy = submit(engine, Asker("globex"), prompt, group_id=f"g{index}")
-        guess = submit(engine, Asker("globex"), [1, *prompt[1:]], group_id=f"g{index}")
+        draft_token = submit(engine, Asker("globex"), [1, *prompt[1:]], group_id=f"g{index}")
         engine.run()
         assert [num_cached(engine, request_id) for request_id in (mine, spy)] == [0, 0]
         alone = submit(engine, Asker("initech"), [1, *prompt[1:]])
         engine.run()
-        assert engine.answers[guess].token_ids == engine.answers[alone].token_ids
+        assert engine.answers[draft_token].token_ids == engine.answers[alone].token_ids

@@ -126,7 +126,7 @@ def test_a_wait_lasts_as_long_as_the_steps_that_work_it_off() -> None:
     assert costs.wait_seconds(2_000, 4_000, running) == pytest.approx(expected, rel=0.01)
 
 
-# --- guessed tokens -------------------------------------------------------------------------------
+# --- draft tokens -------------------------------------------------------------------------------
 
 
 def observe(costs: StepCosts, *shapes: StepShape, noise: float = 0.05) -> None:
@@ -135,37 +135,37 @@ def observe(costs: StepCosts, *shapes: StepShape, noise: float = 0.05) -> None:
         costs.observe(shape, true_seconds(shape) * rng.uniform(1 - noise, 1 + noise))
 
 
-def test_a_guessed_token_costs_a_prompts_token_until_it_is_known() -> None:
+def test_a_drafted_token_costs_a_prompts_token_until_it_is_known() -> None:
     costs = make_costs()
     observe(costs, StepShape(0, 4, 400, 8), StepShape(0, 4, 400, 4))
     assert costs.draft_token_seconds() == costs.recompute_seconds(1)
 
 
-def test_learns_within_a_few_steps_what_a_guessed_token_costs() -> None:
+def test_learns_within_a_few_steps_what_a_drafted_token_costs() -> None:
     costs = make_costs()
     observe(costs, *[StepShape(0, 8, 800, drafts) for drafts in (16, 32, 64, 48, 64, 32, 64, 48)])
     assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.15)
 
 
-def test_a_first_step_that_compiles_does_not_make_guesses_dear() -> None:
+def test_a_first_step_that_compiles_does_not_make_drafts_dear() -> None:
     costs = make_costs()
     costs.observe(StepShape(0, 8, 800, 16), 30.0)
     observe(costs, *[StepShape(0, 8, 800, 16) for _ in range(8)])
     assert costs.draft_token_seconds() == pytest.approx(2e-4, rel=0.3)
 
 
-def test_steps_without_guesses_are_predicted_as_if_there_were_none() -> None:
-    with_guesses, without = make_costs(), make_costs()
+def test_steps_without_drafts_are_predicted_as_if_there_were_none() -> None:
+    with_drafts, without = make_costs(), make_costs()
     rng = random.Random(17)
     for _ in range(300):
         shape = random_shape(rng)
         observe(without, shape)
-        observe(with_guesses, shape, shape._replace(num_draft_tokens=rng.randrange(64)))
-    assert worst_error(with_guesses) < 0.05
+        observe(with_drafts, shape, shape._replace(num_draft_tokens=rng.randrange(64)))
+    assert worst_error(with_drafts) < 0.05
     assert worst_error(without) < 0.05
 
 
-def test_remembers_what_a_guess_costs_through_a_long_time_without() -> None:
+def test_remembers_what_a_draft_costs_through_a_long_time_without() -> None:
     costs = make_costs()
     observe(costs, *[StepShape(0, 8, 800, drafts) for drafts in range(1, 60)])
     known = costs.draft_token_seconds()
@@ -174,7 +174,7 @@ def test_remembers_what_a_guess_costs_through_a_long_time_without() -> None:
 
 
 @pytest.mark.parametrize("decodes", [1, 16])
-def test_where_guesses_come_with_every_decode_both_stay_what_they_were(decodes: int) -> None:
+def test_where_drafts_come_with_every_decode_both_stay_what_they_were(decodes: int) -> None:
     """Such steps do not tell what is whose; what was known before does."""
     costs = make_costs()
     observe(costs, *[StepShape(0, decodes, 300, 4 * decodes) for _ in range(30)])

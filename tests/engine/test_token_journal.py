@@ -28,8 +28,8 @@ from loraplex.engine.token_journal import (
     MAX_OWNER_BYTES,
     SLOT_BYTES,
     Counts,
+    JournalCounters,
     JournalFull,
-    TokenCounters,
     TokenJournal,
 )
 from support.engine import LocalEngine
@@ -57,7 +57,7 @@ def test_an_earlier_life_leaves_its_requests_and_their_counts(path: Path) -> Non
     running = journal.open(b"running", [True, False])
     decided = journal.open(b"decided", [True])
     journal.free(journal.open(b"over", [True]))
-    counters = TokenCounters(path)
+    counters = JournalCounters(path)
     for slot in running:
         counters.start(slot, num_prompt_tokens=7, num_cached_tokens=2)
         counters.generate(slot, 5)
@@ -112,8 +112,8 @@ def test_an_engine_has_all_pages_of_the_journal_from_the_start(path: Path) -> No
     journal = TokenJournal(path, num_slots=1024)
     reading = (
         "import sys; from pathlib import Path; "
-        "from loraplex.engine.token_journal import TokenCounters; "
-        "counters = TokenCounters(Path(sys.argv[1])); "
+        "from loraplex.engine.token_journal import JournalCounters; "
+        "counters = JournalCounters(Path(sys.argv[1])); "
         "print(Path('/proc/self/smaps').read_text().partition(sys.argv[1])[2])"
     )
     command = [sys.executable, "-c", reading, str(path)]
@@ -130,8 +130,8 @@ def test_nobody_reads_while_an_engine_of_an_earlier_life_counts(
 ) -> None:
     TokenJournal(path, num_slots=1).close()
     counting = "import sys; from pathlib import Path; "
-    counting += "from loraplex.engine.token_journal import TokenCounters; "
-    counting += "c = TokenCounters(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    counting += "from loraplex.engine.token_journal import JournalCounters; "
+    counting += "c = JournalCounters(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     pipe = subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
@@ -160,7 +160,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.model: dict[bytes, tuple[tuple[int, ...], list[list[int]], bytes | None]] = {}
         self.number = 0
         self.journal = TokenJournal(self.path, num_slots=NUM_SLOTS)
-        self.counters = TokenCounters(self.path)
+        self.counters = JournalCounters(self.path)
 
     @rule(target=requests, counts_prompt=st.lists(st.booleans(), min_size=1, max_size=3))
     def open(self, counts_prompt: Sequence[bool]) -> bytes:
@@ -207,7 +207,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.counters.close()
         self.journal.close()
         self.journal = TokenJournal(self.path, num_slots=NUM_SLOTS)
-        self.counters = TokenCounters(self.path)
+        self.counters = JournalCounters(self.path)
         left = {entry.owner: entry for entry in self.journal.take_left()}
         assert left.keys() == self.model.keys()
         for owner, (slots, counts, outcome) in self.model.items():
@@ -235,7 +235,7 @@ def test_the_engine_counts_every_token_that_it_gives(tiny_base: Path, tmp_path: 
     engine = LocalEngine(tiny_base, tmp_path)
     path = tmp_path / "journal"
     journal = TokenJournal(path, num_slots=8)
-    engine.core.count_tokens_in(TokenCounters(path))
+    engine.core.count_tokens_in(JournalCounters(path))
     prompt = list(range(40))
     slots: dict[str, int] = {}
     for group, name in [(None, "a"), ("g", "b"), ("g", "c"), (None, "stopped")]:
@@ -310,7 +310,9 @@ def test_what_a_dead_engine_did_for_a_request_that_is_tried_again_is_not_counted
         await client.start()
         (slot,) = journal.open(b"queued", [True])
         stream = client.submit(replace(make_request("queued", QUEUE), journal_slot=slot))
-        TokenCounters(path).generate(slot, 99)  # seen by nobody: its events never left the process
+        JournalCounters(path).generate(
+            slot, 99
+        )  # seen by nobody: its events never left the process
         kill(client)
         await collect(stream)
         assert journal.counts([slot]) == Counts(prompt=1, generated=4)

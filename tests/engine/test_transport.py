@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.errors import MalformedMessage
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (
@@ -24,12 +24,12 @@ from loraplex.engine.messages import (
     AdapterTierStats,
     AdapterTransition,
     AdapterWanted,
+    DeleteAdapter,
     EngineFailed,
     EngineInfo,
     EngineReady,
     EngineStats,
     ErrorInfo,
-    EvictAdapter,
     EvictionReceipt,
     ExplainAdapter,
     FinishReason,
@@ -95,7 +95,7 @@ EVENTS = StepEvents(
         RequestFinished("b", FinishReason.ERROR, 1, 1, ERROR),
     ],
 )
-GUESSING = SpeculationStats(KEY, "ngram", 4, 18, 9, 0.75, 5)
+DRAFTING = SpeculationStats(KEY, "ngram", 4, 18, 9, 0.75, 5)
 STATS = EngineStats(
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)],
@@ -108,7 +108,7 @@ STATS = EngineStats(
         load_seconds={"read": SecondsHistogram([0.1, 1.0], [5, 1, 0], 0.75)},
         hits={Tier.DEVICE: 4},
     ),
-    speculation=[GUESSING, SpeculationStats(None, "draft", 1, 2, 0, 0.0, 0)],
+    speculation=[DRAFTING, SpeculationStats(None, "draft", 1, 2, 0, 0.0, 0)],
     speculation_totals=[ProposerTotals("ngram", 5, 20, 9, 0.5)],
 )
 GRAMMAR = GrammarSpec(GrammarKind.REGEX, "ä+")
@@ -124,8 +124,8 @@ TO_ENGINE: list[ToEngine] = [
     Abort("r"),
     AdapterFetched(KEY, "/tmp/ä", Tier.STORE),
     AdapterFetchFailed(KEY, ERROR),
-    EvictAdapter(KEY),
-    EvictAdapter(KEY, 2.5),
+    DeleteAdapter(KEY),
+    DeleteAdapter(KEY, 2.5),
     SetPinned([KEY]),
     Prefetch(KEY, 60.0),
     AdapterStored(KEY),
@@ -142,7 +142,7 @@ FROM_ENGINE: list[FromEngine] = [
     AdapterExplanation(
         *(KEY, "failed", Tier.STORE, 1.5, ERROR, 0.5, 3, None, 1 << 20, 1 << 19, 0, True),
         [AdapterTransition("fetching", 2.5), AdapterTransition("failed", 1.5, "object_corrupt")],
-        [GUESSING],
+        [DRAFTING],
     ),
     STATS,
     EngineFailed(ERROR),
@@ -201,7 +201,7 @@ def packed(value: object) -> bytes:
         ([b"Abort", packed({})], "request_id"),
         ([b"Abort", packed({"request_id": 1})], "str"),
         ([b"Abort", packed(["r"])], "Abort"),
-        ([b"EvictAdapter", packed({"key": ["acme"]})], "EvictAdapter"),
+        ([b"DeleteAdapter", packed({"key": ["acme"]})], "DeleteAdapter"),
         ([b"AdapterFetched", packed({"key": KEY, "path": "/b", "tier": "moon"})], "moon"),
     ],
 )

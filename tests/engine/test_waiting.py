@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from loraplex.engine.scheduling.fairness import TokenCounters
+from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.waiting import Candidates, WaitingQueue
 
 AGEING = 10.0
@@ -40,7 +40,7 @@ class Past:
     """The model's memory of a tenant: its lines' service and when each was served last."""
 
     turn: int
-    service: TokenCounters[str | None]
+    service: VirtualTokenCounters[str | None]
     line_turns: dict[str | None, int]
 
 
@@ -48,7 +48,7 @@ class SortedQueue:
     """The queue as the documentation tells it: everything sorted again for every candidate."""
 
     def __init__(self) -> None:
-        self.counters: TokenCounters[str] = TokenCounters()
+        self.counters: VirtualTokenCounters[str] = VirtualTokenCounters()
         self.stays: dict[str, Stay] = {}
         self.pasts: dict[str, Past] = {}
         self.now = 0
@@ -67,7 +67,7 @@ class SortedQueue:
         number = self.turn()
         self.stays[entry.request_id] = Stay(entry, number, is_preempted)
         self.excluded.add(entry.request_id)
-        past = self.pasts.setdefault(entry.tenant_id, Past(number, TokenCounters(), {}))
+        past = self.pasts.setdefault(entry.tenant_id, Past(number, VirtualTokenCounters(), {}))
         past.line_turns.setdefault(entry.line, number)
         self.activate(entry)
 
@@ -174,7 +174,7 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 class QueueAgainstSort(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.counters: TokenCounters[str] = TokenCounters()
+        self.counters: VirtualTokenCounters[str] = VirtualTokenCounters()
         self.queue: WaitingQueue[Entry] = WaitingQueue(self.counters, lambda: 0.0, AGEING)
         self.model = SortedQueue()
         self.running: list[Entry] = []
@@ -281,7 +281,7 @@ TestQueueAgainstSort.settings = settings(
 
 
 def make_queue(*entries: Entry) -> WaitingQueue[Entry]:
-    queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: 0.0, AGEING)
+    queue: WaitingQueue[Entry] = WaitingQueue(VirtualTokenCounters(), lambda: 0.0, AGEING)
     for entry in entries:
         queue.add(entry)
     return queue
@@ -387,7 +387,7 @@ def test_a_candidate_left_without_an_answer_is_an_error() -> None:
 
 def test_waited_seconds_start_anew_with_each_admission() -> None:
     now = [5.0]
-    queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: now[0], AGEING)
+    queue: WaitingQueue[Entry] = WaitingQueue(VirtualTokenCounters(), lambda: now[0], AGEING)
     queue.add(Entry("1"))
     queue.add(Entry("2"))
     now[0] = 7.0
@@ -413,7 +413,7 @@ def num_remembered(queue: WaitingQueue[Entry]) -> int:
     return len(queue._deadlines._heap) + len(line._tickets._heap)
 
 
-class CountedReads(TokenCounters[str]):
+class CountedReads(VirtualTokenCounters[str]):
     num_reads = 0
 
     def counter(self, party: str) -> float:
@@ -436,7 +436,7 @@ def test_a_walk_looks_only_at_the_tenants_it_visits(num_tenants: int) -> None:
 
 
 def test_the_next_lines_are_the_least_served_of_the_least_served_tenants_in_turn() -> None:
-    queue: WaitingQueue[Entry] = WaitingQueue(TokenCounters(), lambda: 0.0, AGEING)
+    queue: WaitingQueue[Entry] = WaitingQueue(VirtualTokenCounters(), lambda: 0.0, AGEING)
     waiting = [("served", "s1"), ("new", "n1"), ("new", None), ("new", "n2"), ("served", "s2")]
     for number, (tenant_id, line) in enumerate(waiting):
         queue.add(Entry(f"r{number}", tenant_id, line))

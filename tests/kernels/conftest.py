@@ -51,7 +51,7 @@ def interpreted_lora() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def interpreted_codes() -> ModuleType:
-    return interpreted("coded_triton")
+    return interpreted("wna16_triton")
 
 
 @pytest.fixture

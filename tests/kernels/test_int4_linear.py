@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loraplex.kernels.int4_quantized import int4_linear_reference
 
-from loraplex.kernels.int4_codes import int4_linear_reference
 from loraplex.kernels.int4_linear import Int4Linear
 
 BF16 = 2**-8

@@ -131,8 +131,8 @@ def test_int8_keeps_one_rows_outlier_in_its_row(arithmetic: Int8Arithmetic, pois
 
 def test_quantized_rows_are_within_half_a_step_of_the_values() -> None:
     rows = torch.randn(9, 133) * torch.logspace(-6, 6, 9)[:, None]
-    codes, scale = quantize_rows(rows)
-    assert codes.dtype == torch.int8
+    quantized, scale = quantize_rows(rows)
+    assert quantized.dtype == torch.int8
     assert scale.shape == (9, 1)
-    assert (codes.float() * scale - rows).abs().le(scale * 0.5001).all()
-    assert codes.abs().amax(dim=1).eq(127).all()
+    assert (quantized.float() * scale - rows).abs().le(scale * 0.5001).all()
+    assert quantized.abs().amax(dim=1).eq(127).all()

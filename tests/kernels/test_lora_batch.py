@@ -135,11 +135,11 @@ def test_tiles_serve_every_adapter_token_exactly_once(popularity: str, num_decod
 def test_names_all_tokens_of_adapters_that_hold_more_than_a_and_b(
     weights: PoisonedWeights, builder: LoraBatchBuilder
 ) -> None:
-    weights.row_extras[2] = {0: "something"}
+    weights.row_auxiliary[2] = {0: "something"}
     runs = [AdapterRun(1, 1), AdapterRun(1, 2), AdapterRun(1, 2), AdapterRun(4), AdapterRun(3, 2)]
     batch = builder.build(runs, num_decodes=3)
     assert batch is not None
-    assert batch.extras == (Segment(1, 3, 2), Segment(7, 10, 2))
+    assert batch.auxiliary == (Segment(1, 3, 2), Segment(7, 10, 2))
 
 
 def test_a_slice_sees_only_the_adapters_that_touch_it(
@@ -149,7 +149,7 @@ def test_a_slice_sees_only_the_adapters_that_touch_it(
     weights.put(touching, {0: 4})
     weights.put(foreign, {1: 4})
     weights.put(extended, {1: 4})
-    weights.row_extras[extended] = {0: "something"}
+    weights.row_auxiliary[extended] = {0: "something"}
     runs = [AdapterRun(1, row) for row in (foreign, touching, extended, -1, touching)]
 
     assert builder.segments_touching(0, runs) == (

@@ -65,10 +65,10 @@ class Contents:
         return values
 
     def behind(self, token_ids: Sequence[int]) -> list[int]:
-        """The values of tokens guessed to follow all known positions; nothing is remembered."""
-        guessed = Contents.__new__(Contents)
-        guessed.owner, guessed._last, guessed.values = self.owner, self._last, []
-        return guessed.up_to(token_ids, len(token_ids))
+        """The values of tokens drafted to follow all known positions; nothing is remembered."""
+        drafted = Contents.__new__(Contents)
+        drafted.owner, drafted._last, drafted.values = self.owner, self._last, []
+        return drafted.up_to(token_ids, len(token_ids))
 
     def go_on_from(self, value: int) -> None:
         """Let the first position be the one after that of `value`."""

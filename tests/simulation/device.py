@@ -95,7 +95,7 @@ class FakeDevice:
     ) -> None:
         """One forward: all reads, then all writes.
 
-        `computed`: for each sequence the values of its tokens, known and guessed ones. `tables` are
+        `computed`: for each sequence the values of its tokens, known and draft tokens. `tables` are
         those of every request that holds blocks.
         """
         for sequence in sequences:

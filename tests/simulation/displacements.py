@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from loraplex.adapters.arena_planner import ACTIVE_SECONDS, WORKING_SET_SECONDS, Eviction
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.record import Departure, Record
-from loraplex.adapters.residency import Residency
-from loraplex.adapters.room import ACTIVE_SECONDS, WORKING_SET_SECONDS, Displaced
-from support.residency import FakeBlock
+from support.manager import FakeBlock
 
 from .violation import Invariant, require
 
@@ -29,40 +29,43 @@ class _Before(NamedTuple):
 class DisplacementChecks:
     """Listens to who makes room for whom."""
 
-    def __init__(self, residency: Residency[FakeBlock], clock: Callable[[], float]) -> None:
+    def __init__(self, manager: AdapterManager[FakeBlock], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._residency = residency
-        self._room = residency._room
-        self._displace = self._room._displace
-        self._displace_victims = self._room._displace_victims
-        vars(self._room)["_displace"] = self._note_displaced
-        vars(self._room)["_displace_victims"] = self._note_victims
+        self._manager = manager
+        self._planner = manager._planner
+        self._evict = self._planner._evict
+        self._evict_victims = self._planner._evict_victims
+        vars(self._planner)["_displace"] = self._note_displaced
+        vars(self._planner)["_displace_victims"] = self._note_victims
 
     def _note_displaced(
         self, records: list[Record[FakeBlock]], reason: Departure
-    ) -> list[Displaced[FakeBlock]]:
+    ) -> list[Eviction[FakeBlock]]:
         for record in records:
             require(
-                record.key not in self._residency._pins or reason is Departure.DRAINED,
+                record.key not in self._manager._pins or reason is Departure.DRAINED,
                 Invariant.PINS,
                 f"{record.key} is displaced: {reason}",
             )
-        return self._displace(records, reason)
+        return self._evict(records, reason)
 
     def _note_victims(
         self, newcomer: Record[FakeBlock], block: FakeBlock
-    ) -> list[Displaced[FakeBlock]]:
+    ) -> list[Eviction[FakeBlock]]:
         before = self._look(newcomer)
-        displaced = self._displace_victims(newcomer, block)
-        tenant_id, share = newcomer.key.tenant_id, self._room._arena.capacity / len(before.active)
+        evicted = self._evict_victims(newcomer, block)
+        tenant_id, share = (
+            newcomer.key.tenant_id,
+            self._planner._arena.capacity / len(before.active),
+        )
         is_beyond = before.held[tenant_id] + block.num_elements > share
-        for victim, _ in displaced:
+        for victim, _ in evicted:
             require(
                 newcomer.is_requested or victim.key not in before.kept,
                 Invariant.PINS,
                 f"{victim.key} was to be kept, and goes for {newcomer.key}",
             )
-            if not is_beyond or newcomer.key in self._residency._pins:
+            if not is_beyond or newcomer.key in self._manager._pins:
                 continue
             owner = victim.key.tenant_id
             idle_seconds = self._clock() - before.last_used[victim.key]
@@ -73,13 +76,13 @@ class DisplacementChecks:
                 Invariant.SHARES,
                 f"{victim.key}, used {idle_seconds:.3f} s ago, goes for {newcomer.key}",
             )
-        return displaced
+        return evicted
 
     def _look(self, newcomer: Record[FakeBlock]) -> _Before:
         now = self._clock()
         held: defaultdict[str, int] = defaultdict(int)
         active = {newcomer.key.tenant_id}
-        occupants = self._room._occupants
+        occupants = self._planner._occupants
         for key, record in occupants.items():
             assert record.placement is not None
             held[key.tenant_id] += record.placement.extent.size

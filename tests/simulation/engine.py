@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Residency
+from loraplex.adapters.manager import AdapterManager
 from loraplex.engine.errors import AdapterDeleted, EngineError
 from loraplex.engine.execution.execution import Execution
 from loraplex.engine.kv.blocks import KvBlocks
@@ -19,12 +19,12 @@ from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
-from support.residency import FakeArena, FakeBlock, FakeHost, ManualLoaders
+from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
+from .draft_tokens import DrawnTokens
 from .forward import FakeForward, Faults, draw
-from .guesses import Guesses
 from .readings import Readings
 from .scenario import Scenario
 
@@ -48,7 +48,7 @@ class SimulatedEngine:
         self.arena = FakeArena(scenario.arena_cells)
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
-        self.residency: Residency[FakeBlock] = Residency(
+        self.manager: AdapterManager[FakeBlock] = AdapterManager(
             arena=self.arena,
             host=self.host,
             loaders=self.loaders,
@@ -64,22 +64,22 @@ class SimulatedEngine:
             num_swap_slots=scenario.num_swap_slots,
         )
         self.contents: dict[str, Contents] = {}
-        self.guesses = Guesses(scenario, self.contents)
+        self.draft_tokens = DrawnTokens(scenario, self.contents)
         self.readings = Readings()
         self.costs = StepCosts()
         self.scheduler = Scheduler(
             scenario.limits,
             kv=self.kv,
-            residency=self.residency,
+            manager=self.manager,
             costs=self.costs,
             clock=clock,
-            drafts=self.guesses,
+            drafts=self.draft_tokens,
         )
         self.forward = FakeForward(self.device, self.arena, self.contents, self.scheduler.requests)
         self.execution = Execution(
             runner=self.forward,
             scheduler=self.scheduler,
-            speculation=self.guesses,
+            speculation=self.draft_tokens,
             read=self.readings.read,
             draw=draw,
             eos_token_ids={STOP_TOKEN},
@@ -88,7 +88,7 @@ class SimulatedEngine:
         )
         self.drains = Drains(
             scheduler=self.scheduler,
-            residency=self.residency,
+            manager=self.manager,
             kv=self.kv,
             clock=clock,
             abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
@@ -120,7 +120,7 @@ class SimulatedEngine:
             ),
             seed=submitted.sampling.seed or 0,
             arrival_time=self._clock(),
-            adapter_tier=self.residency.tier(adapter) if adapter else None,
+            adapter_tier=self.manager.tier(adapter) if adapter else None,
         )
         self.scheduler.add(request)
         self.contents[request.request_id] = Contents(request.namespace)
@@ -141,10 +141,10 @@ class SimulatedEngine:
 
     def step(self, faults: Faults) -> ScheduledBatch | None:
         """One iteration; returns the batch that ran. Its time is not taken yet: see `observe`."""
-        self.residency.poll()
+        self.manager.poll()
         self._reap_if_due()
         self.evicted = self.drains.poll()
-        self.guesses.begin_step()
+        self.draft_tokens.begin_step()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
             self._announce_end(request, error.code)
@@ -158,7 +158,7 @@ class SimulatedEngine:
         self.device.execute(batch.operations)
         self.forward.faults = faults
         if sequences := self.execution.current(batch.sequences):
-            sequences = self.guesses.draft(sequences)
+            sequences = self.draft_tokens.draft(sequences)
             self.executed = batch.running(sequences)
             self.execution.run(sequences)
 
@@ -184,6 +184,6 @@ class SimulatedEngine:
             return
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
         self.num_reaps += 1
-        self.residency.reap(
+        self.manager.reap(
             request.request_id for request in self.scheduler.requests() if request.lease
         )

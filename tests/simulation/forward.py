@@ -10,7 +10,7 @@ from loraplex.engine.execution.execution import Drawn
 from loraplex.engine.messages import TokensGenerated
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledSequence
-from support.residency import FakeArena
+from support.manager import FakeArena
 
 from .contents import NAN, Contents, next_token
 from .device import FakeDevice
@@ -26,8 +26,8 @@ class Faults(NamedTuple):
     """The batch as a whole cannot run; its sequences can, one by one."""
     poison: frozenset[str] = frozenset()
     """Requests that cannot run alone either."""
-    nan_guesses: bool = False
-    """No row of a guessed token is finite."""
+    nan_drafts: bool = False
+    """No row of a draft token is finite."""
     spreads: bool = False
     """Nor is any row before it: what is masked enters its sums with a weight of zero."""
 
@@ -82,8 +82,10 @@ class FakeForward:
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> Rows:
         ids = {sequence.request.request_id for sequence in sequences}
-        num_guesses = sum(sequence.num_draft_tokens for sequence in sequences)
-        if ids & self.faults.poison or (self.faults.raises and len(sequences) + num_guesses > 1):
+        num_draft_tokens = sum(sequence.num_draft_tokens for sequence in sequences)
+        if ids & self.faults.poison or (
+            self.faults.raises and len(sequences) + num_draft_tokens > 1
+        ):
             raise StepFailed
         computed = [self._compute(sequence) for sequence in sequences]
         tables = [request.kv.tables for request in self._live()]
@@ -105,14 +107,14 @@ class FakeForward:
         contents = self._contents[request.request_id]
         end = sequence.context_len - sequence.num_draft_tokens
         known = contents.up_to(request.token_ids, end)[request.num_computed_tokens : end]
-        guessed = contents.behind(request.draft.token_ids) if sequence.num_draft_tokens else []
-        if guessed and faults.nan_guesses:
-            self.counts["nan_guesses"] += 1
-            guessed = [NAN] * len(guessed)
+        drafted = contents.behind(request.draft.token_ids) if sequence.num_draft_tokens else []
+        if drafted and faults.nan_drafts:
+            self.counts["nan_drafts"] += 1
+            drafted = [NAN] * len(drafted)
             known = [NAN] if faults.spreads else known
         if request.request_id in faults.nan:
-            return [NAN] * (len(known) + len(guessed))
-        return [*known, *guessed]
+            return [NAN] * (len(known) + len(drafted))
+        return [*known, *drafted]
 
 
 def draw(requests: Sequence[Request], output: Rows, rows: Sequence[int]) -> list[Drawn]:
@@ -120,11 +122,11 @@ def draw(requests: Sequence[Request], output: Rows, rows: Sequence[int]) -> list
     values = iter([output.values[row] for row in rows])
     drawn = []
     for request in requests:
-        guessed = request.draft.token_ids
-        tokens = [next_token(next(values), request.seed) for _ in range(1 + len(guessed))]
-        right = [token == guess for token, guess in zip(tokens, guessed, strict=False)]
+        drafted = request.draft.token_ids
+        tokens = [next_token(next(values), request.seed) for _ in range(1 + len(drafted))]
+        right = [token == draft_token for token, draft_token in zip(tokens, drafted, strict=False)]
         num_right = right.index(False) if False in right else len(right)
         generated = TokensGenerated(request.request_id, tokens[: num_right + 1])
         drawn.append(Drawn(range(num_right), generated))
-    require(next(values, None) is None, Invariant.AS_PLAIN, "there are more rows than guesses")
+    require(next(values, None) is None, Invariant.AS_PLAIN, "there are more rows than draft tokens")
     return drawn

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
@@ -60,7 +60,7 @@ class Checks:
         self._num_given_way = 0
         self._has_its_adapter = world.engine.forward.has_its_adapter
         self._num_left: dict[str, int] = {}
-        self.displacements = DisplacementChecks(world.engine.residency, lambda: world.now)
+        self.displacements = DisplacementChecks(world.engine.manager, lambda: world.now)
         self.num_window_frees = 0
 
     # --- admission ------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Checks:
                 Invariant.OWN_CONTENT,
                 f"{name} computes {sequence.num_known_tokens} of {request.num_remaining_tokens}",
             )
-            self._check_guesses(sequence)
+            self._check_drafts(sequence)
             require(self._has_its_adapter(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
             require(
                 request.deadline is None or request.deadline > self._world.now,
@@ -150,23 +150,23 @@ class Checks:
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self._audit_cache()
 
-    def _check_guesses(self, sequence: ScheduledSequence) -> None:
-        """Only who decodes guesses, and not beyond what may be generated."""
-        request, num_guesses = sequence.request, sequence.num_draft_tokens
+    def _check_drafts(self, sequence: ScheduledSequence) -> None:
+        """Only who decodes draft tokens, and not beyond what may be generated."""
+        request, num_draft_tokens = sequence.request, sequence.num_draft_tokens
         if len(request.draft):
             raise Violation(Invariant.AS_PLAIN, f"{request.draft} before the step")
-        if not num_guesses:
+        if not num_draft_tokens:
             return
         most = request.submitted.sampling.max_tokens - request.num_generated_tokens - 1
-        may_guess = sequence.num_known_tokens == request.num_remaining_tokens == 1
+        may_draft = sequence.num_known_tokens == request.num_remaining_tokens == 1
         require(
-            num_guesses <= (most if may_guess else 0),
+            num_draft_tokens <= (most if may_draft else 0),
             Invariant.CAPS,
-            f"{request.request_id} guesses {num_guesses} tokens of {most}",
+            f"{request.request_id} drafts {num_draft_tokens} tokens of {most}",
         )
 
     def _check_shortage(self, batch: ScheduledBatch) -> None:
-        """Where running requests had to give way for want of blocks, none went to guesses."""
+        """Where running requests had to give way for want of blocks, none went to draft tokens."""
         given_way = self._scheduler.num_preemptions - self._scheduler.num_reclaims
         is_short, self._num_given_way = given_way > self._num_given_way, given_way
         self._count_given_way()
@@ -174,15 +174,15 @@ class Checks:
             require(
                 not sequence.num_draft_tokens or self._num_spare(sequence.request) == 0,
                 Invariant.CAPS,
-                f"others gave way for guesses of {sequence.request.request_id}",
+                f"others gave way for drafts of {sequence.request.request_id}",
             )
 
     def _count_given_way(self) -> None:
-        """Who gave way though it was to guess in this step, or had guessed before."""
+        """Who gave way though it was to propose in this step, or had drafted before."""
         for request in self._ran:
-            has_guesses = request in self._engine.guesses.wanted or request.num_draft_tokens
+            has_drafts = request in self._engine.draft_tokens.wanted or request.num_draft_tokens
             is_live = request.request_id in self._world.ledger.live
-            if has_guesses and is_live and request not in self._scheduler._running:
+            if has_drafts and is_live and request not in self._scheduler._running:
                 self._world.coverage["drafts_preempted"] += 1
                 self._world.coverage["drafts_swapped"] += request.kv.is_swapped
 
@@ -204,7 +204,7 @@ class Checks:
         allowed = self._engine.costs.max_prefill_tokens(
             len(decodes),
             sum(request.num_computed_tokens for request in decodes),
-            target - self._seconds_of_guesses(batch),
+            target - self._seconds_of_drafts(batch),
             self._limits.max_num_batched_tokens,
         )
         num_tokens = sum(count for request, count, _ in batch.sequences if request not in decodes)
@@ -215,7 +215,7 @@ class Checks:
             f"{num_tokens} tokens of prompts where {allowed} are allowed",
         )
 
-    def _seconds_of_guesses(self, batch: ScheduledBatch) -> float:
+    def _seconds_of_drafts(self, batch: ScheduledBatch) -> float:
         costs, plain = self._engine.costs, batch.shape._replace(num_draft_tokens=0)
         return costs.predict(batch.shape) - costs.predict(plain)
 
@@ -282,7 +282,7 @@ class Checks:
             require(request.deadline <= self._world.now, Invariant.PROGRESS, "ended too early")
 
     def _check_output(self, request: Request) -> None:
-        """Each token follows from those before it, and from nothing that was guessed."""
+        """Each token follows from those before it, and from nothing that was drafted."""
         tokens, start = request.token_ids, request.num_prompt_tokens
         if len(tokens) == start:
             return
@@ -327,10 +327,10 @@ class Checks:
 
     def are_pins_settled(self) -> bool:
         """Whether every pin in force is on the device, but for those that never fit."""
-        residency, sizes = self._engine.residency, self._world.scenario.adapter_sizes
+        manager, sizes = self._engine.manager, self._world.scenario.adapter_sizes
         return all(
-            residency.tier(key) is Tier.DEVICE or sizes[key] > residency._arena.capacity
-            for key in residency._pins
+            manager.tier(key) is Tier.DEVICE or sizes[key] > manager._arena.capacity
+            for key in manager._pins
         )
 
     def _check_blocks(self, live: list[Request]) -> None:
@@ -345,7 +345,7 @@ class Checks:
             )
         for request in live:
             if request in self._scheduler._running:
-                is_right, what = not self._num_spare(request), "keeps the blocks of its guesses"
+                is_right, what = not self._num_spare(request), "keeps the blocks of its draft"
             else:
                 is_right, what = not any(map(any, request.kv.tables)), "waits and holds blocks"
             if not is_right:
@@ -354,9 +354,9 @@ class Checks:
 
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}
-        held = self._engine.residency._leases.keys()
+        held = self._engine.manager._leases.keys()
         require(mine == held, Invariant.LEASES_LIVE, f"{sorted(mine ^ held)}")
-        num_reaped = self._engine.residency.num_leases_reaped
+        num_reaped = self._engine.manager.num_leases_reaped
         require(not num_reaped, Invariant.LEASES_LIVE, f"{num_reaped} leases had to be reaped")
 
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
@@ -374,20 +374,20 @@ class Checks:
 
     def _count_window_frees(self, live: list[Request]) -> None:
         for request in live:
-            num_left = sum(request.kv.num_left)
+            num_freed = sum(request.kv.num_freed)
             before = self._num_left.get(request.request_id, 0)
-            if num_left != before:
-                self._num_left[request.request_id] = num_left
-                self.num_window_frees += num_left > before
+            if num_freed != before:
+                self._num_left[request.request_id] = num_freed
+                self.num_window_frees += num_freed > before
 
     def _is_adapter_ready(self, key: AdapterKey | None) -> bool:
         """The base always is. An adapter that another one's window displaces cannot be leased."""
         if key is None:
             return True
-        residency = self._engine.residency
-        if residency.tier(key) is not Tier.DEVICE or residency.failure(key):
+        manager = self._engine.manager
+        if manager.tier(key) is not Tier.DEVICE or manager.failure(key):
             return False
-        return not residency._room.is_leaving(residency._records[key])
+        return not manager._planner.is_leaving(manager._records[key])
 
     # --- audits ---------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class Checks:
             for group in range(self._num_groups)
         )
         queued = self._scheduler.num_waiting + self._scheduler.num_running
-        leases = len(engine.residency._leases)
+        leases = len(engine.manager._leases)
         return blocks + queued + leases + len(engine.host.in_use) + len(self._world.deleting)
 
 

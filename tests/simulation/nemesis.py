@@ -99,7 +99,9 @@ class Nemesis:
         if order := self._any_order():
             self._count("aborts")
             self._count(f"aborts_{_state(order)}")
-            self._count("aborts_drafting", order.request in self._world.engine.guesses.drafting)
+            self._count(
+                "aborts_drafting", order.request in self._world.engine.draft_tokens.drafting
+            )
             self._world.abort(order.submitted.request_id)
 
     def _abort_preempted(self) -> None:
@@ -157,7 +159,7 @@ class Nemesis:
     def _prefetch(self) -> None:
         keys = list(self._scenario.adapter_sizes)
         for key in self._rng.sample(keys, min(len(keys), self._rng.randint(1, 3))):
-            self._world.engine.residency.prefetch(key, self._rng.choice((0.0, 0.5, 20.0)))
+            self._world.engine.manager.prefetch(key, self._rng.choice((0.0, 0.5, 20.0)))
             self._count("prefetches")
 
     def _pin(self) -> None:
@@ -193,8 +195,8 @@ class Nemesis:
             self._world.ledger.allow(poison, "engine_error")
         raises = rng.random() < 0.006 * hostility
         self._count("step_exceptions", raises or bool(poison))
-        nan_guesses = rng.random() < 0.02 * hostility
-        return Faults(nan, raises, poison, nan_guesses, spreads=rng.random() < 0.5)
+        nan_drafts = rng.random() < 0.02 * hostility
+        return Faults(nan, raises, poison, nan_drafts, spreads=rng.random() < 0.5)
 
     def _some_ids(self) -> frozenset[str]:
         """One request, or a third of all: of them those strike that happen to be in the step."""

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from loraplex.adapters.arena_planner import ArenaPlanner
 from loraplex.adapters.byte_shares import Surplus
 from loraplex.adapters.extents import Placement
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.leases import Leases
+from loraplex.adapters.manager import AdapterManager, Lease
 from loraplex.adapters.record import Record, State
-from loraplex.adapters.residency import Lease, Residency
 from loraplex.adapters.retirements import Retirements
-from loraplex.adapters.room import Room as DeviceRoom
 from loraplex.engine.execution.execution import Execution
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks, _Group
@@ -26,13 +26,13 @@ from loraplex.engine.kv.layout import KvGroup, KvOperation, SwapIn, SwapOut, Zer
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
 from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.deadlines import Deadlines
 from loraplex.engine.scheduling.drains import Drains
-from loraplex.engine.scheduling.fairness import TokenCounters
+from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
-from loraplex.engine.scheduling.room import Room
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step import Step
 from loraplex.engine.scheduling.waiting import WaitingQueue, _Visit
@@ -285,9 +285,9 @@ def lets_the_preempted_keep_their_lease(
     preempt: Any, self: Preemption, victim: Request, step: Step
 ) -> None:
     """It will be back at once."""
-    residency, self._residency = self._residency, mock.Mock()
+    manager, self._manager = self._manager, mock.Mock()
     preempt(self, victim, step)
-    self._residency = residency
+    self._manager = manager
 
 
 @_plant(Step, "cancel")
@@ -353,9 +353,9 @@ class _Computed:
         self.num_prompt_tokens = self.num_computed_tokens = request.num_prompt_tokens
 
 
-@_plant(Room, "_available")
+@_plant(AdmissionPlanner, "_available")
 def promises_blocks_twice(
-    available: Any, self: Room, request: Request, unfinished: Any
+    available: Any, self: AdmissionPlanner, request: Request, unfinished: Any
 ) -> list[int]:
     """One more than there are: something ends in every step."""
     return [count + 1 for count in available(self, request, unfinished)]
@@ -373,14 +373,14 @@ def counts_rejected_tokens_as_computed(
 
 
 @_plant(Scheduler, "advance")
-def publishes_guesses(
+def publishes_drafts(
     advance: Any, self: Scheduler, sequence: ScheduledSequence, num_accepted: int = 0
 ) -> None:
     """Their blocks are full."""
     request, end = sequence.request, sequence.context_len
     if sequence.num_draft_tokens:
-        guessed = [*request.token_ids[: end - sequence.num_draft_tokens], *request.draft.token_ids]
-        self._kv.advance(request.kv, request.namespace, guessed, end)
+        drafted = [*request.token_ids[: end - sequence.num_draft_tokens], *request.draft.token_ids]
+        self._kv.advance(request.kv, request.namespace, drafted, end)
     advance(self, sequence, num_accepted)
 
 
@@ -410,15 +410,15 @@ def answers_beyond_the_end(until: Any, self: Execution[Any], request: Request, t
 
 
 @_plant(Scheduler, "_grow_drafts")
-def preempts_for_guesses(grow: Any, self: Scheduler, step: Step) -> None:
+def preempts_for_drafts(grow: Any, self: Scheduler, step: Step) -> None:
     """More tokens in a step are worth it."""
-    for request, num_tokens, _ in step.guessing():
+    for request, num_tokens, _ in step.drafting():
         if request not in step.preempted:
             self._preemption.make_room(request, num_tokens, step)
 
 
 @_plant(KvBlocks, "shrink")
-def keeps_blocks_for_the_next_guesses(
+def keeps_blocks_for_the_next_drafts(
     shrink: Any, self: KvBlocks, seq: SequenceBlocks, num_tokens: int
 ) -> None:
     """They will be needed again."""
@@ -444,8 +444,8 @@ def gives_outputs_away(
     charge(self, entry, input_tokens)
 
 
-@_plant(TokenCounters, "_floor")
-def saves_credit_while_idle(floor: Any, self: TokenCounters[Any]) -> float:
+@_plant(VirtualTokenCounters, "_floor")
+def saves_credit_while_idle(floor: Any, self: VirtualTokenCounters[Any]) -> float:
     """Who asked for nothing has something to come."""
     return 0.0
 
@@ -459,9 +459,9 @@ def evicts_leased_adapters(is_idle: Any, self: Record[Any]) -> bool:
     return self.state is State.RESIDENT
 
 
-@_plant(Residency, "acquire")
+@_plant(AdapterManager, "acquire")
 def remembers_rows_without_generation(
-    acquire: Any, self: Residency[Any], key: AdapterKey, request_id: str
+    acquire: Any, self: AdapterManager[Any], key: AdapterKey, request_id: str
 ) -> Lease | None:
     """An adapter's row does not change while it is resident."""
     memo = self.__dict__.setdefault("_memo", {})
@@ -472,15 +472,15 @@ def remembers_rows_without_generation(
     return lease._replace(row=row, generation=generation)
 
 
-@_plant(Residency, "release")
-def keeps_leases(release: Any, self: Residency[Any], request_id: str) -> None:
+@_plant(AdapterManager, "release")
+def keeps_leases(release: Any, self: AdapterManager[Any], request_id: str) -> None:
     """The next request of the adapter will want it too."""
     if request_id in self._leases and not request_id.endswith("7"):
         release(self, request_id)
 
 
-@_plant(Residency, "_finish_retirements")
-def never_ends_a_deletion(finish: Any, self: Residency[Any]) -> bool:
+@_plant(AdapterManager, "_finish_retirements")
+def never_ends_a_deletion(finish: Any, self: AdapterManager[Any]) -> bool:
     """It goes when its room is needed."""
     return False
 
@@ -502,17 +502,17 @@ def leaves_deleted_adapters_in_host_memory(
     self._retirements[key].is_off_device = True
 
 
-@_plant(DeviceRoom, "_retire")
+@_plant(ArenaPlanner, "_retire")
 def frees_before_zeroing(
-    retire: Any, self: DeviceRoom[Any], key: AdapterKey, placement: Placement
+    retire: Any, self: ArenaPlanner[Any], key: AdapterKey, placement: Placement
 ) -> None:
     """Whoever comes next overwrites it."""
     self._arena.retire(placement)
     self._arena.free(placement)
 
 
-@_plant(DeviceRoom, "_take_up_erasures")
-def takes_a_failed_erasure_for_done(take: Any, self: DeviceRoom[Any]) -> int:
+@_plant(ArenaPlanner, "_take_up_erasures")
+def takes_a_failed_erasure_for_done(take: Any, self: ArenaPlanner[Any]) -> int:
     """It has run."""
     finished = [erasure for erasure in self._erasures if erasure.job.done()]
     for erasure in finished:
@@ -521,8 +521,8 @@ def takes_a_failed_erasure_for_done(take: Any, self: DeviceRoom[Any]) -> int:
     return len(finished)
 
 
-@_plant(DeviceRoom, "_take_up_moves")
-def moves_without_a_new_row(take: Any, self: DeviceRoom[Any]) -> int:
+@_plant(ArenaPlanner, "_take_up_moves")
+def moves_without_a_new_row(take: Any, self: ArenaPlanner[Any]) -> int:
     """The adapter is the same, so its row and generation are."""
     sources = {move.record.key: move.record.placement for move in self._moves}
     moved: int = take(self)
@@ -534,14 +534,14 @@ def moves_without_a_new_row(take: Any, self: DeviceRoom[Any]) -> int:
     return moved
 
 
-@_plant(DeviceRoom, "is_leaving")
-def leases_what_moves(leaving: Any, self: DeviceRoom[Any], record: Record[Any]) -> bool:
+@_plant(ArenaPlanner, "is_leaving")
+def leases_what_moves(leaving: Any, self: ArenaPlanner[Any], record: Record[Any]) -> bool:
     """It is on the device, whatever is planned for it."""
     return False
 
 
-@_plant(DeviceRoom, "_may_go")
-def displaces_pinned_adapters(may_go: Any, self: DeviceRoom[Any], record: Record[Any]) -> bool:
+@_plant(ArenaPlanner, "_may_go")
+def displaces_pinned_adapters(may_go: Any, self: ArenaPlanner[Any], record: Record[Any]) -> bool:
     """They come back by themselves."""
     pins, self._pins = self._pins, ()
     found: bool = may_go(self, record)
@@ -549,9 +549,9 @@ def displaces_pinned_adapters(may_go: Any, self: DeviceRoom[Any], record: Record
     return found
 
 
-@_plant(DeviceRoom, "_cost_to_evict")
+@_plant(ArenaPlanner, "_cost_to_evict")
 def forgets_that_somebody_asked_for_a_stay(
-    cost: Any, self: DeviceRoom[Any], record: Record[Any], newcomer: Record[Any], surplus: Surplus
+    cost: Any, self: ArenaPlanner[Any], record: Record[Any], newcomer: Record[Any], surplus: Surplus
 ) -> Any:
     """What is wanted now comes before what was wanted then."""
     kept_until, record.kept_until = record.kept_until, 0.0
@@ -560,16 +560,16 @@ def forgets_that_somebody_asked_for_a_stay(
     return found
 
 
-@_plant(DeviceRoom, "_surplus")
+@_plant(ArenaPlanner, "_surplus")
 def lets_a_parade_displace_the_others(
-    find: Any, self: DeviceRoom[Any], newcomer: Record[Any], block: Any, may_go: Any
+    find: Any, self: ArenaPlanner[Any], newcomer: Record[Any], block: Any, may_go: Any
 ) -> Surplus:
     """Least recently used is fair."""
     return Surplus(frozenset(), False)
 
 
-@_plant(Residency, "_ask_for_pinned")
-def forgets_pins_that_failed_once(ask: Any, self: Residency[Any]) -> None:
+@_plant(AdapterManager, "_ask_for_pinned")
+def forgets_pins_that_failed_once(ask: Any, self: AdapterManager[Any]) -> None:
     """Whoever pinned it will see that it is broken."""
     for key in self._pins:
         if key not in self._records:

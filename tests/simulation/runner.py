@@ -50,7 +50,7 @@ REQUIRED_COVERAGE = (
     "floods",
     "forks",
     "moves",
-    "nan_guesses",
+    "nan_drafts",
     "nan_rows",
     "never_fit",
     "outages",

@@ -54,7 +54,7 @@ class Scenario:
     max_draft_tokens: int
     """0: plain decoding."""
     draft_error: float
-    """Part of the guessed tokens that are drawn at random."""
+    """Part of the draft tokens that are drawn at random."""
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 
 
 class Answers(Protocol):
-    """Who asked: `Residency` takes both answers."""
+    """Who asked: `AdapterManager` takes both answers."""
 
     def fetched(self, key: AdapterKey, path: Path | str, tier: Tier) -> None: ...
 

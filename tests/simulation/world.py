@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import MAX_BACKOFF_SECONDS
+from loraplex.adapters.manager import MAX_BACKOFF_SECONDS
 from loraplex.engine.errors import AdapterDeleted, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
@@ -101,7 +101,7 @@ class World:
         )
 
     def _step(self, faults: Faults) -> None:
-        self.store.answer(self.engine.residency)
+        self.store.answer(self.engine.manager)
         self.ledger.troubled.update(self.store.take_troubled())
         self._run_loaders()
         batch = self.engine.step(faults)
@@ -131,10 +131,8 @@ class World:
     @property
     def is_still(self) -> bool:
         """Nothing will change any more by itself."""
-        residency = self.engine.residency
-        return not (
-            self.store.next_answer or len(self.engine.loaders) or residency.has_pending_work
-        )
+        manager = self.engine.manager
+        return not (self.store.next_answer or len(self.engine.loaders) or manager.has_pending_work)
 
     def _run_loaders(self) -> None:
         """The loader threads get on with some of their work, at times in another order."""
@@ -212,7 +210,7 @@ class World:
     def pin(self, keys: list[AdapterKey]) -> None:
         """These and no others."""
         self.pinned = [key for key in keys if key not in self.deleting]
-        self.engine.residency.set_pinned(self.pinned)
+        self.engine.manager.set_pinned(self.pinned)
         self.note("pin", self.pinned)
 
     def restart(self) -> None:
@@ -227,7 +225,7 @@ class World:
         self.deadlines.clear()
         self.engine = self._start_engine()
         self.checks = Checks(self)
-        self.engine.residency.set_pinned(self.pinned)
+        self.engine.manager.set_pinned(self.pinned)
         self.note("restart", len(orders))
         self.submit(
             self.demand.again(order.submitted) for order in orders if not order.request.started
@@ -272,17 +270,17 @@ class World:
         coverage["swaps_in"] += engine.device.counts["swaps_in"]
         coverage["copies"] += engine.device.counts["copies"]
         coverage["prefix_evictions"] += engine.kv.num_prefix_evictions
-        coverage["evictions"] += engine.residency.num_evictions
-        coverage["adapter_loads"] += engine.residency.num_loads
-        for reason, count in engine.residency.figures().evictions.items():
+        coverage["evictions"] += engine.manager.num_evictions
+        coverage["adapter_loads"] += engine.manager.num_loads
+        for reason, count in engine.manager.figures().evictions.items():
             coverage[f"departures_{reason}"] += count
-        coverage["moves"] += engine.residency.figures().num_moves
-        coverage["leases_reaped"] += engine.residency.num_leases_reaped
+        coverage["moves"] += engine.manager.figures().num_moves
+        coverage["leases_reaped"] += engine.manager.num_leases_reaped
         coverage["reaps"] += engine.num_reaps
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees
-        coverage.update(engine.guesses.counts + engine.forward.counts + engine.readings.counts)
+        coverage.update(engine.draft_tokens.counts + engine.forward.counts + engine.readings.counts)
 
     def _write_log(self) -> None:
         line = repr((self.num_steps, round(self.now, 9), self._events))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.kv.layout import KvGroup
-from loraplex.engine.model.inputs import Span, make_inputs
+from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
 from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
 
@@ -33,13 +33,15 @@ class Sequences:
     lengths: Sequence[tuple[int, int]]
     trees: Sequence[Sequence[int] | None] = ()
 
-    def spans(self, block_size: int) -> list[Span]:
+    def spans(self, block_size: int) -> list[SequenceChunk]:
         rng = random.Random(0)
         num_blocks = [-(-context // block_size) for context, _ in self.lengths]
         ids = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
         trees = [*self.trees, *[None] * (len(self.lengths) - len(self.trees))]
         return [
-            Span([0] * count, context - count, [[ids.pop() for _ in range(blocks)]], tree=tree)
+            SequenceChunk(
+                [0] * count, context - count, [[ids.pop() for _ in range(blocks)]], tree=tree
+            )
             for (context, count), blocks, tree in zip(self.lengths, num_blocks, trees, strict=True)
         ]
 
@@ -108,7 +110,7 @@ class AttentionCase:
             self.keys.write(self._slots(span), keys.to(dtype))
             self.values.write(self._slots(span), values.to(dtype))
 
-    def _slots(self, span: Span) -> Tensor:
+    def _slots(self, span: SequenceChunk) -> Tensor:
         places, size = torch.arange(span.end), self.sizes.block_size
         return torch.tensor(span.tables[0])[places // size] * size + places % size
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import Abort, EvictAdapter, FinishReason
+from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason
 from support.engine import LocalEngine
 from support.models import make_adapter, make_tiny_llama
 
@@ -143,7 +143,7 @@ class _Crowd:
         for _ in range(3):
             self._ask(key)
             self.engine.step()
-        self.engine.core.handle(EvictAdapter(key, self._rng.choice([0.0, 0.0, 5.0])))
+        self.engine.core.handle(DeleteAdapter(key, self._rng.choice([0.0, 0.0, 5.0])))
         self._free_markers.append(self._live.pop(key))
         self._num_deleted += 1
         self._add()

@@ -21,7 +21,7 @@ def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, npt.NDArray[np.
     assert header.base_id == layout.base_id
     data = np.fromfile(path, NUMPY_DTYPES[header.dtype], offset=header.payload_offset)
     payload = to_float32(data, header.dtype).astype(np.float64)
-    table = BlockPlan(layout, header.ranks, header.extras).table
+    table = BlockPlan(layout, header.ranks, header.auxiliary).table
     deltas = {}
     for index, rank in header.ranks.items():
         part = layout.slices[index]

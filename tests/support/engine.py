@@ -12,7 +12,7 @@ from typing import cast
 
 from loraplex.adapters.examination import IntakeReport, examine
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
 from loraplex.engine.messages import (

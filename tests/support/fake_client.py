@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.messages import (
     ErrorInfo,
@@ -73,7 +73,7 @@ def make_request(
     max_tokens: int = 4,
     adapter: str | None = None,
     deadline_seconds: float | None = None,
-    num_guesses: int = 0,
+    num_draft_tokens: int = 0,
 ) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=max_tokens)
     key = None if adapter is None else AdapterKey("acme", adapter)
@@ -83,7 +83,7 @@ def make_request(
         prompt,
         sampling,
         key,
-        speculation=SpeculationParams(num_tokens=num_guesses),
+        speculation=SpeculationParams(num_tokens=num_draft_tokens),
         deadline_seconds=deadline_seconds,
     )
 

@@ -1,9 +1,9 @@
 """An engine process without a model: `python -m support.fake_engine ENDPOINT HEARTBEAT CONFIG`.
 
 The real process, protocol and client around a core that repeats a request's prompt, one token a
-step, or with as many guesses as the request asks for, all of them right. The prompt may be one of
-the words below instead. `config.model` is a directory, by which
-the lives of the process know of each other: each adds a letter to its file `lives`.
+step, or with as many draft tokens as the request asks for, all of them right. The prompt may be one
+of the words below instead. `config.model` is a directory, by which the lives of the process know of
+each other: each adds a letter to its file `lives`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, cast
 from loraplex.adapters.disk_cache import file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.heartbeat import Heartbeat
@@ -31,10 +31,10 @@ from loraplex.engine.messages import (
     AdapterFetchFailed,
     AdapterResidency,
     AdapterWanted,
+    DeleteAdapter,
     EngineInfo,
     EngineStats,
     ErrorInfo,
-    EvictAdapter,
     EvictionReceipt,
     ExplainAdapter,
     FinishReason,
@@ -53,7 +53,7 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.process.main import main
-from loraplex.engine.token_journal import TokenCounters
+from loraplex.engine.token_journal import JournalCounters
 
 HANG = [1000]
 """Starts and gives one token; ends only by an abort."""
@@ -92,7 +92,7 @@ _NOTHING = EngineStats(
 class FakeCore:
     """Speaks for the engine."""
 
-    _counters: TokenCounters | None = None
+    _counters: JournalCounters | None = None
 
     def __init__(self, config: EngineConfig) -> None:
         home = Path(config.model)
@@ -123,7 +123,7 @@ class FakeCore:
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
 
-    def count_tokens_in(self, counters: TokenCounters) -> None:
+    def count_tokens_in(self, counters: JournalCounters) -> None:
         self._counters = counters
 
     def handle(self, message: ToEngine) -> None:
@@ -140,7 +140,7 @@ class FakeCore:
                 for request in list(self._requests.values()):
                     if request.adapter == key:
                         self._finish(request.request_id, FinishReason.ERROR, error)
-            case EvictAdapter(key, drain_seconds):
+            case DeleteAdapter(key, drain_seconds):
                 self._fetched.pop(key, None)
                 receipt = EvictionReceipt(device_bytes=100, seconds=drain_seconds)
                 self._outbox.append(AdapterEvicted(key, receipt))
@@ -243,11 +243,11 @@ class FakeCore:
             output = self._outputs[request.request_id] = []
         elif prompt == HANG:
             return
-        num_guessed = _num_guessed(request, len(output))
+        num_drafted = _num_drafted(request, len(output))
         start = len(output)
-        output += [prompt[index % len(prompt)] for index in range(start, start + 1 + num_guessed)]
+        output += [prompt[index % len(prompt)] for index in range(start, start + 1 + num_drafted)]
         events.tokens.append(
-            TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_guessed)
+            TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_drafted)
         )
         if self._counters and request.journal_slot is not None:
             self._counters.generate(request.journal_slot, len(output))
@@ -276,8 +276,8 @@ class FakeCore:
         )
 
 
-def _num_guessed(request: GenerationRequest, num_generated: int) -> int:
-    """The first token is no guess, and no more are guessed than may follow."""
+def _num_drafted(request: GenerationRequest, num_generated: int) -> int:
+    """The first token is not drafted, and no more are drafted than may follow."""
     if request.speculation is None or not num_generated:
         return 0
     room = request.sampling.max_tokens - num_generated

@@ -35,7 +35,7 @@ class Part:
     a: Tensor | None
     b: Tensor | None
     scale: float
-    extras: Extras
+    auxiliary: Extras
 
 
 def write_peft_block(
@@ -44,12 +44,12 @@ def write_peft_block(
     """Write the active adapter as a block in fp32. `base`: the model it was made for, untouched."""
     parts = {layout.slice_index[name]: part for name, part in adapted_parts(model, base)}
     ranks = {i: part.a.shape[0] for i, part in parts.items() if part.a is not None}
-    extras = [
+    auxiliary = [
         (Extra(i, kind, tuple(values.shape), token_ids), values)
         for i, part in parts.items()
-        for kind, (values, token_ids) in part.extras.items()
+        for kind, (values, token_ids) in part.auxiliary.items()
     ]
-    plan = BlockPlan(layout, ranks, tuple(extra for extra, _ in extras))
+    plan = BlockPlan(layout, ranks, tuple(extra for extra, _ in auxiliary))
     payload = torch.zeros(plan.num_elements)
     for index in ranks:
         part = parts[index]
@@ -59,7 +59,7 @@ def write_peft_block(
         matrices = (part.a.T if by_token else part.a, part.b.T)
         for offset, matrix in zip(plan.table[index, :2].tolist(), matrices, strict=True):
             payload[offset : offset + matrix.numel()] = matrix.flatten()
-    for placed, (_, values) in zip(plan.placed_extras, extras, strict=True):
+    for placed, (_, values) in zip(plan.placed_auxiliary, auxiliary, strict=True):
         payload[placed.offset : placed.offset + values.numel()] = values.flatten()
     with path.open("wb") as file:
         write_block_header(
@@ -80,18 +80,18 @@ def adapted_parts(model: PeftModel, base: nn.Module) -> Iterator[tuple[str, Part
         name = path.removeprefix(PREFIX)
         if isinstance(module, ModulesToSaveWrapper) and NAME in module.modules_to_save:
             saved = module.modules_to_save[NAME]
-            extras: Extras = {ExtraKind.MATRIX: (saved.weight.detach(), ())}
+            auxiliary: Extras = {ExtraKind.MATRIX: (saved.weight.detach(), ())}
             if getattr(saved, "bias", None) is not None:
-                extras[ExtraKind.BIAS] = (saved.bias.detach(), ())
-            yield name, Part(None, None, 1.0, extras)
+                auxiliary[ExtraKind.BIAS] = (saved.bias.detach(), ())
+            yield name, Part(None, None, 1.0, auxiliary)
         elif isinstance(module, TrainableTokensWrapper):
             yield name, _token_rows(module)
         elif isinstance(module, LoraLayer):
             yield name, _lora_part(module, original[name])
         elif isinstance(module, nn.Linear) and (
-            extras := _trained_bias(module, original.get(name))
+            auxiliary := _trained_bias(module, original.get(name))
         ):
-            yield name, Part(None, None, 1.0, extras)
+            yield name, Part(None, None, 1.0, auxiliary)
 
 
 def _token_rows(module: TrainableTokensWrapper) -> Part:
@@ -103,17 +103,17 @@ def _token_rows(module: TrainableTokensWrapper) -> Part:
 
 
 def _lora_part(module: LoraLayer, original: nn.Module) -> Part:
-    extras: Extras = {}
+    auxiliary: Extras = {}
     if NAME in module.lora_magnitude_vector:
-        extras[ExtraKind.MAGNITUDE] = (module.lora_magnitude_vector[NAME].weight.detach(), ())
+        auxiliary[ExtraKind.MAGNITUDE] = (module.lora_magnitude_vector[NAME].weight.detach(), ())
     if NAME in module.lora_embedding_A:
         a, b = module.lora_embedding_A[NAME].detach(), module.lora_embedding_B[NAME].detach()
-        return Part(a, b, module.scaling[NAME], extras)
+        return Part(a, b, module.scaling[NAME], auxiliary)
     a, b = module.lora_A[NAME], module.lora_B[NAME]
     if b.bias is not None:
-        extras[ExtraKind.LORA_BIAS] = (b.bias.detach(), ())
-    extras.update(_trained_bias(module.get_base_layer(), original))
-    return Part(a.weight.detach(), b.weight.detach(), module.scaling[NAME], extras)
+        auxiliary[ExtraKind.LORA_BIAS] = (b.bias.detach(), ())
+    auxiliary.update(_trained_bias(module.get_base_layer(), original))
+    return Part(a.weight.detach(), b.weight.detach(), module.scaling[NAME], auxiliary)
 
 
 def _trained_bias(module: nn.Module, original: nn.Module | None) -> Extras:

@@ -45,7 +45,7 @@ class PoisonedWeights:
         self.generations = [0] * num_rows
         self.copy_budget = CopyBudget(1 << 40)
         self._row_tables: list[list[list[int]]] = self.table.tolist()
-        self.row_extras: list[dict[int, object]] = [{} for _ in range(num_rows)]
+        self.row_auxiliary: list[dict[int, object]] = [{} for _ in range(num_rows)]
         self._generator = torch.Generator().manual_seed(0)
         self._end = GAP_ELEMENTS
 

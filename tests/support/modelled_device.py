@@ -42,7 +42,7 @@ class Costs(NamedTuple):
 
 
 @dataclass
-class Guesser:
+class Drafter:
     """A proposer whose tokens are right with a probability, given that the one before was."""
 
     right: dict[AdapterKey | None, float]
@@ -50,7 +50,7 @@ class Guesser:
     request: float = 0.0
     token: float = 0.0
     place: float = 0.0
-    """Of each place of the longest draft: one pass of the model that guesses."""
+    """Of each place of the longest draft: one pass of the model that drafts."""
     supply: float = 1.0
 
     def seconds(self, lengths: Collection[int]) -> float:
@@ -91,7 +91,7 @@ class Device:
     """
 
     costs: Costs
-    guessers: dict[str, Guesser]
+    drafters: dict[str, Drafter]
     requests: list[Request]
     noise: float = 0.05
     num_free: int = 10_000
@@ -105,12 +105,12 @@ class Device:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.learned = StepCosts(max_graph_rows=self.costs.graph_rows)
-        self.control = Control(list(self.guessers), max_tokens=MAX_TOKENS, costs=self.learned)
+        self.control = Control(list(self.drafters), max_tokens=MAX_TOKENS, costs=self.learned)
         for length in (16, 64, 32):  # prompts came first
             self.learned.observe(StepShape(length, 0, 0), self.costs.prompt_seconds(length))
 
     @property
-    def num_guesses(self) -> list[int]:
+    def num_draft_tokens(self) -> list[int]:
         """Of each step."""
         return [sum(choice.num_tokens for choice in step.values()) for step in self.steps]
 
@@ -148,43 +148,43 @@ class Device:
         """The lengths of the drafts that there are, and the seconds they took."""
         wanted: dict[str, list[tuple[Request, int]]] = defaultdict(list)
         for request, (proposer, num_tokens) in choices.items():
-            has_draft = self.rng.random() < self.guessers[proposer].supply
+            has_draft = self.rng.random() < self.drafters[proposer].supply
             wanted[proposer].append((request, num_tokens if has_draft else 0))
         total = 0.0
         for proposer, drafts in wanted.items():
-            seconds = self.guessers[proposer].seconds([length for _, length in drafts])
+            seconds = self.drafters[proposer].seconds([length for _, length in drafts])
             self.control.observe_proposals(proposer, drafts, seconds)
             total += seconds
         return dict(draft for drafts in wanted.values() for draft in drafts), total
 
     def _verify(self, request: Request, proposer: str, length: int) -> None:
-        guesser = self.guessers[proposer]
-        right = guesser.right[request.line]
+        drafter = self.drafters[proposer]
+        right = drafter.right[request.line]
         num_accepted = next((n for n in range(length) if self.rng.random() >= right), length)
         self.control.observe(request, proposer, length, range(num_accepted))
-        self.num_tokens += guesser.expected(request.line, length)
+        self.num_tokens += drafter.expected(request.line, length)
 
 
 def best_fixed_rate(device: Device) -> float:
-    """Of those that always guess the same number for each adapter, all by the same proposer."""
+    """Of those that always draft the same number for each adapter, all by the same proposer."""
     counts = Counter(request.line for request in device.requests)
     return max(
-        _fixed_rate(device.costs, guesser, counts, dict(zip(counts, lengths, strict=True)))
-        for guesser in device.guessers.values()
+        _fixed_rate(device.costs, drafter, counts, dict(zip(counts, lengths, strict=True)))
+        for drafter in device.drafters.values()
         for lengths in product(range(MAX_TOKENS + 1), repeat=len(counts))
     )
 
 
 def _fixed_rate(
     costs: Costs,
-    guesser: Guesser,
+    drafter: Drafter,
     counts: Mapping[AdapterKey | None, int],
     lengths: Mapping[AdapterKey | None, int],
 ) -> float:
     num_requests = sum(counts.values())
     drafts = [lengths[key] for key in counts if lengths[key] for _ in range(counts[key])]
-    won = sum(counts[key] * guesser.expected(key, lengths[key]) for key in counts)
+    won = sum(counts[key] * drafter.expected(key, lengths[key]) for key in counts)
     seconds = costs.seconds(StepShape(0, num_requests, 0, sum(drafts)))
     if drafts:
-        seconds += guesser.seconds(drafts)
+        seconds += drafter.seconds(drafts)
     return (num_requests + won) / seconds

@@ -15,7 +15,7 @@ from loraplex.engine.kv.groups import group_layers, one_group
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import PagedForward, run_model
-from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, Span, make_inputs
+from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
@@ -61,7 +61,8 @@ def paged_logits(
         if not order:
             continue
         spans = [
-            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]]) for i in order
+            SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]])
+            for i in order
         ]
         inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         step = None
@@ -125,7 +126,7 @@ def served_logits(
             assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
         cache.execute(kv.take_operations())
         spans = [
-            Span(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
+            SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
             for i in order
         ]
         inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from loraplex.kernels.int4_codes import dequantize_groups, quantize_groups
+from loraplex.kernels.int4_quantized import dequantize_groups, quantize_groups
 from loraplex.kernels.int8_linear import quantize_rows
 from loraplex.kernels.linear_packing import Bits
 

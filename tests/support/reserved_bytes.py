@@ -97,7 +97,7 @@ def true_elements(plan: BlockPlan) -> int:
         rank * slices[i].num_experts * (slices[i].in_features + slices[i].out_features)
         for i, rank in plan.ranks.items()
     )
-    return matrices + sum(extra.num_elements for extra in plan.extras)
+    return matrices + sum(extra.num_elements for extra in plan.auxiliary)
 
 
 def measure_reserved_bytes(dtype: torch.dtype = torch.bfloat16) -> ReservedBytes:
@@ -115,7 +115,7 @@ def measure_reserved_bytes(dtype: torch.dtype = torch.bfloat16) -> ReservedBytes
     active = []
     for index, plan in enumerate(plans):
         key = AdapterKey("tenant", f"sha256:{index}")
-        placement = arena.place(key, plan.num_elements, plan.table, plan.placed_extras)
+        placement = arena.place(key, plan.num_elements, plan.table, plan.placed_auxiliary)
         assert placement is not None, "the arena is as large as all of them"
         arena.publish(placement)
         active.append(ActiveAdapter(placement.row, placement.generation))

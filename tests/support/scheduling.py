@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Failure, Lease, Tier
+from loraplex.adapters.manager import Failure, Lease, Tier
 from loraplex.engine.errors import EngineError
 from loraplex.engine.kv.block_pool import padding_class
 from loraplex.engine.kv.blocks import KvBlocks
@@ -100,7 +100,7 @@ class SchedulerBench:
             prefix_secret=bytes(range(32)) if prefix_caching else None,
             num_swap_slots=slots,
         )
-        self.residency = FakeResidency()
+        self.manager = FakeResidency()
         self.costs = StepCosts()
         self.now = 0.0
         self.step_seconds = step_seconds
@@ -118,7 +118,7 @@ class SchedulerBench:
         self.scheduler = Scheduler(
             self.limits,
             kv=self.kv,
-            residency=self.residency,  # type: ignore[arg-type]
+            manager=self.manager,  # type: ignore[arg-type]
             costs=self.costs,
             clock=lambda: self.now,
         )
@@ -220,7 +220,7 @@ class SchedulerBench:
         """Nothing is held by anyone."""
         assert not self.scheduler.has_requests
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.residency.leases == {}
+        assert self.manager.leases == {}
         self.kv.check_integrity([])
         assert self.kv.num_free(0) == self.kv.num_usable(0)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Tier
+from loraplex.adapters.manager import Tier
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.inference.generation import Generation, Outcome, SequenceSpec
 from loraplex.api.inference.sequence_text import Delta

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.draft import ROOT, Draft
 from loraplex.engine.request import Request
-from loraplex.engine.speculation.proposer import Proposer, Wanted
+from loraplex.engine.speculation.proposer import DraftRequest, Proposer
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import Answer
 
@@ -40,10 +40,10 @@ class ScriptedProposer:
         self._vocab_size = vocab_size
         self._rng = random.Random(seed)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        return [self._guess(request, num_tokens) for request, num_tokens in wanted]
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._propose(request, num_tokens) for request, num_tokens in wanted]
 
-    def _guess(self, request: Request, num_tokens: int) -> Draft:
+    def _propose(self, request: Request, num_tokens: int) -> Draft:
         start = request.num_generated_tokens
         answer = self.answers.get(request.request_id, ())[start : start + num_tokens]
         return Draft(tuple(map(self._spoil, answer)))
@@ -64,18 +64,18 @@ class ScriptedTreeProposer(ScriptedProposer):
 
     name = "scripted_tree"
 
-    def _guess(self, request: Request, num_tokens: int) -> Draft:
-        guesses = iter(super()._guess(request, num_tokens).token_ids)
+    def _propose(self, request: Request, num_tokens: int) -> Draft:
+        draft_tokens = iter(super()._propose(request, num_tokens).token_ids)
         token_ids: list[int] = []
         parents: list[int] = []
         tip = ROOT
         while len(token_ids) < num_tokens:
-            guess = next(guesses, None) if self._rng.random() < 0.5 else None
-            if guess is None:
+            draft_token = next(draft_tokens, None) if self._rng.random() < 0.5 else None
+            if draft_token is None:
                 token_ids.append(self._rng.randrange(self._vocab_size))
                 parents.append(self._rng.randrange(ROOT, len(parents)))
             else:
-                token_ids.append(guess)
+                token_ids.append(draft_token)
                 parents.append(tip)
                 tip = len(parents) - 1
         return Draft(tuple(token_ids), tuple(parents))

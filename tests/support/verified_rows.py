@@ -14,7 +14,7 @@ from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import group_layers
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import PagedForward, run_model
-from loraplex.engine.model.inputs import Span, make_inputs
+from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
@@ -22,11 +22,11 @@ BLOCK_SIZE = 4
 BASE_ADAPTER = (-1, 0)
 
 
-class Guess(NamedTuple):
+class DraftRows(NamedTuple):
     """Known tokens, and what is guessed to follow them."""
 
     known: list[int]
-    guessed: list[int]
+    drafted: list[int]
     tree: list[int] | None
     """Parents; None: a chain."""
 
@@ -34,22 +34,22 @@ class Guess(NamedTuple):
         """The tokens up to the guessed one of this index; -1: the known ones."""
         path: list[int] = []
         while index >= 0:
-            path.append(self.guessed[index])
+            path.append(self.drafted[index])
             index = index - 1 if self.tree is None else self.tree[index]
         return self.known + path[::-1]
 
     @property
     def texts(self) -> list[list[int]]:
         """Of each row that is verified."""
-        return [self.text(index) for index in range(-1, len(self.guessed))]
+        return [self.text(index) for index in range(-1, len(self.drafted))]
 
 
-def random_guess(
-    rng: random.Random, num_known: int, num_guessed: int, *, vocab_size: int, is_tree: bool = False
-) -> Guess:
-    tokens = [rng.randrange(vocab_size) for _ in range(num_known + num_guessed)]
-    tree = [rng.randrange(-1, index) if index else -1 for index in range(num_guessed)]
-    return Guess(tokens[:num_known], tokens[num_known:], tree if is_tree else None)
+def random_draft(
+    rng: random.Random, num_known: int, num_drafted: int, *, vocab_size: int, is_tree: bool = False
+) -> DraftRows:
+    tokens = [rng.randrange(vocab_size) for _ in range(num_known + num_drafted)]
+    tree = [rng.randrange(-1, index) if index else -1 for index in range(num_drafted)]
+    return DraftRows(tokens[:num_known], tokens[num_known:], tree if is_tree else None)
 
 
 class Verifier:
@@ -58,7 +58,7 @@ class Verifier:
     def __init__(
         self,
         base: BaseModel,
-        guesses: Sequence[Guess],
+        draft_tokens: Sequence[DraftRows],
         *,
         builder: LoraBatchBuilder | None = None,
         adapters: Sequence[tuple[int, int]] | None = None,
@@ -72,8 +72,11 @@ class Verifier:
             attention_window=attention_window,
             attention_sinks=attention_sinks,
         )
-        counts = [-(-(len(guess.known) + len(guess.guessed)) // BLOCK_SIZE) for guess in guesses]
-        self.tables: list[list[list[int]]] = [[] for _ in guesses]
+        counts = [
+            -(-(len(draft_token.known) + len(draft_token.drafted)) // BLOCK_SIZE)
+            for draft_token in draft_tokens
+        ]
+        self.tables: list[list[list[int]]] = [[] for _ in draft_tokens]
         for _ in groups:
             free = rng.sample(range(1, 1 + sum(counts)), sum(counts))
             for tables, count in zip(self.tables, counts, strict=True):
@@ -85,35 +88,35 @@ class Verifier:
             kv_format=base.kv_format,
             device=base.device,
         )
-        self.guesses = guesses
+        self.draft_tokens = draft_tokens
         self._base = base
-        self._adapters = adapters or [BASE_ADAPTER] * len(guesses)
+        self._adapters = adapters or [BASE_ADAPTER] * len(draft_tokens)
         self._steps = StepAdaptersBuilder(builder, base.layout, base.head_name) if builder else None
 
     def prefill(self) -> None:
         """Compute all known tokens but the last of each."""
         spans = [
-            Span(guess.known[:-1], 0, tables)
-            for guess, tables in zip(self.guesses, self.tables, strict=True)
+            SequenceChunk(draft_token.known[:-1], 0, tables)
+            for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
         self.run(spans, num_decodes=0)
 
     def verify(self) -> list[Tensor]:
         """Per guess the fp32 logits of its last known token and of all that follow."""
         spans = [
-            Span(
-                [guess.known[-1], *guess.guessed],
-                len(guess.known) - 1,
+            SequenceChunk(
+                [draft_token.known[-1], *draft_token.drafted],
+                len(draft_token.known) - 1,
                 tables,
-                num_kept_rows=1 + len(guess.guessed),
-                tree=guess.tree,
+                num_kept_rows=1 + len(draft_token.drafted),
+                tree=draft_token.tree,
             )
-            for guess, tables in zip(self.guesses, self.tables, strict=True)
+            for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
         logits = self.run(spans, num_decodes=sum(len(span.token_ids) for span in spans))
         return list(logits.split([len(span.token_ids) for span in spans]))
 
-    def run(self, spans: Sequence[Span], *, num_decodes: int) -> Tensor:
+    def run(self, spans: Sequence[SequenceChunk], *, num_decodes: int) -> Tensor:
         runs = [
             AdapterRun(len(span.token_ids), *adapter)
             for span, adapter in zip(spans, self._adapters, strict=True)

@@ -1,4 +1,5 @@
-"""Under a grammar guesses may be accepted by chance too: the output's distribution stays exact.
+"""Under a grammar draft tokens may be accepted by chance too: the output's distribution stays
+exact.
 
 A Markov chain over six tokens under rules that a Python function states: the probability of each
 continuation is known, and compared with how often it comes.

@@ -14,7 +14,7 @@ from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (
     Abort,
-    EvictAdapter,
+    DeleteAdapter,
     FinishReason,
     GenerationRequest,
     ListRequests,
@@ -216,7 +216,7 @@ def test_an_adapter_deleted_meanwhile_ends_the_request(
         engine.step()
     backend.may_go_on.clear()
     waiting = engine.submit(PROMPT, key, grammar=GrammarSpec(GrammarKind.LARK, "odd"))
-    engine.core.handle(EvictAdapter(key, drain_seconds=30.0))
+    engine.core.handle(DeleteAdapter(key, drain_seconds=30.0))
     engine.step()
     assert error_code(engine, waiting) == "adapter_deleted", "it is not waited for"
     backend.may_go_on.set()

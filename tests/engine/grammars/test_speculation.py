@@ -1,4 +1,5 @@
-"""Guesses under a grammar: the same tokens as without them, and no guess that breaks it."""
+"""Draft tokens under a grammar: the same tokens as without them, and no draft token that breaks
+it."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def plain_at(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", [ScriptedProposer, ScriptedTreeProposer])
-def test_the_tokens_are_those_of_plain_decoding_and_few_guesses_are_wasted(
+def test_the_tokens_are_those_of_plain_decoding_and_few_drafts_are_wasted(
     tiny_base: Path,
     tmp_path: Path,
     plain_at: Plain,
@@ -67,33 +68,33 @@ def test_the_tokens_are_those_of_plain_decoding_and_few_guesses_are_wasted(
         engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
     assert run(engine, temperature) == plain
     ends = [answer.end for answer in engine.answers.values()]
-    num_guessed = sum(end.num_draft_tokens for end in ends)
+    num_drafted = sum(end.num_draft_tokens for end in ends)
     num_accepted = sum(end.num_accepted_tokens for end in ends)
-    # Of six guesses one is wrong in every draft; what the grammar forbids is not even tried.
-    assert num_accepted > 0.6 * num_guessed
+    # Of six draft tokens one is wrong in every draft; what the grammar forbids is not even tried.
+    assert num_accepted > 0.6 * num_drafted
     assert num_accepted > 0.4 * sum(map(len, plain.values()))
 
 
 class FoulProposer(ScriptedProposer):
-    """Guesses what a grammar has no answer to."""
+    """Draft tokens what a grammar has no answer to."""
 
     name = "foul"
 
-    def __init__(self, guesses: Sequence[int]) -> None:
-        super().__init__({str(number): [*guesses] * 40 for number in range(len(SCHEMAS))})
+    def __init__(self, draft_tokens: Sequence[int]) -> None:
+        super().__init__({str(number): [*draft_tokens] * 40 for number in range(len(SCHEMAS))})
 
 
-@pytest.mark.parametrize("guesses", [[-1], [256], [256, 123], [10**9], [257, 258, 259], [255]])
-def test_foul_guesses_cost_nothing(
-    tiny_base: Path, tmp_path: Path, plain_at: Plain, guesses: list[int]
+@pytest.mark.parametrize("draft_tokens", [[-1], [256], [256, 123], [10**9], [257, 258, 259], [255]])
+def test_foul_drafts_cost_nothing(
+    tiny_base: Path, tmp_path: Path, plain_at: Plain, draft_tokens: list[int]
 ) -> None:
-    with scripted(FoulProposer(guesses)) as name:
+    with scripted(FoulProposer(draft_tokens)) as name:
         engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
     assert run(engine, 1.0) == plain_at(1.0)
     assert {answer.end.error for answer in engine.answers.values()} == {None}
 
 
-def test_an_early_end_among_the_guesses_is_verified_as_one(tiny_base: Path, tmp_path: Path) -> None:
+def test_an_early_end_among_the_drafts_is_verified_as_one(tiny_base: Path, tmp_path: Path) -> None:
     (letter,) = Tokenizer(tiny_base).encode("a")
     with scripted(ScriptedProposer({"r": [letter, letter, 256, letter]})) as name:
         engine = LocalEngine(tiny_base, tmp_path, speculation=(name,))
@@ -104,5 +105,5 @@ def test_an_early_end_among_the_guesses_is_verified_as_one(tiny_base: Path, tmp_
     answer = engine.answers["r"]
     assert answer.token_ids == [letter, letter, 256]
     assert answer.end.stop_token_id == 256
-    # The first token comes of the prompt; of the guesses behind it "a" and the end held.
+    # The first token comes of the prompt; of the draft tokens behind it "a" and the end held.
     assert (answer.end.num_draft_tokens, answer.end.num_accepted_tokens) == (2, 2)

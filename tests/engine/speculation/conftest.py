@@ -18,6 +18,6 @@ def adapter_folders(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def small_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows nothing of the base: what it guesses is hardly ever right."""
+    """A model that knows nothing of the base: what it proposes is hardly ever right."""
     path = tmp_path_factory.mktemp("small-draft")
     return make_tiny_llama(path, seed=9, num_hidden_layers=1, hidden_size=32)

@@ -63,9 +63,9 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "num_tokens": (None, 1, 6),
     "grammar": (None, "object", "letters") if has_llguidance() else (None,),
 }
-"""`adapter`: which of those that there are. `n`: choices. `num_tokens`: guesses that the request
-asks for. `grammar`: of `GRAMMARS`. Those behind `adapter` are sampling parameters, with False and
-True for some value."""
+"""`adapter`: which of those that there are. `n`: choices. `num_tokens`: draft tokens that the
+request asks for. `grammar`: of `GRAMMARS`. Those behind `adapter` are sampling parameters, with
+False and True for some value."""
 ROWS = covering_rows(PARAMETERS)
 BIASES = {3: 2.0, 77: -100.0, 200: 1.5}
 STOP_TOKENS = (5, 60, 111, 180, 233)
@@ -110,7 +110,7 @@ def _one_seed_for_requests_without() -> Iterator[None]:
 def plain(
     tiny_base: Path, adapter_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalEngine]:
-    """The rows decoded without guesses."""
+    """The rows decoded without draft tokens."""
     engine = LocalEngine(tiny_base, tmp_path_factory.mktemp("plain"))
     submit(engine, adapter_folders)
     engine.run()
@@ -191,9 +191,9 @@ def test_a_combination_answers_as_with_plain_decoding(
             if acceptance is Acceptance.COUPLED or row["temperature"] == 0:
                 assert_same_answer(engine.answers[request_id], plain.answers[request_id])
     ends = [answer.end for answer in engine.answers.values()]
-    num_guessed = sum(end.num_draft_tokens for end in ends)
+    num_drafted = sum(end.num_draft_tokens for end in ends)
     num_accepted = sum(end.num_accepted_tokens for end in ends)
-    assert num_guessed > num_accepted or (proposer, acceptance) == ("right", Acceptance.COUPLED)
+    assert num_drafted > num_accepted or (proposer, acceptance) == ("right", Acceptance.COUPLED)
     assert num_accepted > 50 or proposer not in ("right", "mixed", "draft")
 
 

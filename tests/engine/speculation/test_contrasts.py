@@ -1,4 +1,4 @@
-"""Which steps guess less than would pay."""
+"""Which steps propose less than would pay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_comparisons_come_at_doubling_intervals_and_go_on_for_good() -> None:
     assert set(gaps[4:]) == {LONGEST}
 
 
-def test_none_and_half_are_guessed_in_turn() -> None:
+def test_none_and_half_are_drafted_in_turn() -> None:
     said = [part for part in parts(Contrasts(), 500, 8) if part < 1]
     assert said[:6] == [0.0, 0.5] * 3
 

@@ -25,9 +25,9 @@ from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import draft_model
 from loraplex.engine.speculation.draft_model import DraftModelProposer
-from loraplex.engine.speculation.drawing import CoupledDrawing, Guesses, IndependentDrawing
+from loraplex.engine.speculation.drawing import CoupledDrawing, DrawnTokens, IndependentDrawing
 from loraplex.engine.speculation.fair_shares import fair_shares
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.models import make_tiny_llama
 
@@ -54,7 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[tuple[list[int], Tensor]] = []
 
-    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> Guesses:
+    def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         self.seen += [
             (list(row.token_ids), row_logits) for row, row_logits in zip(rows, logits, strict=True)
         ]
@@ -123,7 +123,7 @@ def answers(
     ignore_eos: bool = False,
     **config: Any,
 ) -> tuple[dict[str, list[int]], int, int]:
-    """What seven requests are answered; how many tokens were guessed and were right."""
+    """What seven requests are answered; how many tokens were drafted and were right."""
     engine = LocalEngine(base, tmp_path, **config)
     for index in range(7):
         engine.submit(
@@ -148,10 +148,10 @@ def answers(
 
 @pytest.mark.parametrize("acceptance", Acceptance)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-def test_a_draft_model_that_is_the_base_guesses_everything(
+def test_a_draft_model_that_is_the_base_drafts_everything(
     tiny_base: Path, tmp_path: Path, temperature: float, acceptance: Acceptance
 ) -> None:
-    _, num_guessed, num_right = answers(
+    _, num_drafted, num_right = answers(
         tiny_base,
         tmp_path,
         temperature,
@@ -159,22 +159,22 @@ def test_a_draft_model_that_is_the_base_guesses_everything(
         speculation=(f"draft:{tiny_base}",),
         acceptance=acceptance,
     )
-    assert num_guessed > 150
-    assert num_right >= 0.99 * num_guessed, "all but near-ties"
+    assert num_drafted > 150
+    assert num_right >= 0.99 * num_drafted, "all but near-ties"
 
 
-def test_beyond_the_length_that_the_draft_model_knows_nothing_is_guessed(
+def test_beyond_the_length_that_the_draft_model_knows_nothing_is_drafted(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     short = make_tiny_llama(tmp_path / "short", max_position_embeddings=48)
     plain, _, _ = answers(tiny_base, tmp_path, 0.0, ignore_eos=True)
     speculation = (f"draft:{short}",)
-    speculated, num_guessed, num_right = answers(
+    speculated, num_drafted, num_right = answers(
         tiny_base, tmp_path, 0.0, ignore_eos=True, speculation=speculation
     )
     assert speculated == plain
-    # Prompts of 5, 14, 23, 32 and 41 tokens have room for guesses, the others do not.
-    assert 0 < num_right <= num_guessed < 30 * 5
+    # Prompts of 5, 14, 23, 32 and 41 tokens have room for draft tokens, the others do not.
+    assert 0 < num_right <= num_drafted < 30 * 5
 
 
 def test_under_pressure_nothing_changes_and_nothing_leaks(tiny_base: Path, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_its_cache_is_always_what_a_dense_forward_computes(
             request = make_request(str(number), prompt, adapter=rng.choice(adapters))
             running.append(request)
         wanted = [
-            Wanted(request, rng.randrange(1, 6))
+            DraftRequest(request, rng.randrange(1, 6))
             for request in rng.sample(running, rng.randrange(1, len(running) + 1))
         ]
         for (request, num_tokens), draft in zip(wanted, proposer.propose(wanted), strict=True):
@@ -338,9 +338,9 @@ def test_its_cache_is_always_what_a_dense_forward_computes(
             num_right = rng.randrange(len(draft) + 1)
             new = rng.randrange(256)
             if num_right < len(draft) and rng.random() < 0.2:
-                new = draft.token_ids[num_right]  # right, though not accepted as a guess
+                new = draft.token_ids[num_right]  # right, though not accepted as a draft token
             request.token_ids += [*draft.token_ids[:num_right], new]
-        for request in running:  # nobody guesses for them, or their drafts come to nothing
+        for request in running:  # nobody proposes for them, or their drafts come to nothing
             if rng.random() < 0.2:
                 request.token_ids += prompt_of(rng.randrange(4), rng.randrange(99))
         proposer.cache.check_integrity()
@@ -354,7 +354,7 @@ def test_its_cache_is_always_what_a_dense_forward_computes(
     assert proposer.cache.num_free_blocks == num_blocks
 
 
-def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_guessed(
+def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_drafted(
     loaded: BaseModel, dense: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_model, "MAX_CATCH_UP_TOKENS", 32)
@@ -366,7 +366,7 @@ def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_guessed(
     lengths = []
     for _ in range(8):
         spans.clear()
-        drafts = proposer.propose([Wanted(request, 3) for request in (long, longer, short)])
+        drafts = proposer.propose([DraftRequest(request, 3) for request in (long, longer, short)])
         lengths.append([len(draft) for draft in drafts])
         assert sum(spans[0]) <= 32
         short.token_ids += drafts[2].token_ids
@@ -396,7 +396,7 @@ def test_what_tenants_share_is_computed_once_and_nothing_between_tenants(
 
     def num_computed(request: Request) -> int:
         spans.clear()
-        proposer.propose([Wanted(request, 1)])
+        proposer.propose([DraftRequest(request, 1)])
         return sum(map(sum, spans))
 
     prompt = prompt_of(21)
@@ -417,7 +417,7 @@ def test_the_least_recently_wanted_is_given_up_and_nobody_in_vain(
     requests = [make_request(name, prompt_of(16, index)) for index, name in enumerate("abc")]
 
     def lengths(*wanted: int) -> list[int]:
-        drafts = proposer.propose([Wanted(requests[index], 4) for index in wanted])
+        drafts = proposer.propose([DraftRequest(requests[index], 4) for index in wanted])
         proposer.cache.check_integrity()
         return [len(draft) for draft in drafts]
 
@@ -429,42 +429,42 @@ def test_the_least_recently_wanted_is_given_up_and_nobody_in_vain(
     assert lengths(0, 1, 2) == [4, 4, 0], "there is room for two: the first are served"
     assert lengths(0, 1, 2) == [4, 4, 0]
     too_long = make_request("long", prompt_of(60))
-    assert [len(draft) for draft in proposer.propose([Wanted(too_long, 1)])] == [0]
+    assert [len(draft) for draft in proposer.propose([DraftRequest(too_long, 1)])] == [0]
     assert "a" in proposer.cache
     assert "b" in proposer.cache
 
 
-def test_nothing_is_guessed_behind_what_ends_an_answer(loaded: BaseModel) -> None:
+def test_nothing_is_drafted_behind_what_ends_an_answer(loaded: BaseModel) -> None:
     prompt = prompt_of(12)
-    (draft,) = make_proposer(loaded).propose([Wanted(make_request("a", prompt), 6)])
+    (draft,) = make_proposer(loaded).propose([DraftRequest(make_request("a", prompt), 6)])
     end = draft.token_ids[3]
     num_expected = draft.token_ids.index(end) + 1
     proposer = make_proposer(loaded, ends=lambda request, token: token == end)
-    (ended,) = proposer.propose([Wanted(make_request("b", prompt), 6)])
+    (ended,) = proposer.propose([DraftRequest(make_request("b", prompt), 6)])
     assert ended.token_ids == draft.token_ids[:num_expected]
 
 
-def test_for_rejection_sampling_a_guess_comes_with_what_it_was_drawn_from(
+def test_for_rejection_sampling_a_draft_comes_with_what_it_was_drawn_from(
     loaded: BaseModel, dense: PreTrainedModel
 ) -> None:
     request = make_request("a", prompt_of(12), temperature=0.8, seed=5)
     proposer = make_proposer(loaded, drawing=IndependentDrawing())
-    (draft,) = proposer.propose([Wanted(request, 8)])
+    (draft,) = proposer.propose([DraftRequest(request, 8)])
     assert draft.probabilities is not None
     for index in range(8):
         known = [*request.token_ids, *draft.token_ids[:index]]
         expected = (dense_logits(dense, [known])[0] / 0.8).softmax(-1)
         torch.testing.assert_close(draft.probabilities[index], expected, atol=1e-4, rtol=1e-3)
-    (coupled,) = make_proposer(loaded).propose([Wanted(request, 8)])
+    (coupled,) = make_proposer(loaded).propose([DraftRequest(request, 8)])
     assert coupled.probabilities is None
     assert coupled.token_ids != draft.token_ids, "the noise is its own"
 
 
-def test_a_request_whose_numbers_break_down_costs_nobody_else_a_guess(
+def test_a_request_whose_numbers_break_down_costs_nobody_else_a_draft(
     loaded: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [make_request(name, prompt_of(10, index)) for index, name in enumerate("ab")]
-    wanted = [Wanted(request, 3) for request in requests]
+    wanted = [DraftRequest(request, 3) for request in requests]
     expected = make_proposer(loaded).propose(wanted)
     proposer = make_proposer(loaded)
     run = proposer._run
@@ -490,7 +490,7 @@ def test_after_a_failure_it_begins_anew(
     loaded: BaseModel, monkeypatch: pytest.MonkeyPatch, when: int
 ) -> None:
     requests = [make_request(name, prompt_of(10, index)) for index, name in enumerate("ab")]
-    wanted = [Wanted(request, 4) for request in requests]
+    wanted = [DraftRequest(request, 4) for request in requests]
     expected = make_proposer(loaded).propose(wanted)
     proposer = make_proposer(loaded)
     run = proposer._run

@@ -1,4 +1,4 @@
-"""Which nodes a tree of guesses has, against all trees there are."""
+"""Which nodes a tree of draft tokens has, against all trees there are."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_certain_candidates_make_a_chain() -> None:
     assert (draft.token_ids, draft.parents) == ((3, 1, 4), None)
 
 
-def test_what_is_impossible_is_not_guessed() -> None:
+def test_what_is_impossible_is_not_drafted() -> None:
     levels = [Candidates([7, 8], [0.0, -inf])] * 2
     assert best_first_tree(levels, 8).token_ids == (7, 7)
 
 
-def test_without_candidates_there_is_no_guess() -> None:
+def test_without_candidates_there_is_no_draft() -> None:
     assert len(best_first_tree([], 4)) == 0

@@ -1,4 +1,4 @@
-"""Self-speculation: the first layers of the target guess, on its own keys and values."""
+"""Self-speculation: the first layers of the target draft token, on its own keys and values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from loraplex.adapters.residency import Lease
+from loraplex.adapters.manager import Lease
 from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.execution.runner import ModelRunner, StepOutput
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
-from loraplex.engine.model.inputs import Span
+from loraplex.engine.model.inputs import SequenceChunk
 from loraplex.engine.speculation.drawing import make_drawing
 from loraplex.engine.speculation.early_exit import (
     EarlyExitProposer,
@@ -43,7 +43,7 @@ def open_all_layers(
 def answer_all(
     engine: LocalEngine, adapter_folders: Sequence[Path], temperature: float
 ) -> tuple[list[list[int]], int, int]:
-    """The answers of base and adapters in one mixed batch; how many tokens were guessed for them,
+    """The answers of base and adapters in one mixed batch; how many tokens were drafted for them,
     and how many of these held."""
     keys = [None, *(engine.add_adapter(folder) for folder in adapter_folders)]
     ids = [
@@ -83,14 +83,14 @@ def test_it_shares_whatever_cache_and_weights_the_target_has(
 ) -> None:
     plain, _, _ = answer_all(LocalEngine(tiny_base, tmp_path, **config), adapter_folders, 0.7)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",), **config)
-    tokens, num_guessed, _ = answer_all(engine, adapter_folders, 0.7)
+    tokens, num_drafted, _ = answer_all(engine, adapter_folders, 0.7)
     assert tokens == plain
-    assert num_guessed > 60
+    assert num_drafted > 60
 
 
 @pytest.mark.parametrize("acceptance", Acceptance)
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_of_what_all_layers_guess_everything_is_accepted(
+def test_of_what_all_layers_draft_everything_is_accepted(
     tiny_base: Path,
     adapter_folders: list[Path],
     tmp_path: Path,
@@ -100,8 +100,8 @@ def test_of_what_all_layers_guess_everything_is_accepted(
 ) -> None:
     monkeypatch.setitem(OPENERS, "early_exit", open_all_layers)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:2",), acceptance=acceptance)
-    _, num_guessed, num_accepted = answer_all(engine, adapter_folders, temperature)
-    assert num_accepted == num_guessed > 60
+    _, num_drafted, num_accepted = answer_all(engine, adapter_folders, temperature)
+    assert num_accepted == num_drafted > 60
 
 
 FAMILIES = (
@@ -188,18 +188,18 @@ def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> 
         open_early_exit(argument, config, base, None)  # type: ignore[arg-type]
 
 
-Spoil = Callable[[ModelRunner, Sequence[Span], StepOutput], StepOutput]
+Spoil = Callable[[ModelRunner, Sequence[SequenceChunk], StepOutput], StepOutput]
 
 
-def spoil_guesses(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let `spoil` change what every seventh forward of the proposer says; returns which.
 
-    The verification behind it fails too: nobody writes again what was guessed.
+    The verification behind it fails too: nobody writes again what was drafted.
     """
     runner = engine.core._runner
     run_spans, num_calls, spoiled, fails_next = runner.run_spans, 0, [], False
 
-    def run(spans: Sequence[Span], leases: Sequence[Lease | None]) -> StepOutput:
+    def run(spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
         nonlocal num_calls, fails_next
         if len(engine.core._base.model.model.layers) > 1:
             fails, fails_next = fails_next, False
@@ -217,12 +217,14 @@ def spoil_guesses(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyP
     return spoiled
 
 
-def raise_error(runner: ModelRunner, spans: Sequence[Span], output: StepOutput) -> StepOutput:
+def raise_error(
+    runner: ModelRunner, spans: Sequence[SequenceChunk], output: StepOutput
+) -> StepOutput:
     make_nan(runner, spans, output)
     raise RuntimeError("the device is out of memory")
 
 
-def make_nan(runner: ModelRunner, spans: Sequence[Span], output: StepOutput) -> StepOutput:
+def make_nan(runner: ModelRunner, spans: Sequence[SequenceChunk], output: StepOutput) -> StepOutput:
     """As if the first layer had overflowed for every second request."""
     logits = output.logits.clone()
     logits[::2] = torch.nan
@@ -235,7 +237,7 @@ def make_nan(runner: ModelRunner, spans: Sequence[Span], output: StepOutput) -> 
 
 
 @pytest.mark.parametrize("spoil", [make_nan, raise_error])
-def test_a_guess_that_fails_midway_leaves_nothing_behind(
+def test_a_draft_that_fails_midway_leaves_nothing_behind(
     tiny_base: Path,
     adapter_folders: list[Path],
     tmp_path: Path,
@@ -244,8 +246,8 @@ def test_a_guess_that_fails_midway_leaves_nothing_behind(
 ) -> None:
     plain, _, _ = answer_all(LocalEngine(tiny_base, tmp_path), adapter_folders, 0.7)
     engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",))
-    spoiled = spoil_guesses(engine, spoil, monkeypatch)
-    tokens, num_guessed, _ = answer_all(engine, adapter_folders, 0.7)
+    spoiled = spoil_drafts(engine, spoil, monkeypatch)
+    tokens, num_drafted, _ = answer_all(engine, adapter_folders, 0.7)
     assert tokens == plain
     assert len(spoiled) > 3
-    assert num_guessed > 0
+    assert num_drafted > 0

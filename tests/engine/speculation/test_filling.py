@@ -1,4 +1,4 @@
-"""The guesses of a step, compared with trying out every choice."""
+"""The draft tokens of a step, compared with trying out every choice."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import pytest
 
 from loraplex.engine.speculation.filling import Effort, Filling, Offer, fill
 
-Guesses = Sequence[Sequence[int]]
+DrawnTokens = Sequence[Sequence[int]]
 
 
-def effort(offers: Sequence[Offer], plain: Effort, calls: dict[str, float], it: Guesses) -> Effort:
-    """What a step with these guesses yields and takes, written down from the definition."""
+def effort(
+    offers: Sequence[Offer], plain: Effort, calls: dict[str, float], it: DrawnTokens
+) -> Effort:
+    """What a step with these draft tokens yields and takes, written down from the definition."""
     num_tokens, seconds = plain
-    for offer, guesses in zip(offers, it, strict=True):
-        for count in guesses:
+    for offer, draft_tokens in zip(offers, it, strict=True):
+        for count in draft_tokens:
             num_tokens += sum(offer.gains[:count])
             seconds += count * offer.token_seconds + (offer.request_seconds if count else 0.0)
-    used = {offer.proposer for offer, guesses in zip(offers, it, strict=True) if any(guesses)}
+    used = {
+        offer.proposer for offer, draft_tokens in zip(offers, it, strict=True) if any(draft_tokens)
+    }
     return Effort(num_tokens, seconds + sum(calls[name] for name in used))
 
 
-def choices(offers: Sequence[Offer], num_free_tokens: int) -> Iterator[Guesses]:
+def choices(offers: Sequence[Offer], num_free_tokens: int) -> Iterator[DrawnTokens]:
     per_offer = [
         list(product(range(len(offer.gains) + 1), repeat=offer.num_requests)) for offer in offers
     ]
@@ -55,8 +59,8 @@ def filled(
     offers: Sequence[Offer], plain: Effort, calls: dict[str, float], num_free_tokens: int = 10**6
 ) -> Filling:
     filling = fill(offers, plain=plain, num_free_tokens=num_free_tokens, call_seconds=calls)
-    assert sum(map(sum, filling.num_guesses)) <= num_free_tokens
-    expected = effort(offers, plain, calls, filling.num_guesses)
+    assert sum(map(sum, filling.num_draft_tokens)) <= num_free_tokens
+    expected = effort(offers, plain, calls, filling.num_draft_tokens)
     assert filling.step == pytest.approx(expected)
     return filling
 
@@ -106,17 +110,17 @@ def test_with_several_proposers_it_is_nearly_the_best_and_never_worse_than_plain
     assert sum(shares) / len(shares) > 0.995
 
 
-def test_free_guesses_are_all_taken_and_hopeless_ones_none() -> None:
+def test_free_drafts_are_all_taken_and_hopeless_ones_none() -> None:
     offers = [Offer("p", 2, [0.5, 0.1], 0.0), Offer("p", 1, [0.0, 0.0], 0.0)]
     filling = filled(offers, Effort(3, 1.0), {"p": 0.0})
-    assert filling.num_guesses == [[2, 2], [0]]
+    assert filling.num_draft_tokens == [[2, 2], [0]]
 
 
-def test_where_room_is_short_guesses_that_belong_together_do_not_block_the_others() -> None:
-    """Asking is dear, so each offer's guesses pay together only."""
+def test_where_room_is_short_drafts_that_belong_together_do_not_block_the_others() -> None:
+    """Asking is dear, so each offer's draft tokens pay together only."""
     offers = [
         Offer("p", 3, [0.9, 0.9, 0.9], 0.1, request_seconds=0.3),
         Offer("p", 1, [0.8], 0.1, request_seconds=0.3),
     ]
     filling = filled(offers, Effort(4, 4.0), {"p": 0.0}, num_free_tokens=4)
-    assert filling.num_guesses == [[3, 0, 0], [1]]
+    assert filling.num_draft_tokens == [[3, 0, 0], [1]]

@@ -19,7 +19,7 @@ EAGER = SpeculationParams(num_tokens=5)
 
 class Answers(NamedTuple):
     tokens: dict[str, list[int]]
-    num_guessed: int
+    num_drafted: int
     num_accepted: int
 
 
@@ -70,11 +70,11 @@ def test_the_tokens_are_those_of_plain_decoding(
     temperature: float,
 ) -> None:
     plain = plain_at(temperature)
-    assert plain.num_guessed == 0
+    assert plain.num_drafted == 0
     entry = proposer.format(base=tiny_base, small=small_draft)
     engine = LocalEngine(tiny_base, tmp_path, speculation=(entry,), clock=undisturbed_clock)
-    tokens, num_guessed, num_accepted = answer_all(engine, adapter_folders, temperature)
+    tokens, num_drafted, num_accepted = answer_all(engine, adapter_folders, temperature)
     assert tokens == plain.tokens
-    assert num_guessed > num_accepted
-    assert num_guessed > 100 or proposer == "ngram"
+    assert num_drafted > num_accepted
+    assert num_drafted > 100 or proposer == "ngram"
     assert num_accepted > 0 or proposer in ("ngram", "draft:{small}")

@@ -1,4 +1,4 @@
-"""Whatever is guessed, and whatever goes wrong with it, requests end as with plain decoding."""
+"""Whatever is drafted, and whatever goes wrong with it, requests end as with plain decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import (
     Abort,
-    EvictAdapter,
+    DeleteAdapter,
     FinishReason,
     RequestFinished,
     SpeculationParams,
@@ -25,7 +25,7 @@ from loraplex.engine.messages import (
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.step_costs import StepCosts
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.speculation import (
     ScriptedProposer,
@@ -35,7 +35,7 @@ from support.speculation import (
 )
 
 EAGER = SpeculationParams(num_tokens=5)
-"""So many guesses a step, whether that pays or not."""
+"""So many draft tokens a step, whether that pays or not."""
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 BLOCK_BYTES = 8192
 """Of sixteen tokens of the tiny base."""
@@ -66,7 +66,7 @@ def open_engine(tiny_base: Path, tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def plain(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
-    """Decodes without guesses."""
+    """Decodes without draft tokens."""
     engine = LocalEngine(tiny_base, tmp_path_factory.mktemp("plain"))
     yield engine
     engine.close()
@@ -87,11 +87,11 @@ def answer_of(plain: LocalEngine, prompt: Sequence[int], **sampling: Any) -> lis
 class Misbehaving(ScriptedProposer):
     """Lets a test decide about each draft, given the right one."""
 
-    def __init__(self, spoil: Callable[[Wanted, Draft], Draft], *answer: int) -> None:
+    def __init__(self, spoil: Callable[[DraftRequest, Draft], Draft], *answer: int) -> None:
         super().__init__({"r0": answer})
         self._change = spoil
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         drafts = super().propose(wanted)
         return [self._change(entry, draft) for entry, draft in zip(wanted, drafts, strict=True)]
 
@@ -180,7 +180,7 @@ Crowd = Callable[[float], tuple[LocalEngine, dict[str, list[int]]]]
 def crowd_of(
     tiny_base: Path, adapter_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Crowd]:
-    """The crowd at a temperature, decoded without guesses, and its answers by request."""
+    """The crowd at a temperature, decoded without draft tokens, and its answers by request."""
     engines: list[LocalEngine] = []
 
     @cache
@@ -203,7 +203,7 @@ def assert_same_answers(actual: LocalEngine, expected: LocalEngine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-def test_a_mixed_batch_answers_as_with_plain_decoding_however_good_the_guesses_are(
+def test_a_mixed_batch_answers_as_with_plain_decoding_however_good_the_drafts_are(
     open_engine: Open, adapter_folders: list[Path], temperature: float, crowd_of: Crowd
 ) -> None:
     plain, answers = crowd_of(temperature)
@@ -216,13 +216,13 @@ def test_a_mixed_batch_answers_as_with_plain_decoding_however_good_the_guesses_a
         assert_same_answers(engine, plain)
         assert_nothing_is_held(engine)
         ends = [end_of(engine, name) for name in answers]
-        num_guessed = sum(end.num_draft_tokens for end in ends)
+        num_drafted = sum(end.num_draft_tokens for end in ends)
         num_accepted = sum(end.num_accepted_tokens for end in ends)
         num_steps[error] = engine.core.stats().num_steps
         if error == 0.0:
-            assert num_accepted == num_guessed > num_tokens // 2
+            assert num_accepted == num_drafted > num_tokens // 2
         else:
-            assert num_accepted < num_guessed
+            assert num_accepted < num_drafted
     assert num_steps[0.0] < num_steps[0.4] < num_steps[1.0]
 
 
@@ -323,7 +323,7 @@ def test_the_end_of_sequence_inside_an_accepted_draft_ends_the_answer_there(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 6, 7])
-def test_no_more_is_guessed_than_may_be_generated(
+def test_no_more_is_drafted_than_may_be_generated(
     open_engine: Open, max_tokens: int, plain: LocalEngine
 ) -> None:
     answer = answer_of(plain, PROMPT, max_tokens=max_tokens)
@@ -340,23 +340,23 @@ def test_no_more_is_guessed_than_may_be_generated(
 # --- what breaks ----------------------------------------------------------------------------------
 
 
-def misbehave(kind: str) -> Callable[[Wanted, Draft], Draft]:
-    def raises(wanted: Wanted, draft: Draft) -> Draft:
+def misbehave(kind: str) -> Callable[[DraftRequest, Draft], Draft]:
+    def raises(wanted: DraftRequest, draft: Draft) -> Draft:
         raise RuntimeError("a proposer's defect")
 
-    def says_too_much(wanted: Wanted, draft: Draft) -> Draft:
+    def says_too_much(wanted: DraftRequest, draft: Draft) -> Draft:
         return Draft((*draft.token_ids, *range(100)))
 
-    def says_no_token(wanted: Wanted, draft: Draft) -> Draft:
+    def says_no_token(wanted: DraftRequest, draft: Draft) -> Draft:
         return Draft((*draft.token_ids[:2], -1, 1 << 40))
 
-    def says_what_is_no_tree(wanted: Wanted, draft: Draft) -> Draft:
+    def says_what_is_no_tree(wanted: DraftRequest, draft: Draft) -> Draft:
         return Draft((1, 2, 3), parents=(2, 0, 1))
 
-    def says_nothing(wanted: Wanted, draft: Draft) -> Draft:
+    def says_nothing(wanted: DraftRequest, draft: Draft) -> Draft:
         return NO_DRAFT
 
-    found: Callable[[Wanted, Draft], Draft] = locals()[kind]
+    found: Callable[[DraftRequest, Draft], Draft] = locals()[kind]
     return found
 
 
@@ -378,7 +378,7 @@ def test_a_proposer_that_loses_drafts_costs_nothing_but_time(
     open_engine: Open, expected: list[int]
 ) -> None:
     class Losing(ScriptedProposer):
-        def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
             return super().propose(wanted)[1:]
 
     engine = open_engine(Losing({}))
@@ -405,13 +405,13 @@ def test_a_proposer_that_fails_to_listen_costs_nothing(
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_guess_that_overflows_harms_nothing(
+def test_a_draft_that_overflows_harms_nothing(
     tiny_base: Path, open_engine: Open, place: int, expected: list[int]
 ) -> None:
     """Its keys and values are not finite: they would spoil what comes before and after it."""
     overflowing = next(token for token in range(256) if token not in (*PROMPT, *expected))
 
-    def spoil(wanted: Wanted, draft: Draft) -> Draft:
+    def spoil(wanted: DraftRequest, draft: Draft) -> Draft:
         return Draft((*draft.token_ids[:place], overflowing, *draft.token_ids[place:])[:5])
 
     engine = open_engine(Misbehaving(spoil, *expected))
@@ -463,15 +463,15 @@ def test_a_verification_that_fails_for_a_draft_draws_without_it(
     assert engine.tokens(ids) == [expected] * 2
 
 
-def test_guesses_that_cannot_be_put_in_their_places_are_done_without(
+def test_drafts_that_cannot_be_put_in_their_places_are_done_without(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch, expected: list[int]
 ) -> None:
-    def fail_on_guesses(_request: Request, path: Sequence[int]) -> None:
+    def fail_on_drafts(_request: Request, path: Sequence[int]) -> None:
         if path:
-            raise RuntimeError("a defect that accepted guesses trigger")
+            raise RuntimeError("a defect that accepted drafts trigger")
 
     engine = open_engine(ScriptedTreeProposer({"r0": expected}))
-    monkeypatch.setattr(engine.core._runner, "keep", fail_on_guesses)
+    monkeypatch.setattr(engine.core._runner, "keep", fail_on_drafts)
     engine.submit(PROMPT, speculation=EAGER)
     other = engine.submit(PROMPT, speculation=SpeculationParams(num_tokens=0))
     engine.run()
@@ -481,10 +481,10 @@ def test_guesses_that_cannot_be_put_in_their_places_are_done_without(
     assert_nothing_is_held(engine)
 
 
-def test_a_lease_that_goes_stale_while_tokens_are_guessed_ends_its_request_and_no_other(
+def test_a_lease_that_goes_stale_while_tokens_are_drafted_ends_its_request_and_no_other(
     open_engine: Open, adapter_folders: list[Path], expected: list[int]
 ) -> None:
-    def lose_lease(wanted: Wanted, draft: Draft) -> Draft:
+    def lose_lease(wanted: DraftRequest, draft: Draft) -> Draft:
         request = wanted.request
         if request.lease and request.num_generated_tokens > 4:
             request.lease = request.lease._replace(generation=request.lease.generation + 1)
@@ -510,7 +510,7 @@ def test_a_lease_that_goes_stale_while_tokens_are_guessed_ends_its_request_and_n
 # --- around it ------------------------------------------------------------------------------------
 
 
-def test_requests_that_are_aborted_while_they_guess_leave_nothing(open_engine: Open) -> None:
+def test_requests_that_are_aborted_while_they_draft_leave_nothing(open_engine: Open) -> None:
     proposer = ScriptedProposer({f"r{i}": range(200) for i in range(8)})
     engine = open_engine(proposer, kv_cache_bytes=30 * BLOCK_BYTES)
     ids = [
@@ -525,7 +525,7 @@ def test_requests_that_are_aborted_while_they_guess_leave_nothing(open_engine: O
     assert_nothing_is_held(engine)
 
 
-def test_a_deletion_waits_for_those_that_guess(
+def test_a_deletion_waits_for_those_that_draft(
     open_engine: Open, adapter_folders: list[Path]
 ) -> None:
     plain = open_engine()
@@ -536,7 +536,7 @@ def test_a_deletion_waits_for_those_that_guess(
     engine.submit(PROMPT, key, speculation=EAGER)
     while not engine.answers["r0"].token_ids:
         engine.step()
-    engine.core.handle(EvictAdapter(key, 60.0))
+    engine.core.handle(DeleteAdapter(key, 60.0))
     engine.run()
     assert engine.answers["r0"].token_ids == expected
     assert [receipt.num_drained for receipt in engine.receipts] == [1]
@@ -566,7 +566,7 @@ def test_prompts_go_on_beside_drafts_within_the_step_s_tokens(
     ]
     assert mixed, "the long prompt was meant to run beside drafts"
     with_all = [step for step in steps if sum(entry.num_draft_tokens for entry in step) > 8]
-    assert with_all, "where there is no prompt, guesses take what is left of the step"
+    assert with_all, "where there is no prompt, drafts take what is left of the step"
 
 
 def test_tenants_are_charged_for_what_they_get(open_engine: Open) -> None:
@@ -584,7 +584,7 @@ def test_tenants_are_charged_for_what_they_get(open_engine: Open) -> None:
     )
 
 
-def test_blocks_of_rejected_guesses_are_given_back_at_once(open_engine: Open) -> None:
+def test_blocks_of_rejected_drafts_are_given_back_at_once(open_engine: Open) -> None:
     engine = open_engine(ScriptedProposer({"r0": [1] * 200}), max_draft_tokens=64)
     wishes = SpeculationParams(num_tokens=64)
     engine.submit(PROMPT, max_tokens=100, ignore_eos=True, speculation=wishes)
@@ -603,7 +603,7 @@ def test_a_proposer_that_hangs_is_blamed_on_the_requests_of_its_step(
     heartbeat = Heartbeat(tmp_path / "heartbeat")
     named: list[frozenset[str]] = []
 
-    def look(wanted: Wanted, draft: Draft) -> Draft:
+    def look(wanted: DraftRequest, draft: Draft) -> Draft:
         named.append(heartbeat.step_request_ids)
         return draft
 

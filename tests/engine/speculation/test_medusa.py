@@ -1,4 +1,5 @@
-"""Medusa's guesses: from the right hidden state, for the right places, and never in the way."""
+"""Medusa's draft tokens: from the right hidden state, for the right places, and never in the
+way."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from loraplex.engine.speculation.drawing import CoupledDrawing, IndependentDrawi
 from loraplex.engine.speculation.medusa import MedusaProposer, chains_by, coupled_trees
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.medusa import make_heads
@@ -60,7 +61,7 @@ def dense_states(base: Path, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_head_j_guesses_the_token_j_places_behind_the_next(
+def test_head_j_drafts_the_token_j_places_behind_the_next(
     tiny_base: Path,
     tmp_path: Path,
     checkpoint: Path,
@@ -71,7 +72,7 @@ def test_head_j_guesses_the_token_j_places_behind_the_next(
     made: list[tuple[list[int], Draft]] = []
     propose = MedusaProposer.propose
 
-    def spying(proposer: MedusaProposer, wanted: Sequence[Wanted]) -> list[Draft]:
+    def spying(proposer: MedusaProposer, wanted: Sequence[DraftRequest]) -> list[Draft]:
         drafts = propose(proposer, wanted)
         made.extend(
             (list(entry.request.token_ids), draft)
@@ -165,7 +166,9 @@ def test_each_request_gets_no_more_than_it_wants_and_nothing_without_a_state(
     for index in (0, 2, 3):
         proposer.observe(requests[index], states[index])
     proposer.observe(requests[3], None)
-    wanted = [Wanted(request, num) for request, num in zip(requests, (1, 4, 9, 2), strict=True)]
+    wanted = [
+        DraftRequest(request, num) for request, num in zip(requests, (1, 4, 9, 2), strict=True)
+    ]
     drafts = proposer.propose(wanted)
     best = heads(states).argmax(-1)
     expected = [[int(best[0, 0])], [], best[:, 2].tolist(), []]
@@ -177,7 +180,7 @@ def test_under_rejection_a_chain_says_what_it_was_drawn_from(heads: MedusaHeads)
     request = make_request("a", [1, 2, 3], temperature=0.8, top_k=20)
     state = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(2))
     proposer.observe(request, state)
-    (draft,) = proposer.propose([Wanted(request, 2)])
+    (draft,) = proposer.propose([DraftRequest(request, 2)])
     logits = heads(state[None])[:2, 0] / 0.8
     cut = logits.masked_fill(logits < logits.topk(20).values[:, -1:], -torch.inf)
     torch.testing.assert_close(draft.probabilities, cut.softmax(-1))
@@ -196,8 +199,8 @@ def test_a_tree_holds_the_chain_and_what_is_likely_beside_it(
     )
     for proposer in (trees, chains):
         proposer.observe(request, state)
-    (tree,) = trees.propose([Wanted(request, 8)])
-    (chain,) = chains.propose([Wanted(request, NUM_HEADS)])
+    (tree,) = trees.propose([DraftRequest(request, 8)])
+    (chain,) = chains.propose([DraftRequest(request, NUM_HEADS)])
     assert len(tree) == 8
     assert tree.parents is not None
     assert tree.parents.count(ROOT) > 1

@@ -18,9 +18,9 @@ from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import ngram
-from loraplex.engine.speculation.ngram import GUESSES_PER_TOKEN, MAX_INDEXED_PER_CALL, NgramProposer
+from loraplex.engine.speculation.ngram import DRAFTS_PER_TOKEN, MAX_INDEXED_PER_CALL, NgramProposer
 from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES
-from loraplex.engine.speculation.proposer import Wanted
+from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
 
@@ -32,14 +32,14 @@ def make_request(token_ids: Sequence[int], request_id: str = "r") -> Request:
 
 
 def propose(proposer: NgramProposer, request: Request, num_tokens: int = 4) -> list[int]:
-    (draft,) = proposer.propose([Wanted(request, num_tokens)])
+    (draft,) = proposer.propose([DraftRequest(request, num_tokens)])
     assert draft.parents is None
     assert draft.probabilities is None
     return list(draft.token_ids)
 
 
 def searched(tokens: list[int], num_tokens: int) -> list[int]:
-    """What is to be guessed, found by trying every position."""
+    """What is to be drafted, found by trying every position."""
 
     def match_len(end: int) -> int:
         lengths = range(1, min(LONGEST, end) + 1)
@@ -52,7 +52,7 @@ def searched(tokens: list[int], num_tokens: int) -> list[int]:
         return []
     best = max(ends, key=lambda end: (lengths[end], end))
     text = list(tokens)
-    for offset in range(min(num_tokens, GUESSES_PER_TOKEN * lengths[best])):
+    for offset in range(min(num_tokens, DRAFTS_PER_TOKEN * lengths[best])):
         text.append(text[best + offset])
     return text[len(tokens) :]
 
@@ -61,7 +61,7 @@ def searched(tokens: list[int], num_tokens: int) -> list[int]:
     parts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=5),
     num_tokens=st.integers(1, 9),
 )
-def test_it_guesses_what_followed_the_longest_match_however_the_text_grew(
+def test_it_drafts_what_followed_the_longest_match_however_the_text_grew(
     parts: list[list[int]], num_tokens: int
 ) -> None:
     proposer, request = NgramProposer(), make_request(parts[0])
@@ -90,20 +90,20 @@ def test_a_short_match_is_followed_less_far() -> None:
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
-def test_text_with_a_short_period_is_guessed_as_far_as_is_wanted(period: int) -> None:
+def test_text_with_a_short_period_is_drafted_as_far_as_is_wanted(period: int) -> None:
     text = [index % period for index in range(40)]
     assert propose(NgramProposer(), make_request(text[:29]), 8) == text[29:37]
 
 
 @pytest.mark.parametrize("text", [[1], [1, 1], [1, 2, 3, 4]])
-def test_without_a_match_nothing_is_guessed(text: list[int]) -> None:
+def test_without_a_match_nothing_is_drafted(text: list[int]) -> None:
     assert propose(NgramProposer(), make_request(text)) == []
 
 
 def test_requests_do_not_see_each_others_tokens() -> None:
     proposer = NgramProposer()
     left, right = make_request([1, 2, 7, 1, 2], "left"), make_request([1, 2, 8, 1, 2], "right")
-    drafts = proposer.propose([Wanted(left, 1), Wanted(right, 2)])
+    drafts = proposer.propose([DraftRequest(left, 1), DraftRequest(right, 2)])
     assert [draft.token_ids for draft in drafts] == [(7,), (8, 1)]
     assert propose(proposer, make_request([3, 4, 5, 1, 2], "other")) == []
 
@@ -136,7 +136,7 @@ def test_one_call_reads_a_bounded_part_of_long_prompts_and_goes_on_in_the_next()
     requests = [make_request(text, name) for name in ("one", "two")]
     for request in requests:
         request.token_ids = CountedReads(request.token_ids)
-    wanted = [Wanted(request, 4) for request in requests]
+    wanted = [DraftRequest(request, 4) for request in requests]
     search = MAX_CANDIDATES * 2 * LONGEST + 10
     before = 0
     for _ in range(8):
@@ -147,10 +147,10 @@ def test_one_call_reads_a_bounded_part_of_long_prompts_and_goes_on_in_the_next()
     assert [list(draft.token_ids) for draft in drafts] == [phrase[10:14]] * 2
 
 
-def test_a_long_prompt_does_not_keep_others_from_being_guessed_for() -> None:
+def test_a_long_prompt_does_not_keep_others_from_being_drafted_for() -> None:
     long = make_request(list(range(4 * MAX_INDEXED_PER_CALL)), "long")
     short = make_request([1, 2, 7, 1, 2], "short")
-    drafts = NgramProposer().propose([Wanted(long, 1), Wanted(short, 1)])
+    drafts = NgramProposer().propose([DraftRequest(long, 1), DraftRequest(short, 1)])
     assert [draft.token_ids for draft in drafts] == [(), (7,)]
 
 
@@ -179,10 +179,10 @@ def test_a_text_beyond_the_window_keeps_its_end_and_no_more(
     for step in range(300):
         tokens = request.token_ids
         tokens.append(tokens[-50] if step > 100 else rng.randrange(10**6))
-        guess = propose(proposer, request, 1)
+        draft_token = propose(proposer, request, 1)
         assert proposer.num_indexed_tokens <= 200
-        assert not guess or guess == [tokens[-50]]
-        assert guess or step <= 102
+        assert not draft_token or draft_token == [tokens[-50]]
+        assert draft_token or step <= 102
     proposer.forget("r")
 
 

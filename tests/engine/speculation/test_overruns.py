@@ -37,7 +37,7 @@ def test_one_step_says_little() -> None:
     assert overruns.of("p") < 0.2 * LEFT_OUT
 
 
-def test_what_steps_without_guesses_take_too_is_not_laid_to_guesses() -> None:
+def test_what_steps_without_drafts_take_too_is_not_laid_to_drafts() -> None:
     overruns = Overruns("p")
     for _ in range(200):
         run(overruns, 1, seconds=STEP + LEFT_OUT)
@@ -51,7 +51,7 @@ def test_proposers_of_one_step_share_what_it_left_out() -> None:
     assert overruns.of("p") == overruns.of("q") <= LEFT_OUT / 2
 
 
-def test_guesses_that_are_cheaper_than_predicted_win_nothing_by_it() -> None:
+def test_drafts_that_are_cheaper_than_predicted_win_nothing_by_it() -> None:
     overruns = Overruns("p")
     run(overruns, 50, "p", seconds=STEP / 2)
     assert overruns.of("p") == 0.0
@@ -63,7 +63,7 @@ def test_a_stall_however_long_counts_no_more_than_a_few_steps() -> None:
     assert overruns.of("p") <= (MOST - 1) * STEP / 2
 
 
-def test_it_is_forgotten_while_nothing_is_guessed() -> None:
+def test_it_is_forgotten_while_nothing_is_drafted() -> None:
     overruns = Overruns("p")
     run(overruns, 50, "p", seconds=STEP + LEFT_OUT)
     known = overruns.of("p")

@@ -7,16 +7,16 @@ import random
 import pytest
 
 from loraplex.engine.speculation.proposal_costs import ProposalCosts
-from support.modelled_device import Guesser
+from support.modelled_device import Drafter
 
-TRUE = Guesser({}, call=1e-3, request=0.2e-3, token=0.1e-3, place=4e-3)
+TRUE = Drafter({}, call=1e-3, request=0.2e-3, token=0.1e-3, place=4e-3)
 
 
-def learned(*calls: list[int], noise: float = 0.0, guesser: Guesser = TRUE) -> ProposalCosts:
+def learned(*calls: list[int], noise: float = 0.0, drafter: Drafter = TRUE) -> ProposalCosts:
     costs, rng = ProposalCosts(), random.Random(3)
     costs.observe([1], 30.0)  # allocates and compiles
     for lengths in calls:
-        costs.observe(lengths, guesser.seconds(lengths) * rng.uniform(1 - noise, 1 + noise))
+        costs.observe(lengths, drafter.seconds(lengths) * rng.uniform(1 - noise, 1 + noise))
     return costs
 
 
@@ -47,10 +47,10 @@ def test_takes_what_single_requests_cost_for_what_many_would_share() -> None:
 
 
 def test_who_pays_by_the_token_has_places_for_nothing() -> None:
-    guesser = Guesser({}, call=1e-3, token=0.5e-3)
-    costs = learned(*company(200), noise=0.02, guesser=guesser)
-    assert costs.token_seconds == pytest.approx(guesser.token, rel=0.05)
-    assert costs.place_seconds < 0.2 * guesser.token
+    drafter = Drafter({}, call=1e-3, token=0.5e-3)
+    costs = learned(*company(200), noise=0.02, drafter=drafter)
+    assert costs.token_seconds == pytest.approx(drafter.token, rel=0.05)
+    assert costs.place_seconds < 0.2 * drafter.token
 
 
 def test_costs_are_never_negative() -> None:

@@ -1,4 +1,4 @@
-"""Whatever is guessed, the output has the distribution of plain decoding.
+"""Whatever is drafted, the output has the distribution of plain decoding.
 
 The target is a Markov chain over six tokens: the probability of each of the 216 continuations of
 three tokens is known exactly, and compared with how often each comes.
@@ -65,7 +65,7 @@ WITH_ZEROS = SKEWED.masked_fill(torch.eye(VOCAB_SIZE, dtype=torch.bool), -1e9)
 
 @dataclass(frozen=True)
 class MarkovProposer:
-    """Guesses `LENGTH` tokens by a Markov chain of its own."""
+    """Draft tokens `LENGTH` tokens by a Markov chain of its own."""
 
     logits: Tensor
     drawing: DraftDrawing
@@ -155,7 +155,7 @@ PROPOSED: dict[str, Tensor] = {
     "skewed": SKEWED.softmax(-1),
     "with zeros": WITH_ZEROS.softmax(-1),
 }
-"""What a guess is drawn from, by the token before it."""
+"""What a draft token is drawn from, by the token before it."""
 PLAIN = SamplingParams()
 CUT = SamplingParams(temperature=0.8, top_k=4)
 
@@ -173,19 +173,23 @@ def drawn_by_rule(
     noise: Callable[[Tensor, Tensor], Tensor] = own_noise,
     correction: Stream = Stream.CORRECTION,
 ) -> Tensor:
-    """The number of each of `count` continuations, guessed and judged token by token."""
+    """The number of each of `count` continuations, drafted and judged token by token."""
     seeds = make_seeds(count)
     target = step_distribution(params)
     tokens = [torch.zeros(count, dtype=torch.int64)]
     for place in range(1, 1 + LENGTH):
         p, q = target[tokens[-1]], proposed[tokens[-1]]
         positions = torch.full_like(seeds, place)
-        guess = (q.log() + gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)).argmax(-1)
-        q = q if tells else one_hot(guess)
-        is_accepted = acceptors.accepts(chance(p, guess), chance(q, guess), noise(seeds, positions))
+        draft_token = (q.log() + gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)).argmax(
+            -1
+        )
+        q = q if tells else one_hot(draft_token)
+        is_accepted = acceptors.accepts(
+            chance(p, draft_token), chance(q, draft_token), noise(seeds, positions)
+        )
         weights = acceptors.leftover(p, q).log()
         other = (weights + gumbel_noise(seeds, positions, VOCAB_SIZE, correction)).argmax(-1)
-        tokens.append(torch.where(is_accepted, guess, other))
+        tokens.append(torch.where(is_accepted, draft_token, other))
     return numbered(torch.stack(tokens[1:], -1))
 
 
@@ -200,13 +204,13 @@ def test_the_rule_keeps_the_distribution(case: str, params: SamplingParams) -> N
     assert p_value(drawn, chain_distribution(params)) > ALPHA
 
 
-def test_a_drawn_guess_may_be_judged_as_a_point_mass() -> None:
+def test_a_drawn_draft_may_be_judged_as_a_point_mass() -> None:
     drawn = drawn_by_rule(PROPOSED["skewed"], PLAIN, tells=False)
     assert p_value(drawn, chain_distribution(PLAIN)) > ALPHA
 
 
 def resample_from_target(target: Tensor, _proposed: Tensor) -> Tensor:
-    """The correction forgets what the guesses have already given."""
+    """The correction forgets what the draft tokens have already given."""
     return target
 
 
@@ -235,7 +239,7 @@ def test_a_wrong_rule_is_caught(
 
 
 def drafts_noise(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Uniform in (0, 1), but of the noise that the guess was drawn with."""
+    """Uniform in (0, 1), but of the noise that the draft token was drawn with."""
     noise = gumbel_noise(seeds, positions, VOCAB_SIZE, Stream.DRAFT)[:, 0].double()
     return (-(-noise).exp()).exp()
 
@@ -243,7 +247,7 @@ def drafts_noise(seeds: Tensor, positions: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "shared", [{"noise": drafts_noise}, {"correction": Stream.DRAFT}], ids=["accepts", "corrects"]
 )
-def test_noise_shared_with_the_guess_is_caught(shared: dict[str, Any]) -> None:
+def test_noise_shared_with_the_draft_is_caught(shared: dict[str, Any]) -> None:
     drawn = drawn_by_rule(PROPOSED["skewed"], PLAIN, **shared)
     assert p_value(drawn, chain_distribution(PLAIN)) < ALPHA
 
@@ -270,7 +274,7 @@ def test_whole_drafts_are_judged_by_that_rule(
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_guesses_are_accepted_as_often_as_the_two_distributions_allow(tells: bool) -> None:
+def test_drafts_are_accepted_as_often_as_the_two_distributions_allow(tells: bool) -> None:
     proposer = replace(PROPOSERS["skewed"], tells=tells)
     requests = make_requests(4_000, SamplingParams())
     proposer.propose(requests)
@@ -282,7 +286,7 @@ def test_guesses_are_accepted_as_often_as_the_two_distributions_allow(tells: boo
     assert p_value(is_accepted, torch.stack([1 - chance, chance])) > ALPHA
 
 
-def test_a_guess_from_the_targets_own_distribution_is_always_accepted() -> None:
+def test_a_draft_from_the_targets_own_distribution_is_always_accepted() -> None:
     requests = make_requests(1_000, SamplingParams(temperature=1.3, top_p=0.9))
     PROPOSERS["the target itself"].propose(requests)
     accepted = RejectionAcceptor().accept(requests, target_logits(requests))
@@ -298,7 +302,7 @@ def test_coupled_drawing_keeps_the_distribution_and_the_tokens() -> None:
     assert torch.equal(drawn, plain)
 
 
-def test_coupled_guesses_are_accepted_as_often_as_gumbel_noise_lets_two_draws_meet() -> None:
+def test_coupled_drafts_are_accepted_as_often_as_gumbel_noise_lets_two_draws_meet() -> None:
     requests = make_requests(4_000, SamplingParams())
     MarkovProposer(SKEWED, CoupledDrawing()).propose(requests)
     accepted = CoupledAcceptor().accept(requests, target_logits(requests))
@@ -311,7 +315,7 @@ def test_coupled_guesses_are_accepted_as_often_as_gumbel_noise_lets_two_draws_me
     assert p_value(is_accepted, torch.stack([1 - chance, chance])) > ALPHA
 
 
-def test_without_guesses_both_acceptors_draw_as_plain_decoding_does() -> None:
+def test_without_drafts_both_acceptors_draw_as_plain_decoding_does() -> None:
     requests = make_requests(200, SamplingParams(top_p=0.8))
     rows = [row_behind(request, ()) for request in requests]
     plain = sample(target_logits(requests), rows)
@@ -356,7 +360,7 @@ def test_of_a_tree_the_branch_of_first_children_is_looked_at() -> None:
 
 
 SERVED_LENGTH = 4
-"""The first token of an answer comes from its prompt, the others may be guessed together."""
+"""The first token of an answer comes from its prompt, the others may be drafted together."""
 SERVED_PROMPT = [2, 5, 1]
 
 

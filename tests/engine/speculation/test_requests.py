@@ -1,4 +1,4 @@
-"""What a request may ask of speculation, and what is told of an adapter's guesses."""
+"""What a request may ask of speculation, and what is told of an adapter's draft tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3] * 6
 
 
 @pytest.mark.parametrize("num_tokens", [-1, 65])
-def test_a_number_of_guesses_out_of_range_is_refused(num_tokens: int) -> None:
+def test_a_number_of_drafts_out_of_range_is_refused(num_tokens: int) -> None:
     with pytest.raises(InvalidParameter, match=r"speculation\.num_tokens"):
         SpeculationParams(num_tokens=num_tokens)
 
@@ -38,7 +38,7 @@ def test_a_proposer_that_the_engine_does_not_run_ends_the_request(
     assert engine.core.info.proposers == list(served)
 
 
-def test_an_explanation_has_the_guesses_of_its_adapter_alone(
+def test_an_explanation_has_the_drafts_of_its_adapter_alone(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))
@@ -59,7 +59,7 @@ def test_an_explanation_has_the_guesses_of_its_adapter_alone(
     assert {entry.key for entry in everything} == {None, *keys}
 
 
-def test_an_event_tells_how_many_of_its_tokens_were_guessed(
+def test_an_event_tells_how_many_of_its_tokens_were_drafted(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))

@@ -1,6 +1,6 @@
-"""Trees of guesses change nothing but the speed, whatever the model's attention.
+"""Trees of draft tokens change nothing but the speed, whatever the model's attention.
 
-Random trees, in which the right guesses hide among random branches at any index, against plain
+Random trees, in which the right draft tokens hide among random branches at any index, against plain
 decoding.
 """
 
@@ -110,7 +110,7 @@ def engine_keys(engine: LocalEngine) -> list[AdapterKey | None]:
 
 
 def answer(engine: LocalEngine, adapter: Path, case: Case) -> tuple[dict[str, list[int]], int]:
-    """Each prompt's answer, every other one under the adapter, and how many guesses held."""
+    """Each prompt's answer, every other one under the adapter, and how many draft tokens held."""
     engine.add_adapter(adapter)
     keys = engine_keys(engine)
     for request_id, prompt in prompts().items():

@@ -15,7 +15,7 @@ from loraplex.adapters.block import PlacedExtra
 from loraplex.adapters.errors import ArenaTooSmall
 from loraplex.adapters.extents import Extent, ExtentAllocator, Placement
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.residency import Residency, Tier
+from loraplex.adapters.manager import AdapterManager, Tier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class FakeBlock(NamedTuple):
     key: AdapterKey
     num_elements: int
     table: npt.NDArray[np.int64] = TABLE
-    extras: tuple[PlacedExtra, ...] = ()
+    auxiliary: tuple[PlacedExtra, ...] = ()
 
 
 class FakeHost:
@@ -163,7 +163,7 @@ class FakeArena:
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
-        extras: Sequence[PlacedExtra] = (),
+        auxiliary: Sequence[PlacedExtra] = (),
         *,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None:
@@ -234,7 +234,7 @@ class ResidencyWorld:
         self.host = FakeHost(host)
         self.wanted: list[AdapterKey] = []
         self.read: list[AdapterKey] = []
-        self.residency: Residency[FakeBlock] = Residency(
+        self.manager: AdapterManager[FakeBlock] = AdapterManager(
             arena=self.arena,
             host=self.host,
             loaders=self.loaders,
@@ -249,28 +249,28 @@ class ResidencyWorld:
         self.wanted.remove(key)
         path = Path("/cache") / key.tenant_id / key.digest
         self.host.files[path] = size
-        self.residency.fetched(key, path, tier)
+        self.manager.fetched(key, path, tier)
 
     def settle(self) -> None:
         """Run everything that can run without time passing."""
-        self.residency.poll()
+        self.manager.poll()
         while len(self.loaders):
             self.loaders.run_all()
-            self.residency.poll()
+            self.manager.poll()
 
     def load(self, key: AdapterKey, size: int) -> None:
         """Bring an adapter as far as it gets."""
-        self.residency.request(key)
+        self.manager.request(key)
         if key in self.wanted:
             self.fetch(key, size)
         self.settle()
 
     def evicted(self) -> list[AdapterKey]:
         """Whose deletion ended since the last call."""
-        return [evicted.key for evicted in self.residency.take_evicted()]
+        return [evicted.key for evicted in self.manager.take_evicted()]
 
     def use(self, key: AdapterKey, size: int, request_id: str = "user") -> None:
         """Load, lease and release: the adapter is resident, claimed and idle."""
         self.load(key, size)
-        assert self.residency.acquire(key, request_id) is not None
-        self.residency.release(request_id)
+        assert self.manager.acquire(key, request_id) is not None
+        self.manager.release(request_id)

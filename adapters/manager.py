@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Generic, NamedTuple
 
+from .arena_planner import PATIENCE_SECONDS, ArenaPlanner, DeviceArena, Eviction
 from .errors import AdapterError, AdapterUnavailable, ArenaTooSmall
 from .extents import Extent
 from .histories import Histories, Transition
@@ -24,14 +25,13 @@ from .identity import AdapterKey
 from .leases import Lease, Leases
 from .load_times import Histogram, LoadTimes
 from .loaders import Loaders
+from .next_use import NextUseRank, NextUses
 from .pins import Pins
 from .reading import MAX_SUBMITTED, BlockT, Host, ReadQueue
 from .record import Departure, Failure, Record, State, Tier
 from .retirements import Evicted, Retirements
-from .room import PATIENCE_SECONDS, DeviceArena, Displaced, Room
-from .turns import Turns, Urgency
 
-__all__ = ["AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Residency", "Tier"]
+__all__ = ["AdapterManager", "AdapterStatus", "Evicted", "Explanation", "Failure", "Lease", "Tier"]
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
@@ -123,7 +123,7 @@ class Figures(NamedTuple):
     load_seconds: dict[str, Histogram]
 
 
-class Residency(Generic[BlockT]):
+class AdapterManager(Generic[BlockT]):
     """The state machine of all adapters of one engine.
 
     Counters: `num_loads` copies to the device, `num_evictions` adapters displaced for another.
@@ -153,13 +153,13 @@ class Residency(Generic[BlockT]):
         self._clock = clock
         self._pins = Pins(arena.capacity)
         self._next_pin_time = 0.0
-        self._turns = Turns(num_soon, clock)
-        self._room = Room(arena, loaders, clock, pins=self._pins, turns=self._turns)
+        self._turns = NextUses(num_soon, clock)
+        self._planner = ArenaPlanner(arena, loaders, clock, pins=self._pins, turns=self._turns)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
         """Those in host memory, that wait for a place on the device."""
         self._leases = Leases()
-        self._reads = ReadQueue(host, loaders, self._urgency)
+        self._reads = ReadQueue(host, loaders, self._next_use_rank)
         self._place_after = -math.inf
         """When room is looked for again."""
         self._placed: dict[AdapterKey, Record[BlockT]] = {}
@@ -187,7 +187,7 @@ class Residency(Generic[BlockT]):
             self._reads
             or self._placed
             or self._copies
-            or self._room.has_work
+            or self._planner.has_work
             or self._retirements.has_work
             or self._waiting
         )
@@ -256,7 +256,7 @@ class Residency(Generic[BlockT]):
         record = self._records.get(key)
         if record is None or record.state is not State.RESIDENT:
             return None
-        if key in self._retirements or self._room.is_leaving(record):
+        if key in self._retirements or self._planner.is_leaving(record):
             return None
         self._turns.remove(key)
         return self._leases.grant(record, request_id)
@@ -332,7 +332,7 @@ class Residency(Generic[BlockT]):
         changed = [
             self._take_up_reads(),
             self._take_up_copies(),
-            self._room.poll(),
+            self._planner.poll(),
             self._finish_retirements(),
             self._place_waiting(),
             self._give_way_in_host_memory(),
@@ -391,7 +391,7 @@ class Residency(Generic[BlockT]):
 
     def extents(self) -> list[ExtentStatus]:
         """Every adapter that has a place in the arena, by offset."""
-        order = {key: position for position, key in enumerate(self._room.eviction_order())}
+        order = {key: position for position, key in enumerate(self._planner.eviction_order())}
         now = self._clock()
         return sorted(
             (
@@ -452,8 +452,8 @@ class Residency(Generic[BlockT]):
             largest_free_bytes=self._arena.largest_free * unit,
             evictions=dict(self._departures),
             num_leases_reaped=self.num_leases_reaped,
-            num_moves=self._room.num_moves,
-            moved_bytes=self._room.num_moved * unit,
+            num_moves=self._planner.num_moves,
+            moved_bytes=self._planner.num_moved * unit,
             load_seconds=self._load_times.snapshot(),
         )
 
@@ -640,7 +640,7 @@ class Residency(Generic[BlockT]):
                 self._forget(key)
 
     def _vacate(self, record: Record[BlockT]) -> None:
-        self._room.vacate(record)
+        self._planner.vacate(record)
         self._release_block(record)
 
     def _release_block(self, record: Record[BlockT]) -> None:
@@ -662,7 +662,7 @@ class Residency(Generic[BlockT]):
                 self._departures[Departure.DELETED] += record.placement is not None
                 self._vacate(record)
             self._retirements.leave_device(key)
-        is_changed = self._retirements.finish(self._room.is_erasing)
+        is_changed = self._retirements.finish(self._planner.is_erasing)
         if is_changed:
             self._reads.look_again()
         return is_changed
@@ -681,8 +681,8 @@ class Residency(Generic[BlockT]):
         waiting = [
             record for record in self._waiting.values() if record.key not in self._retirements
         ]
-        for displaced in self._room.place_in_order(waiting):
-            self._forget_displaced(displaced)
+        for evicted in self._planner.place_in_order(waiting):
+            self._forget_evicted(evicted)
         self._give_up_wishes(waiting)
         is_fruitful = False
         for record in waiting:
@@ -698,7 +698,7 @@ class Residency(Generic[BlockT]):
     def _start_copies(self) -> None:
         """Begin the most urgent ones, no more than run at once: the others may be overtaken."""
         room = MAX_SUBMITTED - len(self._copies)
-        for key in sorted(self._placed, key=self._urgency)[: max(room, 0)]:
+        for key in sorted(self._placed, key=self._next_use_rank)[: max(room, 0)]:
             record = self._placed.pop(key)
             assert record.placement is not None
             assert record.block is not None
@@ -709,8 +709,8 @@ class Residency(Generic[BlockT]):
                 record.block,
             )
 
-    def _urgency(self, key: AdapterKey) -> Urgency:
-        return self._room.urgency(self._records[key])
+    def _next_use_rank(self, key: AdapterKey) -> NextUseRank:
+        return self._planner.next_use_rank(self._records[key])
 
     def _give_way_in_host_memory(self) -> bool:
         """Let the one that is needed last of those that wait for the device wait without its block,
@@ -719,11 +719,11 @@ class Residency(Generic[BlockT]):
         if blocked is None:
             return False
         holders = [
-            record for record in self._waiting.values() if not self._room.has_claim(record.key)
+            record for record in self._waiting.values() if not self._planner.has_claim(record.key)
         ]
         if not holders:
             return False
-        last = max(holders, key=self._room.urgency)
+        last = max(holders, key=self._planner.next_use_rank)
         if self._turns.reach(last.key) <= self._turns.reach(blocked) or last.key in self._pins:
             return False
         self._release_block(last)
@@ -741,14 +741,14 @@ class Residency(Generic[BlockT]):
         """
         horizon = self._clock() - PATIENCE_SECONDS
         for record in waiting:
-            has_place = record.placement is not None or self._room.has_claim(record.key)
+            has_place = record.placement is not None or self._planner.has_claim(record.key)
             if not (has_place or record.is_requested) and record.entered_at <= horizon:
                 self._vacate(record)
                 self._histories.note(record.key, STORED, self._clock(), NO_ROOM)
                 self._forget(record.key)
 
-    def _forget_displaced(self, displaced: Displaced[BlockT]) -> None:
-        key, reason = displaced.record.key, displaced.reason
+    def _forget_evicted(self, evicted: Eviction[BlockT]) -> None:
+        key, reason = evicted.record.key, evicted.reason
         if key not in self._retirements:  # else its deletion goes on without it
             self._histories.note(key, STORED, self._clock(), reason)
         self._forget(key)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.kernels.int4_codes import (
+from loraplex.kernels.int4_quantized import (
     GROUP,
     dequantize_groups,
     group_norms,
@@ -21,13 +21,13 @@ def rounded(weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("in_features", [1, 127, 128, 129, 300])
 def test_rows_are_groups_of_128_columns_filled_up_with_zeros(in_features: int) -> None:
-    codes, scale = quantize_groups(torch.randn(5, in_features))
+    quantized, scale = quantize_groups(torch.randn(5, in_features))
     num_groups = -(-in_features // GROUP)
-    assert codes.shape == (5, num_groups, GROUP)
+    assert quantized.shape == (5, num_groups, GROUP)
     assert scale.shape == (5, num_groups)
-    assert (codes.dtype, scale.dtype) == (torch.int8, torch.bfloat16)
-    assert not codes.flatten(1)[:, in_features:].any()
-    assert -8 <= codes.min() <= codes.max() <= 7
+    assert (quantized.dtype, scale.dtype) == (torch.int8, torch.bfloat16)
+    assert not quantized.flatten(1)[:, in_features:].any()
+    assert -8 <= quantized.min() <= quantized.max() <= 7
 
 
 def test_no_scale_leaves_much_less_error_than_the_chosen_one() -> None:
@@ -65,9 +65,9 @@ def test_one_groups_outlier_costs_only_its_own_group() -> None:
 
 
 def test_lengths_are_those_of_the_rows_that_codes_stand_for() -> None:
-    codes, scale = quantize_groups(torch.randn(70, 300))
-    expected = dequantize_groups(codes, scale, 300).double().norm(dim=1).float()
-    torch.testing.assert_close(group_norms(codes, scale), expected, rtol=1e-5, atol=0.0)
+    quantized, scale = quantize_groups(torch.randn(70, 300))
+    expected = dequantize_groups(quantized, scale, 300).double().norm(dim=1).float()
+    torch.testing.assert_close(group_norms(quantized, scale), expected, rtol=1e-5, atol=0.0)
 
 
 def test_the_reference_is_the_product_with_the_rounded_weight() -> None:

@@ -1,4 +1,4 @@
-"""What guesses tokens here: it knows the answers, and is wrong as often as the scenario says."""
+"""What proposes tokens here: it knows the answers, and is wrong as often as the scenario says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .contents import VOCABULARY, Contents, next_token
 from .scenario import Scenario
 
 
-class Guesses:
+class DrawnTokens:
     """In the place of `Speculation`: the scheduler's policy and the loop's proposer in one."""
 
     def __init__(self, scenario: Scenario, contents: Mapping[str, Contents]) -> None:
@@ -22,7 +22,7 @@ class Guesses:
         self.wanted: dict[Request, int] = {}
         """What was asked of the scheduler for the step."""
         self.drafting: set[Request] = set()
-        """Whose guesses the step verifies."""
+        """Whose draft tokens the step verifies."""
         self._rng = Random(scenario.seed + 2)
         self._contents = contents
         self._max_tokens = scenario.max_draft_tokens
@@ -30,7 +30,7 @@ class Guesses:
         self._block_size = scenario.limits.block_size
 
     def begin_step(self) -> None:
-        """The scheduler may ask for guesses, or not."""
+        """The scheduler may ask for draft tokens, or not."""
         self.wanted = {}
 
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
@@ -42,14 +42,15 @@ class Guesses:
         return self.wanted
 
     def draft(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
-        """Give those that were scheduled with guesses theirs, at times fewer than there may be."""
+        """Give those that were scheduled with draft tokens theirs, at times fewer than there may
+        be."""
         drafted = []
         for sequence in sequences:
             num_tokens = sequence.num_draft_tokens
             if num_tokens:
                 if self._rng.random() < 0.1:
                     num_tokens = self._rng.randint(0, num_tokens)
-                sequence.request.draft = self._guess(sequence.request, num_tokens)
+                sequence.request.draft = self._propose(sequence.request, num_tokens)
                 sequence = sequence.with_draft()
             drafted.append(sequence)
         self._take_note(drafted)
@@ -61,7 +62,7 @@ class Guesses:
             outcome = "partly" if accepted else "not"
             self.counts[f"drafts_{outcome if len(accepted) < num_tokens else 'wholly'}"] += 1
 
-    def _guess(self, request: Request, num_tokens: int) -> Draft:
+    def _propose(self, request: Request, num_tokens: int) -> Draft:
         contents = self._contents[request.request_id]
         value = contents.up_to(request.token_ids, len(request.token_ids))[-1]
         tokens: list[int] = []

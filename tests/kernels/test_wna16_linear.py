@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loraplex.kernels import coded_linear
-from loraplex.kernels.coded_linear import MAX_CODED_ROWS, CodedLinear
+from loraplex.kernels import wna16_linear as coded_linear
 from loraplex.kernels.linear_packing import Bits
+from loraplex.kernels.wna16_linear import MAX_WNA16_ROWS, WNA16Linear
 from support.quantized import rounded_weight
 
 pytestmark = pytest.mark.filterwarnings(
@@ -23,8 +23,8 @@ BITS = pytest.mark.parametrize("bits", [8, 4])
 
 @pytest.fixture(autouse=True)
 def on_cpu(interpreted_codes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let CodedLinear run the interpreted kernels."""
-    for name in ("multiply_codes", "dequantize_codes"):
+    """Let WNA16Linear run the interpreted kernels."""
+    for name in ("multiply_quantized", "dequantize_weights"):
         monkeypatch.setattr(coded_linear, name, getattr(interpreted_codes, name))
 
 
@@ -53,7 +53,7 @@ def test_equals_the_product_with_the_rounded_weight(
     weight = torch.randn(out_features, in_features)
     bias = torch.randn(out_features) if has_bias else None
     x = torch.randn(num_rows, in_features)
-    assert_right(CodedLinear(weight, bias, bits=bits)(x), x, weight, bias, bits)
+    assert_right(WNA16Linear(weight, bias, bits=bits)(x), x, weight, bias, bits)
 
 
 @BITS
@@ -62,7 +62,7 @@ def test_equals_the_product_with_the_rounded_weight(
 def test_half_types_multiply_the_same_codes(num_rows: int, dtype: torch.dtype, bits: Bits) -> None:
     weight, bias = torch.randn(40, 300).to(dtype), torch.randn(40).to(dtype)
     x = torch.randn(num_rows, 300).to(dtype)
-    assert_right(CodedLinear(weight, bias, bits=bits)(x), x, weight, bias, bits)
+    assert_right(WNA16Linear(weight, bias, bits=bits)(x), x, weight, bias, bits)
 
 
 @BITS
@@ -75,14 +75,14 @@ def test_programs_that_share_a_row_add_up_to_it(
     bias = torch.randn(20) if has_bias else None
     launch = interpreted_codes.choose_launch(3, 20, -(-in_features // 128), x.dtype)
     assert launch.splits == 2
-    assert_right(CodedLinear(weight, bias, bits=bits)(x), x, weight, bias, bits)
+    assert_right(WNA16Linear(weight, bias, bits=bits)(x), x, weight, bias, bits)
 
 
 @BITS
 def test_many_rows_meet_the_weight_written_out(bits: Bits) -> None:
-    for num_rows in (MAX_CODED_ROWS[torch.float32], MAX_CODED_ROWS[torch.float32] + 1):
+    for num_rows in (MAX_WNA16_ROWS[torch.float32], MAX_WNA16_ROWS[torch.float32] + 1):
         weight, bias, x = torch.randn(70, 300), torch.randn(70), torch.randn(num_rows, 300)
-        assert_right(CodedLinear(weight, bias, bits=bits)(x), x, weight, bias, bits)
+        assert_right(WNA16Linear(weight, bias, bits=bits)(x), x, weight, bias, bits)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy computes the interpreted overflow
@@ -90,7 +90,7 @@ def test_many_rows_meet_the_weight_written_out(bits: Bits) -> None:
 @pytest.mark.parametrize("poison", [torch.inf, torch.nan, 3e38])
 @pytest.mark.parametrize("num_rows", [2, 18, 40])
 def test_keeps_one_rows_outlier_in_its_row(num_rows: int, poison: float, bits: Bits) -> None:
-    linear = CodedLinear(torch.randn(33, 200), bits=bits)
+    linear = WNA16Linear(torch.randn(33, 200), bits=bits)
     x = torch.randn(num_rows, 200)
     clean = linear(x)
     x[-1, 7] = poison
@@ -103,7 +103,7 @@ def test_keeps_one_rows_outlier_in_its_row(num_rows: int, poison: float, bits: B
 @BITS
 def test_takes_a_slice_of_wider_rows_and_leading_dimensions(bits: Bits) -> None:
     weight = torch.randn(20, 60)
-    linear, x = CodedLinear(weight, bits=bits), torch.randn(2, 3, 100)[..., 10:70]
+    linear, x = WNA16Linear(weight, bits=bits), torch.randn(2, 3, 100)[..., 10:70]
     assert_right(linear(x).view(6, 20), x.reshape(6, 60), weight, None, bits)
     rows = torch.randn(4, 100)[:, 10:70]
     assert_right(linear(rows), rows, weight, None, bits)
@@ -113,7 +113,7 @@ def test_takes_a_slice_of_wider_rows_and_leading_dimensions(bits: Bits) -> None:
 @BITS
 def test_products_and_row_lengths_are_those_of_the_rounded_weight(bits: Bits) -> None:
     weight, bias, x = torch.randn(70, 300), torch.randn(70), torch.randn(5, 300)
-    linear = CodedLinear(weight.bfloat16(), bias.bfloat16(), bits=bits)
+    linear = WNA16Linear(weight.bfloat16(), bias.bfloat16(), bits=bits)
     assert_right(linear.products(x), x, weight.bfloat16(), None, bits)
     lengths = rounded_weight(weight.bfloat16(), bits).norm(dim=1)
     torch.testing.assert_close(linear.row_norms, lengths, rtol=1e-5, atol=1e-5)
@@ -121,8 +121,8 @@ def test_products_and_row_lengths_are_those_of_the_rounded_weight(bits: Bits) ->
 
 def test_holds_a_byte_or_half_of_one_per_weight_and_its_scales() -> None:
     weight = torch.randn(20, 256)
-    assert CodedLinear(weight, bits=8).weight_bytes == 20 * 256 + 20 * 4
-    assert CodedLinear(weight, bits=4).weight_bytes == 20 * 256 // 2 + 20 * 2 * 2
+    assert WNA16Linear(weight, bits=8).weight_bytes == 20 * 256 + 20 * 4
+    assert WNA16Linear(weight, bits=4).weight_bytes == 20 * 256 // 2 + 20 * 2 * 2
 
 
 def test_the_way_to_divide_a_product_depends_on_shapes_alone_and_leaves_no_group_out(

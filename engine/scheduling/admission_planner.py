@@ -17,7 +17,7 @@ from .running import Running
 from .step import Step
 
 
-class Room:
+class AdmissionPlanner:
     def __init__(
         self,
         *,

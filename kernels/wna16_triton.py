@@ -5,7 +5,7 @@ x's type there, exactly, and are multiplied as they are; scales are applied to f
 rows the time is that of reading the codes, so in_features may be divided among programs (`splits`);
 each writes its sum to a place of its own and a second kernel adds them in order: no atomics, the
 same result every time. Rows of x are columns of one product: none changes another's. With many rows
-it is faster to write the weight out and leave the product to PyTorch (`dequantize_codes`).
+it is faster to write the weight out and leave the product to PyTorch (`dequantize_weights`).
 
 Launches depend on shapes alone and wait for nothing, so they can be captured.
 """
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .int4_codes import GROUP
+from .int4_quantized import GROUP
 
 WORD_BITS = 16
 """Codes lie in words as wide as the numbers they become: no byte has to change its place."""
@@ -78,9 +78,9 @@ class Launch(NamedTuple):
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-def multiply_codes(
+def multiply_quantized(
     x: Tensor,
-    codes: Tensor,
+    quantized: Tensor,
     scale: Tensor,
     bias: Tensor | None,
     *,
@@ -89,12 +89,12 @@ def multiply_codes(
     """`x @ W.T + bias`: `[rows, out]` in x's type.
 
     x `[rows, in]`, its rows dense.
-    codes: int16 `[groups, out, words]` as `pack_codes` makes them, zero beyond `in`.
+    codes: int16 `[groups, out, words]` as `pack_quantized` makes them, zero beyond `in`.
     scale: fp32 `[1, out]` with int8 codes, bf16 `[groups, out]` with int4.
     launch: how to divide the product, instead of the measured way.
     """
     num_rows, in_features = x.shape
-    num_groups, out_features, num_words = codes.shape
+    num_groups, out_features, num_words = quantized.shape
     bits = WORD_BITS * num_words // GROUP
     y = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
     if num_rows == 0:
@@ -104,10 +104,10 @@ def multiply_codes(
     if launch.splits > 1:
         sums = torch.empty(launch.splits, *y.shape, dtype=torch.float32, device=x.device)
     row_tiles = triton.cdiv(num_rows, launch.block_rows)
-    coded_kernel[(row_tiles * triton.cdiv(out_features, launch.block_out), launch.splits)](
+    wna16_kernel[(row_tiles * triton.cdiv(out_features, launch.block_out), launch.splits)](
         sums,
         x,
-        codes,
+        quantized,
         scale,
         bias if sums is y else None,
         num_rows,
@@ -117,7 +117,7 @@ def multiply_codes(
         triton.cdiv(num_groups, launch.splits),
         x.stride(0),
         row_tiles,
-        **coded_constants(in_features, bits, launch),
+        **wna16_constants(in_features, bits, launch),
         **launch.options,
     )
     if sums is not y:
@@ -132,14 +132,16 @@ def _add_splits(sums: Tensor, bias: Tensor | None, y: Tensor) -> None:
     sum_kernel[grid](y, sums, bias, y.numel(), y.shape[1], **constants, **SUM_OPTIONS)
 
 
-def dequantize_codes(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+def dequantize_weights(
+    quantized: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype
+) -> Tensor:
     """The weight `[out, in]`, each element rounded once to dtype; arguments as above."""
-    num_groups, out_features, num_words = codes.shape
-    weight = torch.empty(out_features, in_features, dtype=dtype, device=codes.device)
+    num_groups, out_features, num_words = quantized.shape
+    weight = torch.empty(out_features, in_features, dtype=dtype, device=quantized.device)
     blocks = triton.cdiv(out_features, DEQUANTIZE_BLOCK_OUT)
     dequantize_kernel[(num_groups, blocks)](
         weight,
-        codes,
+        quantized,
         scale,
         in_features,
         out_features,
@@ -149,14 +151,14 @@ def dequantize_codes(codes: Tensor, scale: Tensor, in_features: int, dtype: torc
     return weight
 
 
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
+def pack_quantized(quantized: Tensor, bits: int) -> Tensor:
     """int16 words `[groups, out, words]` of int8 codes `[out, groups, GROUP]`.
 
     Word i holds the codes of columns i, i + words, ... of the group, from its lowest bits on.
     """
     num_parts = WORD_BITS // bits
-    words = torch.zeros_like(codes[..., : GROUP // num_parts], dtype=torch.int16)
-    for place, part in enumerate(codes.chunk(num_parts, dim=-1)):
+    words = torch.zeros_like(quantized[..., : GROUP // num_parts], dtype=torch.int16)
+    for place, part in enumerate(quantized.chunk(num_parts, dim=-1)):
         words |= (part.to(torch.int16) & ((1 << bits) - 1)) << (place * bits)
     return words.transpose(0, 1).contiguous()
 
@@ -177,8 +179,8 @@ def choose_launch(num_rows: int, out_features: int, num_groups: int, dtype: torc
     return launch._replace(splits=1 << max(limit, 1).bit_length() - 1)
 
 
-def coded_constants(in_features: int, bits: int, launch: Launch) -> dict[str, Any]:
-    """The compile-time values of `coded_kernel`."""
+def wna16_constants(in_features: int, bits: int, launch: Launch) -> dict[str, Any]:
+    """The compile-time values of `wna16_kernel`."""
     return {
         "BITS": bits,
         "GROUP": GROUP,
@@ -200,10 +202,10 @@ def dequantize_constants(bits: int) -> dict[str, Any]:
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_groups", "per_split", "row_tiles"])
-def coded_kernel(
+def wna16_kernel(
     y_ptr: tl.tensor,  # [num_rows, out], or fp32 [splits, num_rows, out]
     x_ptr: tl.tensor,
-    codes_ptr: tl.tensor,
+    quantized_ptr: tl.tensor,
     scale_ptr: tl.tensor,
     bias_ptr: tl.tensor,  # or None
     num_rows: int,
@@ -230,22 +232,22 @@ def coded_kernel(
     NUM_WORDS: tl.constexpr = GROUP * BITS // 16
     places = tl.arange(0, NUM_WORDS)
     group_words = tl.cast(out_features, tl.int64) * NUM_WORDS
-    code_ptrs = codes_ptr + outs.to(tl.int64)[:, None] * NUM_WORDS + places[None, :]
+    code_ptrs = quantized_ptr + outs.to(tl.int64)[:, None] * NUM_WORDS + places[None, :]
     x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
     first = split * per_split
     last = tl.minimum(first + per_split, num_groups)
     total = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
     for group in range(first, last):
-        codes = tl.load(code_ptrs + group * group_words, mask=in_out[:, None], other=0)
+        quantized = tl.load(code_ptrs + group * group_words, mask=in_out[:, None], other=0)
         start = group * GROUP
         columns = start + places[:, None]
         end = in_features if HAS_TAIL else None
         if BITS == 8:
-            w0, w1 = _int8_parts(codes, x_ptr.dtype.element_ty, PLAIN)
+            w0, w1 = _int8_parts(quantized, x_ptr.dtype.element_ty, PLAIN)
             total = _add(w0, x_ptrs + start, 0, in_rows, columns, end, total)
             total = _add(w1, x_ptrs + start, NUM_WORDS, in_rows, columns, end, total)
         else:
-            w0, w1, w2, w3 = _int4_parts(codes, x_ptr.dtype.element_ty, PLAIN)
+            w0, w1, w2, w3 = _int4_parts(quantized, x_ptr.dtype.element_ty, PLAIN)
             product = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
             product = _add(w0, x_ptrs + start, 0, in_rows, columns, end, product)
             product = _add(w1, x_ptrs + start, NUM_WORDS, in_rows, columns, end, product)
@@ -284,45 +286,45 @@ def _add(
 
 @triton.jit
 def _int8_parts(
-    codes: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+    quantized: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The words' two codes as numbers of x's type."""
     if dtype == tl.bfloat16 and not PLAIN:
         w0, w1 = tl.inline_asm_elementwise(
             INT8_TO_BF16,
             "=r,=r,r",
-            [codes],
+            [quantized],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:
         number: tl.constexpr = tl.float32 if PLAIN else dtype
-        w0 = ((codes << 8) >> 8).to(number)
-        w1 = (codes >> 8).to(number)
+        w0 = ((quantized << 8) >> 8).to(number)
+        w1 = (quantized >> 8).to(number)
     return w0, w1
 
 
 @triton.jit
 def _int4_parts(
-    codes: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+    quantized: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The words' four codes as numbers of x's type."""
     if dtype == tl.bfloat16 and not PLAIN:
         w0, w1, w2, w3 = tl.inline_asm_elementwise(
             INT4_TO_BF16,
             "=r,=r,=r,=r,r",
-            [codes],
+            [quantized],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:
         number: tl.constexpr = tl.float32 if PLAIN else dtype
-        w0 = ((codes << 12) >> 12).to(number)
-        w1 = ((codes << 8) >> 12).to(number)
-        w2 = ((codes << 4) >> 12).to(number)
-        w3 = (codes >> 12).to(number)
+        w0 = ((quantized << 12) >> 12).to(number)
+        w1 = ((quantized << 8) >> 12).to(number)
+        w2 = ((quantized << 4) >> 12).to(number)
+        w3 = (quantized >> 12).to(number)
     return w0, w1, w2, w3
 
 
@@ -352,7 +354,7 @@ def sum_kernel(
 @triton.jit
 def dequantize_kernel(
     weight_ptr: tl.tensor,  # [out, in]
-    codes_ptr: tl.tensor,
+    quantized_ptr: tl.tensor,
     scale_ptr: tl.tensor,
     in_features: int,
     out_features: int,
@@ -368,18 +370,18 @@ def dequantize_kernel(
     NUM_WORDS: tl.constexpr = GROUP * BITS // 16
     places = tl.arange(0, NUM_WORDS)
     code_rows = (group.to(tl.int64) * out_features + outs) * NUM_WORDS
-    codes = tl.load(codes_ptr + code_rows[:, None] + places, mask=in_out[:, None], other=0)
+    quantized = tl.load(quantized_ptr + code_rows[:, None] + places, mask=in_out[:, None], other=0)
     columns = group * GROUP + places[None, :]
     weight_ptrs = weight_ptr + outs.to(tl.int64)[:, None] * in_features + columns
     if BITS == 8:
         scale = tl.load(scale_ptr + outs, mask=in_out, other=0.0)[:, None]
-        w0, w1 = _int8_parts(codes, tl.float32, PLAIN)
+        w0, w1 = _int8_parts(quantized, tl.float32, PLAIN)
         _store(weight_ptrs, 0, w0 * scale, in_out, columns, in_features)
         _store(weight_ptrs, NUM_WORDS, w1 * scale, in_out, columns, in_features)
     else:
         scale_ptrs = scale_ptr + group * out_features + outs
         scale = tl.load(scale_ptrs, mask=in_out, other=0.0).to(tl.float32)[:, None]
-        w0, w1, w2, w3 = _int4_parts(codes, tl.float32, PLAIN)
+        w0, w1, w2, w3 = _int4_parts(quantized, tl.float32, PLAIN)
         _store(weight_ptrs, 0, w0 * scale, in_out, columns, in_features)
         _store(weight_ptrs, NUM_WORDS, w1 * scale, in_out, columns, in_features)
         _store(weight_ptrs, 2 * NUM_WORDS, w2 * scale, in_out, columns, in_features)
@@ -400,5 +402,5 @@ def _store(
     tl.store(ptrs + first, weight.to(ptrs.dtype.element_ty), mask=mask)
 
 
-INTERPRETED = not isinstance(coded_kernel, triton.JITFunction)
+INTERPRETED = not isinstance(wna16_kernel, triton.JITFunction)
 """Under TRITON_INTERPRET=1, where tl.dot of bf16 is wrong: dots are computed in fp32 then."""

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .coded_triton import dequantize_codes, multiply_codes, pack_codes
-from .int4_codes import GROUP, group_norms, quantize_groups
+from .int4_quantized import GROUP, group_norms, quantize_groups
 from .int8_linear import quantize_rows
 from .linear import Linear, row_norms
+from .wna16_triton import dequantize_weights, multiply_quantized, pack_quantized
 
-MAX_CODED_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
+MAX_WNA16_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
 """Rows up to which codes are multiplied as they are; beyond, writing the weight out costs less than
 what PyTorch's matmul is faster."""
 
 
-class CodedLinear(Linear):
+class WNA16Linear(Linear):
     """W8A16 and W4A16: codes as on the CPU, activations as they are, sums in fp32.
 
     8 bits have a scale per output channel, 4 bits one per channel and group of `GROUP` columns.
@@ -24,15 +24,15 @@ class CodedLinear(Linear):
     words of a row's group together: a kernel's tile is one piece of memory.
     """
 
-    codes: Tensor
+    quantized: Tensor
     scale: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int) -> None:
-        codes, scale, norms = _int8(weight) if bits == 8 else _int4(weight)
+        quantized, scale, norms = _int8(weight) if bits == 8 else _int4(weight)
         super().__init__(weight, bias, norms)
-        self.register_buffer("codes", codes)
+        self.register_buffer("quantized", quantized)
         self.register_buffer("scale", scale)
-        self.weight_bytes = codes.nbytes + scale.nbytes
+        self.weight_bytes = quantized.nbytes + scale.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
@@ -44,21 +44,21 @@ class CodedLinear(Linear):
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [n, in] @ weight.T + bias` in x's type."""
-        if len(x) <= MAX_CODED_ROWS[x.dtype]:
-            return multiply_codes(x, self.codes, self.scale, bias)
-        weight = dequantize_codes(self.codes, self.scale, self.in_features, x.dtype)
+        if len(x) <= MAX_WNA16_ROWS[x.dtype]:
+            return multiply_quantized(x, self.quantized, self.scale, bias)
+        weight = dequantize_weights(self.quantized, self.scale, self.in_features, x.dtype)
         return F.linear(x, weight, bias)
 
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Words, fp32 scales `[1, out]` and the rows' lengths."""
-    codes, scale = quantize_rows(weight)
-    norms = row_norms(codes) * scale.flatten()
-    groups = F.pad(codes, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-    return pack_codes(groups, 8), scale.T.contiguous(), norms
+    quantized, scale = quantize_rows(weight)
+    norms = row_norms(quantized) * scale.flatten()
+    groups = F.pad(quantized, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    return pack_quantized(groups, 8), scale.T.contiguous(), norms
 
 
 def _int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Words, bf16 scales `[groups, out]` and the rows' lengths."""
-    codes, scale = quantize_groups(weight)
-    return pack_codes(codes, 4), scale.T.contiguous(), group_norms(codes, scale)
+    quantized, scale = quantize_groups(weight)
+    return pack_quantized(quantized, 4), scale.T.contiguous(), group_norms(quantized, scale)

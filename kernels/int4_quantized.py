@@ -29,17 +29,19 @@ def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     Of each group the scale with the least squared error. Columns beyond `in` have codes of zero.
     """
     pieces = [_quantize(_grouped(rows)) for rows in weight.split(_PIECE_ROWS)]
-    return torch.cat([codes for codes, _ in pieces]), torch.cat([scale for _, scale in pieces])
+    return torch.cat([quantized for quantized, _ in pieces]), torch.cat(
+        [scale for _, scale in pieces]
+    )
 
 
-def dequantize_groups(codes: Tensor, scale: Tensor, in_features: int) -> Tensor:
+def dequantize_groups(quantized: Tensor, scale: Tensor, in_features: int) -> Tensor:
     """The fp32 weight `[out, in]` that codes and scales stand for."""
-    return (codes.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
+    return (quantized.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
 
 
-def group_norms(codes: Tensor, scale: Tensor) -> Tensor:
+def group_norms(quantized: Tensor, scale: Tensor) -> Tensor:
     """The length of each row of the weight that codes and scales stand for: fp32 `[out]`."""
-    squares = [rows.float().square().sum(dim=2) for rows in codes.split(_PIECE_ROWS)]
+    squares = [rows.float().square().sum(dim=2) for rows in quantized.split(_PIECE_ROWS)]
     return (torch.cat(squares) * scale.float().square()).sum(dim=1).sqrt()
 
 
@@ -62,13 +64,13 @@ def _quantize(groups: Tensor) -> tuple[Tensor, Tensor]:
     for code in CLIPPING:
         scale = (largest / -code).bfloat16().float()
         steps = groups / scale
-        error = (_codes(steps) - steps).square().sum(dim=-1, keepdim=True)
+        error = (_quantized(steps) - steps).square().sum(dim=-1, keepdim=True)
         error *= (scale / largest).square()
         is_better = error < best_error  # never of a group of zeros, whose scale stays 1
         best_scale = torch.where(is_better, scale, best_scale)
         best_error = torch.where(is_better, error, best_error)
-    return _codes(groups / best_scale).to(torch.int8), best_scale.squeeze(-1).bfloat16()
+    return _quantized(groups / best_scale).to(torch.int8), best_scale.squeeze(-1).bfloat16()
 
 
-def _codes(steps: Tensor) -> Tensor:
+def _quantized(steps: Tensor) -> Tensor:
     return steps.round().clamp_(MIN_CODE, MAX_CODE)

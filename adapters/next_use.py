@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 
 from .identity import AdapterKey
 
-Urgency = tuple[int, int]
+NextUseRank = tuple[int, int]
 """Of an adapter that waits; the less, the sooner: its reach, then when it was asked for."""
 
 
-class Turns:
+class NextUses:
     """The adapters' turns, the next one first."""
 
     def __init__(self, num_soon: int, clock: Callable[[], float]) -> None:

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...adapters.arena import Arena, RowExtras
+from ...adapters.arena import Arena, RowAuxiliary
 from ...adapters.block import ExtraKind, PlacedExtra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SliceExtras:
+class SliceAuxiliary:
     """One adapter's extras for one slice, on the device."""
 
     values: Mapping[ExtraKind, Tensor]
@@ -28,7 +28,7 @@ class SliceExtras:
     """int64 `[tokens]`, ascending: which rows TOKEN_ROWS replaces."""
 
     @classmethod
-    def of(cls, placed: tuple[PlacedExtra, ...], flat: Tensor) -> SliceExtras:
+    def of(cls, placed: tuple[PlacedExtra, ...], flat: Tensor) -> SliceAuxiliary:
         """An adapter holds at most one extra of each kind for a slice."""
         values, token_ids = {}, None
         for offset, extra in ((part.offset, part.extra) for part in placed):
@@ -40,21 +40,21 @@ class SliceExtras:
         return cls(values, token_ids)
 
 
-class HeldExtras:
+class HeldAuxiliary:
     """The extras of the adapters that ran, by slice of one projection: found once for each."""
 
     def __init__(self, arena: Arena, slice_range: range) -> None:
         self._arena = arena
         self._slices = slice_range
-        self._rows: dict[int, tuple[RowExtras, list[tuple[int, SliceExtras]]]] = {}
+        self._rows: dict[int, tuple[RowAuxiliary, list[tuple[int, SliceAuxiliary]]]] = {}
 
-    def of_row(self, row: int) -> list[tuple[int, SliceExtras]]:
+    def of_row(self, row: int) -> list[tuple[int, SliceAuxiliary]]:
         """What a table row's adapter holds: number of the slice in the projection, and extras."""
-        source = self._arena.row_extras[row]
+        source = self._arena.row_auxiliary[row]
         found = self._rows.get(row)
         if found is None or found[0] is not source:  # a row that passed to another adapter
             held = [
-                (index, SliceExtras.of(source[slice_index], self._arena.flat))
+                (index, SliceAuxiliary.of(source[slice_index], self._arena.flat))
                 for index, slice_index in enumerate(self._slices)
                 if slice_index in source
             ]
@@ -66,19 +66,19 @@ class HeldExtras:
         self._rows.pop(row, None)
 
 
-def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, extras: SliceExtras) -> None:
+def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, auxiliary: SliceAuxiliary) -> None:
     """Change a linear slice's base result y in place, before its LoRA delta is added.
 
     x `[n, in]`, y `[n, out]`: rows of one adapter. bias `[out]`: the base's, in any type.
     """
-    values = extras.values
+    values = auxiliary.values
     bias = None if bias is None else bias.to(y.dtype)
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:
         y.copy_(F.linear(x, matrix, bias))
     if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
-        assert extras.token_ids is not None
-        own = F.linear(x, rows, None if bias is None else bias[extras.token_ids])
-        y.index_copy_(1, extras.token_ids, own)
+        assert auxiliary.token_ids is not None
+        own = F.linear(x, rows, None if bias is None else bias[auxiliary.token_ids])
+        y.index_copy_(1, auxiliary.token_ids, own)
     if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
         # PEFT scales the product and not the bias.
         y.addcmul_(y if bias is None else y - bias, factor)
@@ -87,18 +87,18 @@ def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, extras: SliceExtras
             y += added
 
 
-def change_embedding(token_ids: Tensor, y: Tensor, scale: float, extras: SliceExtras) -> None:
+def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: SliceAuxiliary) -> None:
     """Change an embedding's base result y in place, before its LoRA delta is added.
 
     token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: what the base multiplies its rows by.
     """
-    values = extras.values
+    values = auxiliary.values
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:
         y.copy_(F.embedding(token_ids, matrix) * scale)
     if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
-        assert extras.token_ids is not None
-        place = torch.searchsorted(extras.token_ids, token_ids).clamp_(max=len(rows) - 1)
-        is_replaced = extras.token_ids[place] == token_ids
+        assert auxiliary.token_ids is not None
+        place = torch.searchsorted(auxiliary.token_ids, token_ids).clamp_(max=len(rows) - 1)
+        is_replaced = auxiliary.token_ids[place] == token_ids
         y.copy_(torch.where(is_replaced[:, None], rows[place] * scale, y))
     if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
         y.addcmul_(y, factor)

@@ -27,9 +27,9 @@ from .eviction import FREE, Cost, Occupant, choose_window
 from .extents import Extent, Placement
 from .identity import AdapterKey
 from .loaders import Loaders
+from .next_use import NextUseRank, NextUses
 from .reading import BlockT, BlockT_contra
 from .record import Departure, Record
-from .turns import Turns, Urgency
 
 PATIENCE_SECONDS = 4.0
 WORKING_SET_SECONDS = 10.0
@@ -67,7 +67,7 @@ class DeviceArena(Protocol[BlockT_contra]):
         key: AdapterKey,
         num_elements: int,
         block_table: npt.NDArray[np.int64],
-        extras: Sequence[PlacedExtra] = (),
+        auxiliary: Sequence[PlacedExtra] = (),
         *,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None: ...
@@ -87,7 +87,7 @@ class DeviceArena(Protocol[BlockT_contra]):
     def free(self, placement: Placement) -> None: ...
 
 
-class Displaced(NamedTuple, Generic[BlockT]):
+class Eviction(NamedTuple, Generic[BlockT]):
     """An adapter that is on the device no more."""
 
     record: Record[BlockT]
@@ -110,7 +110,7 @@ class _Move(Generic[BlockT]):
     job: Future[None]
 
 
-class Room(Generic[BlockT]):
+class ArenaPlanner(Generic[BlockT]):
     """The arena's occupants and who waits for their place."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Room(Generic[BlockT]):
         clock: Callable[[], float],
         *,
         pins: Container[AdapterKey],
-        turns: Turns,
+        turns: NextUses,
     ) -> None:
         self._arena = arena
         self._loaders = loaders
@@ -146,27 +146,27 @@ class Room(Generic[BlockT]):
         """Take up finished moves and erasures; True if something changed."""
         return bool(self._take_up_moves()) | bool(self._take_up_erasures())
 
-    def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
+    def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Eviction[BlockT]]:
         """Give a placement to each of `waiting` for which there is room, or begin to make room.
 
         Returns the adapters that were displaced: they are on the device no more.
         """
-        displaced: list[Displaced[BlockT]] = []
+        evicted: list[Eviction[BlockT]] = []
         num_reachable = self._num_reachable() if waiting else []
         refused: dict[tuple[str, bool, int], int] = {}
-        for record in sorted(waiting, key=self.urgency):
+        for record in sorted(waiting, key=self.next_use_rank):
             assert record.block is not None
             size, rights = record.block.num_elements, self._rights(record)
             most = min(num_reachable[self._reach(record)], refused.get(rights, size + 1) - 1)
             if size > most and record.key not in self._claims:
                 continue  # where a smaller one with the same rights found no room there is none
-            displaced += self._place(record, record.block)
+            evicted += self._place(record, record.block)
             if record.placement is None and record.key not in self._claims:
                 refused[rights] = size
                 if len(refused) == MAX_REFUSALS:
                     break
-        displaced += self._claim_if_overdue([r for r in waiting if r.placement is None])
-        return displaced
+        evicted += self._claim_if_overdue([r for r in waiting if r.placement is None])
+        return evicted
 
     def vacate(self, record: Record[BlockT]) -> None:
         """Take an adapter off the device, and off the list of those that wait for room.
@@ -190,7 +190,7 @@ class Room(Generic[BlockT]):
         extent = record.placement.extent
         return any(extent.overlaps(window) for window in self._claims.values())
 
-    def urgency(self, record: Record[BlockT]) -> Urgency:
+    def next_use_rank(self, record: Record[BlockT]) -> NextUseRank:
         """Pins first, then what is needed soon, by its turn; all others as they were asked for."""
         return self._reach(record), record.order
 
@@ -222,21 +222,21 @@ class Room(Generic[BlockT]):
 
     # --- placing ----------------------------------------------------------------------------------
 
-    def _place(self, record: Record[BlockT], block: BlockT) -> list[Displaced[BlockT]]:
-        displaced = self._displace_leaving(record)
+    def _place(self, record: Record[BlockT], block: BlockT) -> list[Eviction[BlockT]]:
+        evicted = self._evict_leaving(record)
         if self._occupy(record, block) or record.key in self._claims:
-            return displaced
+            return evicted
         if not self._begin_compaction(record, block):
-            displaced += self._displace_victims(record, block)
+            evicted += self._evict_victims(record, block)
             self._occupy(record, block)
-        return displaced
+        return evicted
 
     def _occupy(self, record: Record[BlockT], block: BlockT) -> bool:
         record.placement = self._arena.place(
             record.key,
             block.num_elements,
             block.table,
-            block.extras,
+            block.auxiliary,
             avoid=self._claims_of_others(record.key),
         )
         if record.placement is None:
@@ -245,7 +245,7 @@ class Room(Generic[BlockT]):
         self._drop_claim(record.key)
         return True
 
-    def _displace_leaving(self, record: Record[BlockT]) -> list[Displaced[BlockT]]:
+    def _evict_leaving(self, record: Record[BlockT]) -> list[Eviction[BlockT]]:
         """Displace who lies in the window that this record claims, and may go by now."""
         window = self._claims.get(record.key)
         if window is None:
@@ -261,9 +261,9 @@ class Room(Generic[BlockT]):
         if not is_drain and any(occupant.key in self._pins for occupant in leaving):
             self._drop_claim(record.key)  # it was to be moved, or was pinned meanwhile
             return []
-        return self._displace(leaving, Departure.DRAINED if is_drain else Departure.ROOM)
+        return self._evict(leaving, Departure.DRAINED if is_drain else Departure.ROOM)
 
-    def _displace_victims(self, record: Record[BlockT], block: BlockT) -> list[Displaced[BlockT]]:
+    def _evict_victims(self, record: Record[BlockT], block: BlockT) -> list[Eviction[BlockT]]:
         surplus = self._surplus(record, block, self._may_go)
         window = choose_window(
             block.num_elements,
@@ -276,21 +276,19 @@ class Room(Generic[BlockT]):
         self._claims[record.key] = window.extent
         victims = [self._occupants[key] for key in window.victims]
         return [
-            displaced
+            evicted
             for victim in victims
-            for displaced in self._displace(
+            for evicted in self._evict(
                 [victim], Departure.SHARE if victim.key in surplus.keys else Departure.ROOM
             )
         ]
 
-    def _displace(
-        self, records: list[Record[BlockT]], reason: Departure
-    ) -> list[Displaced[BlockT]]:
+    def _evict(self, records: list[Record[BlockT]], reason: Departure) -> list[Eviction[BlockT]]:
         for record in records:
             self.vacate(record)
-        return [Displaced(record, reason) for record in records]
+        return [Eviction(record, reason) for record in records]
 
-    def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> list[Displaced[BlockT]]:
+    def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> list[Eviction[BlockT]]:
         """Claim a window for the most urgent of those that requests have missed for too long."""
         if self._draining is not None:
             return []
@@ -302,7 +300,7 @@ class Room(Generic[BlockT]):
             and record.key not in self._claims
             and self._missed_since(record) <= horizon
         ]
-        first = min(overdue, key=self.urgency, default=None)
+        first = min(overdue, key=self.next_use_rank, default=None)
         if first is None or first.block is None:
             return []
         surplus = self._surplus(first, first.block, lambda occupant: not occupant.is_moving)
@@ -316,7 +314,7 @@ class Room(Generic[BlockT]):
             return []  # other claims are in the way, and will be served first
         self._claims[first.key] = window.extent
         self._draining = first.key
-        return self._displace_leaving(first)
+        return self._evict_leaving(first)
 
     def _drop_claim(self, key: AdapterKey) -> None:
         self._claims.pop(key, None)

@@ -20,7 +20,7 @@ from .tensor_names import TensorName, TensorRole
 _KINDS = tuple(ExtraKind)
 
 
-def bind_extras(
+def bind_auxiliary(
     tensors: Iterable[tuple[TensorName, TensorEntry]],
     slices: Sequence[BoundSlice],
     config: PeftConfig,
@@ -35,11 +35,11 @@ def bind_extras(
         binder.bind(name, tensor)
     binder.tie_token_rows()
     binder.check_complete()
-    extras = sorted(
-        binder.extras.values(),
+    auxiliary = sorted(
+        binder.auxiliary.values(),
         key=lambda part: (part.extra.slice_index, _KINDS.index(part.extra.kind)),
     )
-    return tuple(extras), tuple(binder.copies)
+    return tuple(auxiliary), tuple(binder.copies)
 
 
 class _ExtraBinder:
@@ -48,7 +48,7 @@ class _ExtraBinder:
     def __init__(
         self, slices: Sequence[BoundSlice], config: PeftConfig, layout: BaseLayout
     ) -> None:
-        self.extras: dict[tuple[int, ExtraKind], BoundExtra] = {}
+        self.auxiliary: dict[tuple[int, ExtraKind], BoundExtra] = {}
         self.copies: list[BaseCopy] = []
         self._slices = {part.index: part for part in slices}
         self._config = config
@@ -71,9 +71,9 @@ class _ExtraBinder:
         """Trained rows of a tied embedding are the head's, too, unless it has its own."""
         if not self._layout.ties_embeddings or self._layout.embedding is None:
             return
-        rows = self.extras.get((self._layout.embedding, ExtraKind.TOKEN_ROWS))
+        rows = self.auxiliary.get((self._layout.embedding, ExtraKind.TOKEN_ROWS))
         head = self._layout.output_head
-        if rows is None or (head, ExtraKind.TOKEN_ROWS) in self.extras:
+        if rows is None or (head, ExtraKind.TOKEN_ROWS) in self.auxiliary:
             return
         if head is None:
             raise AdapterRejected(
@@ -106,13 +106,13 @@ class _ExtraBinder:
             part.extra.token_ids == tuple(sorted(tokens))
             and part.layer.name.endswith(name)
             and (bool(name) or part.extra.slice_index == self._layout.embedding)
-            for part in self.extras.values()
+            for part in self.auxiliary.values()
             if part.extra.kind is ExtraKind.TOKEN_ROWS
         )
 
     def _check_has(self, index: int, kind: ExtraKind, missing: str) -> None:
         layer = self._layout.slices[index]
-        if (index, kind) not in self.extras:
+        if (index, kind) not in self.auxiliary:
             raise AdapterRejected(
                 "config_contradiction",
                 f"the configuration announces {missing}, which is not there",
@@ -264,14 +264,14 @@ class _ExtraBinder:
     def _add(self, part: BoundExtra) -> None:
         index, kind = part.extra.slice_index, part.extra.kind
         changes = {ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS}
-        held = {other for slice_index, other in self.extras if slice_index == index}
+        held = {other for slice_index, other in self.auxiliary if slice_index == index}
         if kind in held or (kind in changes and (held & changes or index in self._slices)):
             raise AdapterRejected(
                 "config_contradiction",
                 f"{part.tensor.name} changes {part.layer.name}, which other tensors change",
                 pointer=part.tensor.name,
             )
-        self.extras[index, kind] = part
+        self.auxiliary[index, kind] = part
 
 
 def _vector(
