@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loraplex.kernels.int4_quantized import int4_linear_reference
 
 from loraplex.kernels.int4_linear import Int4Linear
+from loraplex.kernels.int4_quantized import int4_linear_reference
 
 BF16 = 2**-8
 """The rounding of a product and, over many, that of the activations."""
