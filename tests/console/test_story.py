@@ -117,7 +117,7 @@ def test_an_uploaded_adapter_becomes_ready_before_ones_eyes(key: str, visitor: V
     visitor.go("Adapters")
     visitor.page.get_by_role("button", name="Upload").click()
     upload(visitor, Style.SQL, aliases="prod")
-    expect(visitor.page.get_by_text("ready").first).to_be_visible(timeout=30_000)
+    expect(visitor.page.get_by_text("ready", exact=True).first).to_be_visible(timeout=30_000)
 
 
 def test_the_playground_answers_with_the_adapter(key: str, visitor: Visitor) -> None:

@@ -47,7 +47,7 @@ export function ReadinessPanel({ query, title }: {
 function Verdict({ readiness }: { readiness: Readiness }): ReactNode {
   if (readiness.is_ready) return <Badge tone="good">ready</Badge>;
   if (readiness.is_servable) return <Badge tone="accent">after loading</Badge>;
-  return <Badge tone="bad">not ready</Badge>;
+  return <Badge tone="bad">unavailable</Badge>;
 }
 
 function factsOf({ reason, tier, wishes, load, retry_after_seconds }: Readiness): [string, ReactNode][] {
