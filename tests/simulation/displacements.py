@@ -35,8 +35,8 @@ class DisplacementChecks:
         self._planner = manager._planner
         self._evict = self._planner._evict
         self._evict_victims = self._planner._evict_victims
-        vars(self._planner)["_displace"] = self._note_displaced
-        vars(self._planner)["_displace_victims"] = self._note_victims
+        vars(self._planner)["_evict"] = self._note_displaced
+        vars(self._planner)["_evict_victims"] = self._note_victims
 
     def _note_displaced(
         self, records: list[Record[FakeBlock]], reason: Departure
