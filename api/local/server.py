@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -45,21 +45,21 @@ def running_server(options: Sequence[str], *, port: int | None, log: Path) -> It
     """
     chosen = port or free_port()
     command = [sys.executable, "-m", "loraplex", "serve", "--host", HOST, "--port", str(chosen)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Its own group: ^C reaches us alone, and we end the server and what it started.
-            start_new_session=True,
-        )
-    server = LocalServer(url=f"http://{HOST}:{chosen}", process=process)
-    try:
+    with ExitStack() as cleanup:
+        # A signal between the fork and `_stop` being registered would leave the server running.
+        with log.open("wb") as output, signals_deferred():
+            process = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Its own group: ^C reaches us alone, and we end the server and what it started.
+                start_new_session=True,
+            )
+            cleanup.callback(_stop, process)
+        server = LocalServer(url=f"http://{HOST}:{chosen}", process=process)
         _wait_until_ready(server, log)
         yield server
-    finally:
-        _stop(process)
 
 
 def leave_on_sigterm() -> None:
@@ -69,6 +69,23 @@ def leave_on_sigterm() -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM only when the block ends. Main thread only."""
+    received: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
 
 
 def free_port() -> int:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loraplex.api.local.server import HOST, LocalServerFailed, free_port, running_server
+from loraplex.api.local.server import (
+    HOST,
+    LocalServerFailed,
+    free_port,
+    leave_on_sigterm,
+    running_server,
+)
 
 
 def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
@@ -22,6 +31,31 @@ def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
         running_server(options, port=None, log=tmp_path / "serve.log"),
     ):
         pytest.fail("it is not ready")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_server_is_spawned_stops_the_server(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, spawned = subprocess.Popen, []
+
+    def spawn(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        spawned.append(popen(*arguments, **options))
+        signal.raise_signal(number)
+        return spawned[0]
+
+    monkeypatch.setattr(subprocess, "Popen", spawn)
+    handler = signal.getsignal(signal.SIGTERM)
+    leave_on_sigterm()
+    try:
+        with (
+            pytest.raises((SystemExit, KeyboardInterrupt)),
+            running_server([], port=None, log=tmp_path / "serve.log"),
+        ):
+            pytest.fail("the signal is lost")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert spawned[0].returncode is not None
 
 
 def test_a_free_port_can_be_listened_on() -> None:
