@@ -52,8 +52,8 @@ By proposer (`ngram`, `draft`, `early_exit`, `medusa`, `medusa_tree`); of the en
 same holds as above. Of adapters only their number is told: one version's figures are in
 `loraplex adapters why`.
 """
-_GUESSES = """
-How many tokens a step with guesses gives, and what part of the guesses is right:
+_DRAFTS = """
+Tokens per step with draft tokens, and the acceptance rate:
 
 ```
 1 + rate(loraplex_speculation_accepted_tokens_total[5m])
@@ -125,7 +125,7 @@ def _sections() -> Iterator[_Section]:
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     collectors: tuple[tuple[str, str, Collector, str], ...] = (
         ("Engine", _OF_THE_ENGINE, EngineCollector(_idle_engine), _BATCHES),
-        ("Speculation", _OF_SPECULATION, SpeculationCollector(_idle_engine), _GUESSES),
+        ("Speculation", _OF_SPECULATION, SpeculationCollector(_idle_engine), _DRAFTS),
         (
             "Adapters in their tiers",
             _OF_TIERS,

@@ -56,8 +56,8 @@ class PackedLinear(Linear):
     CPU only. In bf16 on a CPU with AMX, 1.0 to 1.6 times as fast as DenseLinear up to 64 rows. In
     fp32 on an AMD EPYC, where DenseLinear is MKL's matmul, 1.3 to 6 times, most from 2 to 16 rows:
     five rows cost a tenth to a third more than one, MKL's twice as much and more, which would eat
-    what verifying guesses saves. With 512 inputs, rows computed together equal those computed alone
-    to the bit.
+    what verifying draft tokens saves. With 512 inputs, rows computed together equal those computed
+    alone to the bit.
     """
 
     weight: Tensor

@@ -120,7 +120,7 @@ class LoraBatchBuilder:
         """The batch of these runs, in the order of their tokens; None if all run the base model.
 
         The first `num_decodes` tokens are those of decoding sequences and end where a run ends; so
-        do the next `num_verified`, of sequences that verify guesses: in a window they are served as
+        do the next `num_verified`, of sequences that verify draft tokens: a window serves them as
         decodes as long as that is faster.
         """
         if all(run.row == BASE_ROW for run in runs):

@@ -210,7 +210,7 @@ class AttendVariant:
     form: str
     """What pages hold."""
     rows: int
-    """New tokens per sequence: of decoding, of verifying guesses, of a prompt's chunk."""
+    """New tokens per sequence: of decoding, of verifying draft tokens, of a prompt's chunk."""
     dim: int = 128
     extras: Literal["window", "tree"] | None = None
     """What a layer or a step adds; a window comes with all else that a layer may have."""

@@ -17,7 +17,7 @@ class RequestTiming:
 
     sent: float
     chunks: tuple[float, ...]
-    """Arrival of every piece of text: one token, or those of a step that guessed well."""
+    """Arrival of every piece of text: one token, or those of a step with accepted draft tokens."""
     output_tokens: int
     """By the server's count."""
 

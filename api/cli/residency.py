@@ -75,7 +75,7 @@ def why(version: Version, as_json: AsJson = False) -> None:
 
 
 def details(standing: dict[str, Any], history: list[dict[str, Any]]) -> Iterator[str]:
-    """The lines behind the summary: how it came here, and how well its tokens are guessed."""
+    """The details after the summary: load steps and acceptance rates."""
     for entry in history:
         reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
         yield f"{entry['at']}  {entry['state']}{reason}"

@@ -218,7 +218,7 @@ class SequenceOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions(EngineOptions):
-    """Who guesses tokens ahead."""
+    """Speculative decoding method."""
 
     speculation: Annotated[
         list[str],

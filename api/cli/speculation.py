@@ -60,4 +60,7 @@ def describe_speculation(info: EngineInfo) -> str:
     if not info.proposers:
         return "No speculation: one token a step"
     names = ", ".join(info.proposers)
-    return f"Speculation: {names}; up to {info.max_draft_tokens} guesses a step, {info.acceptance}"
+    return (
+        f"Speculation: {names}; up to {info.max_draft_tokens} draft tokens per step, "
+        f"{info.acceptance}"
+    )

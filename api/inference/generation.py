@@ -55,12 +55,12 @@ class TokenCounts:
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_draft_tokens: int = 0
-    """Guessed for the answer."""
+    """Proposed for the answer."""
     num_accepted_tokens: int = 0
-    """Guesses that stand in the answer."""
+    """Accepted draft tokens of the answer."""
 
     def add_output(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """The tokens of one step that belong to the answer; the last of them is no guess."""
+        """The tokens of one step that belong to the answer; the last of them is no draft token."""
         self.num_completion_tokens += num_tokens
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_tokens - 1

@@ -258,7 +258,7 @@ class Execution(Generic[OutputT]):
         try:
             self._runner.keep(request, path)
         except Exception:
-            logger.exception("request %s does without its guesses", request.request_id)
+            logger.exception("request %s continues without its draft tokens", request.request_id)
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""How well a proposer has drafted lately."""
+"""Estimated acceptance of each position of a draft, from recent drafts."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
 
 MEMORY = 0.97
-"""What each further step with drafts leaves of the weight of a step: half in 23."""
+"""The weight of an observation falls by this factor per step with drafts: by half in 23."""
 PRIOR_WEIGHT = 4.0
-"""The drafts that what is believed beforehand of a first token counts for, forgotten as others."""
+"""Weight of the prior of the first position, in drafts."""
 FALL_WEIGHT = 2.0
-"""The drafts that what follows for a place from those before it counts for."""
+"""Weight of the estimate that a position inherits from those before it, in drafts."""
 LEAST_WEIGHT = 1e-3
-"""Of a belief: it decides where nothing was seen."""
-FIRST_GUESS = 0.6
-"""How likely a token is right, given the one before it, while nothing at all is known."""
+"""Least weight of a prior: it decides where there are no observations."""
+FIRST_RATE = 0.6
+"""Acceptance of a token, given that the one before it is accepted, without any observations."""
 
 
 class AcceptanceRates:
-    """For each place in a draft, how likely its token is accepted.
+    """For each position of a draft, the probability that its token is accepted.
 
-    The places are in the proposer's order and each stands for itself, not under the condition that
-    another was right: so chains and trees are alike, and the sum over the first k is the expected
-    number of tokens that a draft of k wins. Places that were not tried for long are estimated to
-    fall off as the places before them do.
+    Positions are in the proposer's order. The probabilities are not conditional on other positions,
+    so chains and trees are treated alike, and the sum over the first k is the expected number of
+    accepted tokens of a draft of k. A position without recent observations is extrapolated from
+    those before it.
     """
 
     def __init__(self, max_tokens: int, prior: AcceptanceRates | None = None) -> None:
-        """`prior`: what it is believed to be like until it shows; None: moderate."""
+        """`prior`: the estimates before there are observations; None: FIRST_RATE."""
         self._prior = prior
         self._prior_weight = PRIOR_WEIGHT
         self._num_tried = [0.0] * max_tokens
@@ -36,13 +36,13 @@ class AcceptanceRates:
 
     @property
     def probabilities(self) -> Sequence[float]:
-        """For each place: between 0 and 1."""
+        """By position, each between 0 and 1."""
         if self._probabilities is None:
             self._probabilities = self._estimate()
         return self._probabilities
 
     def forget(self, memory: float = MEMORY) -> None:
-        """Let what was seen so far count for less."""
+        """Reduce the weight of past observations."""
         self._num_tried = [memory * value for value in self._num_tried]
         self._num_accepted = [memory * value for value in self._num_accepted]
         self._prior_weight *= memory
@@ -57,7 +57,7 @@ class AcceptanceRates:
         self._probabilities = None
 
     def _estimate(self) -> list[float]:
-        usual = _falls(self._prior.probabilities) if self._prior else repeat(FIRST_GUESS)
+        usual = _falls(self._prior.probabilities) if self._prior else repeat(FIRST_RATE)
         estimates: list[float] = []
         before, fall, weight = 1.0, 0.0, max(self._prior_weight, LEAST_WEIGHT)
         for tried, accepted, usual_fall in zip(

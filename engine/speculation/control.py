@@ -1,13 +1,12 @@
-"""How many tokens to propose, and by whom: follows what is accepted and what a step costs.
+"""Speculation control: chooses proposer and number of draft tokens for each request of a step.
 
-Per adapter version and proposer the control knows how likely each token of a draft is accepted
-(`acceptance`), per proposer what drafting takes (`proposal_costs`) and what steps with its draft
-tokens take beyond their prediction (`overruns`), and of the steps what another row costs
-(`step_costs`). From these it chooses so that the step's rate is the highest (`filling`): many draft
-tokens where a step is bound by memory and another row is nearly free, few or none in a full batch.
-Some steps propose less, to compare (`contrasts`). Where it proposes nothing, a small draft now and
-then tells whether that is still right (`probes`). Torch-free, without a clock, and the same
-whenever it is told the same.
+It estimates, per adapter version and proposer, the probability that each draft token is accepted
+(`acceptance`); per proposer, the time of drafting (`proposal_costs`) and the time of its steps
+beyond their prediction (`step_residuals`); and the time of another row in a step (`step_costs`).
+From these it maximizes the step's token rate (`draft_plan`): many draft tokens while a step is
+bound by memory bandwidth, few or none in a full batch. Some steps propose fewer, for comparison
+(`baseline_steps`). A request without draft tokens is probed now and then (`probes`).
+Torch-free and deterministic: it has no clock, and equal observations give equal choices.
 """
 
 from __future__ import annotations
@@ -23,54 +22,53 @@ from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..scheduling.step_costs import StepCosts, StepShape
 from . import probes
-from .contrasts import Contrasts
-from .filling import Effort, Offer, fill
-from .overruns import Overruns
+from .baseline_steps import BaselineSteps
+from .draft_plan import DraftOption, StepEstimate, plan_drafts
 from .probes import ProbeBudget
 from .proposal_costs import ProposalCosts
+from .step_residuals import StepResiduals
 from .track import Track
 
 MAX_ADAPTERS = 2048
-"""Of which acceptance is remembered; who has not decoded for longest is forgotten."""
+"""Adapters with estimates; beyond this number the least recently used is forgotten."""
 MAX_STATS = 200
-"""In a snapshot."""
+"""Entries of a snapshot."""
 LEAST_COST = 0.01
-"""A draft token costs at least this part of what a token costs plainly: below it, what was
-measured is noise, and what is right less often is not worth asking for."""
+"""Least cost of a draft token, as a share of a plain token's: smaller measurements are noise."""
 FIRST_TOKENS = 4
-"""Drafted in a step while no more were ever drafted in one; then at most twice the most so far, for
-what more of them cost is not known yet."""
+"""Most draft tokens of the first step with any. Later steps have at most twice the most so far,
+because the cost of more is not known yet."""
 LONGEST_REST = 8
-"""Steps. What speaks for drafting grows with a sequence or a cost, so not faster than that; and
-deciding costs a small model's step a hundredth."""
+"""Most steps for which a decision against drafting is kept: deciding takes a hundredth of a small
+model's step."""
 
 
 class Choice(NamedTuple):
-    """What one request is to be drafted."""
+    """The proposer and the number of draft tokens of one request."""
 
     proposer: str
     num_tokens: int
 
 
 class _Group(NamedTuple):
-    """Requests of a step that are alike to the control."""
+    """Requests of a step with the same adapter version and the same parameters."""
 
     requests: list[Request]
     tracks: Mapping[str, Track]
-    """Of the proposers that may propose for them."""
+    """By proposer that may draft for them."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """The next step, while it is decided what to propose in it."""
+    """The next step while its draft tokens are chosen."""
 
-    expected: Effort
+    expected: StepEstimate
     num_sequences: int
     num_free_tokens: int
     verify_seconds: float
-    """What a draft token's verification costs."""
+    """Of verifying one draft token."""
     token_seconds: dict[str, float] = field(default_factory=dict)
-    """What each proposer's token costs, its draft token and its verification."""
+    """Of drafting and verifying one token, by proposer."""
     choices: dict[Request, Choice] = field(default_factory=dict)
 
     def choose(self, request: Request, proposer: str, num_tokens: int) -> None:
@@ -79,25 +77,27 @@ class _Step:
             self.choices[request] = Choice(proposer, num_tokens)
             self.num_free_tokens -= num_tokens
 
-    def share_places(self, name: str, costs: ProposalCosts, num_requests: int) -> None:
-        """Let so many requests have the proposer's next places in common."""
-        shared = costs.place_seconds / num_requests
+    def share_positions(self, name: str, costs: ProposalCosts, num_requests: int) -> None:
+        """Divide the proposer's time per draft position among `num_requests`."""
+        shared = costs.position_seconds / num_requests
         self.token_seconds[name] = self.verify_seconds + costs.token_seconds + shared
 
 
 @dataclass(slots=True)
 class _Running:
-    """A step that was decided on, as what comes of it becomes known."""
+    """The step that runs."""
 
     seconds: float = 0.0
-    """Predicted; 0: nobody knows."""
+    """Predicted time; 0 if unknown."""
     proposers: list[str] = field(default_factory=list)
-    """Who proposes in it."""
+    """Those that were called."""
 
 
 class Control:
+    """Chooses the draft tokens of each step and learns from the results."""
+
     def __init__(self, proposers: Sequence[str], *, max_tokens: int, costs: StepCosts) -> None:
-        """`proposers`: their names, the preferred one first. `costs`: somebody else feeds them."""
+        """`proposers`: names, the preferred one first. `costs`: updated by the scheduler."""
         self._proposers = tuple(proposers)
         self._max_tokens = max_tokens
         self._costs = costs
@@ -105,25 +105,25 @@ class Control:
         self._overall = {name: Track(max_tokens) for name in proposers}
         self._adapters: OrderedDict[AdapterKey | None, dict[str, Track]] = OrderedDict()
         self._probe_budget = ProbeBudget()
-        self._overruns = Overruns(proposers)
+        self._residuals = StepResiduals(proposers)
         self._running = _Running()
         self._step = 0
-        self._contrasts = Contrasts()
+        self._baseline_steps = BaselineSteps()
         self._most_tokens = FIRST_TOKENS // 2
         self._last_decision = 0
-        """The step of the last one that was decided on."""
+        """The last step for which drafts were planned anew."""
         self._num_idle = 0
-        """Decisions to propose nothing, since the last to propose something."""
+        """Plans without draft tokens since the last with some."""
         self._rest = range(0)
-        """Steps for which it was decided that nothing is drafted, for just these requests:"""
+        """The steps in which the requests of `_resting` get no draft tokens."""
         self._resting: list[Request] = []
 
-    # --- what to propose --------------------------------------------------------------------------
+    # --- choosing ------------------------------------------------------------------------------
 
     def choose(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
-        """For each request that is worth it what to propose, the worthiest first.
+        """Choose draft tokens for the requests for which they pay, the most useful first.
 
-        Until it is known what steps cost, only what requests ask for.
+        Until the cost of steps is known, only for requests that ask for draft tokens.
         """
         self._step += 1
         self._running = _Running()
@@ -142,19 +142,18 @@ class Control:
             if asked is None or asked.num_tokens is None:
                 groups.append(group)
             else:
-                self._obey(asked.num_tokens, group, step)
+                self._plan_requested(asked.num_tokens, group, step)
         if step.expected.seconds > 0:
-            self._fill(groups, step)
+            self._plan(groups, step)
             self._probe(groups, step)
             self._rest = self._plan_rest(groups, step)
             self._resting = list(decodes)
         return step.choices
 
     def _plan_rest(self, groups: Iterable[_Group], step: _Step) -> range:
-        """The next steps for which it need not be asked again whether drafting pays.
+        """The next steps in which no drafts are planned: more, the longer nothing was drafted.
 
-        The longer nothing was drafted, the more of them; a probe that is due now and was too dear
-        waits for their end too.
+        A probe that is due but was too expensive waits for their end too.
         """
         tracks = [track for group in groups for track in group.tracks.values()]
         if step.choices or any(track.planned for track in tracks):
@@ -166,21 +165,23 @@ class Control:
         return range(self._step + 1, min([*later, self._step + min(self._num_idle, LONGEST_REST)]))
 
     def _expect(self, decodes: Collection[Request], num_free_tokens: int) -> _Step:
-        """The step without draft tokens."""
+        """Predict the step without draft tokens."""
         context = sum([request.num_computed_tokens for request in decodes])
         seconds = self._costs.predict(StepShape(0, len(decodes), context))
         least = LEAST_COST * seconds / max(len(decodes), 1)
         verify = max(self._costs.draft_token_seconds(), least)
-        # A draft token that keeps a step from being replayed would cost several steps.
+        # A draft token too many for the graphs would make the step several times as long.
         num_free = self._costs.num_graph_rows_left(len(decodes), max(num_free_tokens, 0))
-        step = _Step(Effort(len(decodes), seconds), len(decodes), num_free, verify)
+        step = _Step(StepEstimate(len(decodes), seconds), len(decodes), num_free, verify)
         for name, costs in self._proposal_costs.items():
-            step.share_places(name, costs, max(len(decodes), 1))
+            step.share_positions(name, costs, max(len(decodes), 1))
         return step
 
     def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
-        """Requests of one adapter that ask for the same; without those that ask for nothing, or for
-        what is not."""
+        """Group requests by adapter version and speculation parameters.
+
+        Leaves out requests that switch speculation off or name an unknown proposer.
+        """
         alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
         alike = defaultdict(list)
         for request in decodes:
@@ -198,21 +199,21 @@ class Control:
                 groups.append((asked, _Group(requests, tracks)))
         return groups
 
-    def _obey(self, num_tokens: int, group: _Group, step: _Step) -> None:
-        """Guess what was asked for."""
+    def _plan_requested(self, num_tokens: int, group: _Group, step: _Step) -> None:
+        """Give each request the draft tokens that its parameters ask for."""
         num_tokens = min(num_tokens, self._max_tokens)
         name = self._best(group, step)
         for request in group.requests:
             step.choose(request, name, num_tokens)
         group.tracks[name].planned = num_tokens
-        offer, number = self._offer(name, group, step), len(group.requests)
+        option, number = self._option(name, group, step), len(group.requests)
         step.expected = step.expected.plus(
-            number * sum(offer.gains[:num_tokens]),
-            number * (offer.request_seconds + num_tokens * offer.token_seconds),
+            number * sum(option.gains[:num_tokens]),
+            number * (option.request_seconds + num_tokens * option.token_seconds),
         )
 
     def _best(self, group: _Group, step: _Step) -> str:
-        """Who lets the step have the best rate if it proposes for just these; the first if none."""
+        """The proposer with the best step rate for this group alone; the first if unknown."""
         names = list(group.tracks)
         if len(names) == 1 or not step.expected.seconds:
             return names[0]
@@ -221,55 +222,55 @@ class Control:
     def _rate(self, name: str, group: _Group, step: _Step) -> float:
         if not self._may_pay(group.tracks[name], step.token_seconds[name], step):
             return step.expected.rate
-        return self._offer(name, group, step).best_rate(step.expected, self._call_seconds(name))
+        return self._option(name, group, step).best_rate(step.expected, self._call_seconds(name))
 
     def _call_seconds(self, name: str) -> float:
-        """What asking a proposer at all adds to a step."""
-        return self._proposal_costs[name].call_seconds + self._overruns.of(name)
+        """The fixed cost of calling a proposer in a step."""
+        return self._proposal_costs[name].call_seconds + self._residuals.of(name)
 
-    def _offer(self, name: str, group: _Group, step: _Step) -> Offer:
+    def _option(self, name: str, group: _Group, step: _Step) -> DraftOption:
         track = group.tracks[name]
-        return Offer(
+        return DraftOption(
             proposer=name,
             num_requests=len(group.requests),
             gains=track.gains(self._max_tokens),
-            token_seconds=track.supply.share * step.token_seconds[name],
+            token_seconds=track.hit_rate.value * step.token_seconds[name],
             request_seconds=self._proposal_costs[name].request_seconds,
         )
 
     def _may_pay(self, track: Track, token_seconds: float, step: _Step) -> bool:
-        """Whether any of its tokens is worth the time, if asking costs nothing; quick to say."""
+        """Quick check: whether some draft token pays if the call itself is free."""
         return max(track.acceptance.probabilities) > step.expected.rate * token_seconds
 
-    def _fill(self, groups: Sequence[_Group], step: _Step) -> None:
-        """Guess what lets the step have the best rate."""
-        offering = self._offering(groups, step)
-        if not offering:
+    def _plan(self, groups: Sequence[_Group], step: _Step) -> None:
+        """Choose the draft tokens that maximize the step's rate."""
+        candidates = self._candidates(groups, step)
+        if not candidates:
             return
-        offers = [self._offer(name, group, step) for name, group in offering]
-        filling = fill(
-            offers,
+        options = [self._option(name, group, step) for name, group in candidates]
+        plan = plan_drafts(
+            options,
             plain=step.expected,
             num_free_tokens=min(step.num_free_tokens, 2 * self._most_tokens),
             call_seconds={name: self._call_seconds(name) for name in self._proposers},
         )
-        num_tokens = sum(map(sum, filling.num_draft_tokens))
+        num_tokens = sum(map(sum, plan.num_draft_tokens))
         if not num_tokens:
             return
-        step.expected = filling.step
-        part = self._contrasts.part(step.num_sequences)
-        self._most_tokens = max(self._most_tokens, int(part * num_tokens))
-        filled = zip(offers, offering, filling.num_draft_tokens, strict=True)
-        for offer, (_, group), num_draft_tokens in sorted(filled, key=lambda it: -it[0].gains[0]):
-            group.tracks[offer.proposer].planned = max(num_draft_tokens)
+        step.expected = plan.step
+        fraction = self._baseline_steps.fraction(step.num_sequences)
+        self._most_tokens = max(self._most_tokens, int(fraction * num_tokens))
+        planned = zip(options, candidates, plan.num_draft_tokens, strict=True)
+        for option, (_, group), num_draft_tokens in sorted(planned, key=lambda it: -it[0].gains[0]):
+            group.tracks[option.proposer].planned = max(num_draft_tokens)
             for request, number in zip(group.requests, num_draft_tokens, strict=True):
-                step.choose(request, offer.proposer, int(part * number))
+                step.choose(request, option.proposer, int(fraction * number))
 
-    def _offering(self, groups: Sequence[_Group], step: _Step) -> list[tuple[str, _Group]]:
-        """The groups for which drafting may pay, each behind the proposer that is best for it.
+    def _candidates(self, groups: Sequence[_Group], step: _Step) -> list[tuple[str, _Group]]:
+        """The groups for which drafting may pay, each with its best proposer.
 
-        At first as if whoever proposes did so for all of the step; then with what a place costs the
-        fewer that are left.
+        The cost per draft position is first divided among all requests of the step, then among
+        those that remain.
         """
         noise = LEAST_COST * step.expected.seconds
         num_sharing = dict.fromkeys(self._proposers, step.num_sequences)
@@ -284,16 +285,16 @@ class Control:
             for name, group in paying:
                 asked[name] += len(group.requests)
             fewer = {name: asked[name] for name in asked if asked[name] < num_sharing[name]}
-            if not any(self._proposal_costs[name].place_seconds > noise for name in fewer):
+            if not any(self._proposal_costs[name].position_seconds > noise for name in fewer):
                 return paying
             num_sharing |= fewer
             for name, number in fewer.items():
-                step.share_places(name, self._proposal_costs[name], number)
+                step.share_positions(name, self._proposal_costs[name], number)
 
     # --- probes -----------------------------------------------------------------------------------
 
     def _probe(self, groups: Iterable[_Group], step: _Step) -> None:
-        """Ask those who were not asked for long, as far as the time for that reaches."""
+        """Probe groups that have not been drafted for recently, within the probe budget."""
         self._probe_budget.earn(step.expected.seconds, self._step - self._last_decision)
         for group in groups:
             for name, track in group.tracks.items():
@@ -304,7 +305,7 @@ class Control:
         request = group.requests[self._step % len(group.requests)]
         left = request.submitted.sampling.max_tokens - request.num_generated_tokens
         if left < 2 or step.token_seconds[name] * step.expected.rate >= 1:
-            return  # not even a token that is surely right would pay
+            return  # even a certain token would not pay
         replaced = step.choices.get(request)
         num_tokens = min(probes.NUM_TOKENS, self._max_tokens)
         num_free = step.num_free_tokens + (replaced.num_tokens if replaced else 0)
@@ -318,18 +319,18 @@ class Control:
             group.tracks[name].probe_times.begin(self._step)
 
     def _probe_seconds(self, name: str, num_tokens: int, step: _Step) -> float:
-        seconds = self._proposal_costs[name].predict([num_tokens]) + self._overruns.of(name)
+        seconds = self._proposal_costs[name].predict([num_tokens]) + self._residuals.of(name)
         return seconds + num_tokens * step.verify_seconds
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- learning -------------------------------------------------------------------------------
 
     def observe_proposals(
         self, proposer: str, drafts: Sequence[tuple[Request, int]], seconds: float
     ) -> None:
-        """The proposer was asked once for these requests; `drafts`: what each got, in tokens."""
+        """A proposer was called for these requests; `drafts`: the draft length of each."""
         for request, length in drafts:
             for track in self._tracks_of(request, proposer):
-                track.observe_wish(self._step, has_draft=length > 0)
+                track.observe_request(self._step, has_draft=length > 0)
         costs, lengths = self._proposal_costs[proposer], [length for _, length in drafts]
         verify_seconds = sum(lengths) * self._costs.draft_token_seconds()
         self._running.seconds += costs.predict(lengths) + verify_seconds
@@ -339,29 +340,29 @@ class Control:
     def observe(
         self, request: Request, proposer: str, num_tokens: int, accepted: Collection[int]
     ) -> None:
-        """The request's draft of `num_tokens` was verified; `accepted`: its tokens' places, in the
-        proposer's order, that were right."""
+        """The request's draft was verified; `accepted`: positions of accepted tokens, in the
+        proposer's order."""
         for track in self._tracks_of(request, proposer):
             track.observe(self._step, num_tokens, accepted)
 
     def observe_step(self, seconds: float) -> None:
-        """The step took so long, deciding and drafting included; one that computed prompts or had
-        to be repeated is not told of."""
+        """The step took `seconds`, with planning and drafting. Not called for steps with prefill
+        and for repeated steps."""
         if self._running.seconds > 0 and self._costs.knows_draft_tokens:
-            self._overruns.observe(self._running.proposers, self._running.seconds, seconds)
+            self._residuals.observe(self._running.proposers, self._running.seconds, seconds)
 
     def snapshot(self) -> list[SpeculationStats]:
-        """Adapters lately used first, at most MAX_STATS entries."""
+        """Most recently used adapters first, at most MAX_STATS entries."""
         recent = islice(reversed(self._adapters), MAX_STATS // max(len(self._proposers), 1))
         return [stats for key in recent for stats in self.explain(key)]
 
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """What is known of the proposers under one adapter version; None: the base."""
+        """The proposers' estimates for one adapter version; None: the base."""
         tracks = self._adapters.get(key, {})
         return [track.stats(key, name) for name, track in tracks.items()]
 
     def totals(self) -> list[ProposerTotals]:
-        """Of all adapters since the start."""
+        """Sums over all adapters since the start."""
         return [
             ProposerTotals(
                 proposer=name,
@@ -374,11 +375,11 @@ class Control:
         ]
 
     def _tracks_of(self, request: Request, proposer: str) -> tuple[Track, Track]:
-        """Of the request's adapter, and of all."""
+        """The tracks of the request's adapter and of all adapters."""
         return self._use(request.line)[proposer], self._overall[proposer]
 
     def _use(self, key: AdapterKey | None) -> dict[str, Track]:
-        """What is known under an adapter, which is in use."""
+        """The tracks of an adapter, which becomes the most recently used."""
         tracks = self._adapters.get(key)
         if tracks is None:
             tracks = {

@@ -181,7 +181,7 @@ class DraftModelProposer:
             pieces = [_Piece(entry, 1) for entry in self._draw(complete, logits)]
 
     def _draw(self, drafting: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
-        """Guess a token for each by its row of logits; return those that want another.
+        """Draft a token for each by its row of logits; return those that want another.
 
         One whose logits are not finite is given up: its cache holds what must not be used.
         """

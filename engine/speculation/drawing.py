@@ -28,7 +28,7 @@ class DraftDrawing(Protocol):
     """The strategy that suits an acceptor. With any other the output is right too, only slower."""
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
-        """Guess a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
+        """Draft a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
         under the request's own parameters: `row_behind` gives its row."""
         ...
 

@@ -1,4 +1,4 @@
-"""A proposer's time in a step, divided among those it proposes for."""
+"""Fair division of a proposer's budget in a step among its requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def fair_shares(needs: Iterable[int], budget: int) -> list[int]:
-    """Divide a budget: nobody gets more than needed, or less than another beyond its own need."""
+    """Max-min fair shares of `budget`: no share exceeds its need."""
     needs = list(needs)
     shares = [0] * len(needs)
     for place, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):

@@ -1,33 +1,33 @@
-"""Small drafts for those who get none, to notice when drafting would pay again."""
+"""Probes: small drafts for requests that get none, to notice when drafting pays again."""
 
 from __future__ import annotations
 
 NUM_TOKENS = 2
-"""Of a probe: the second shows whether more would follow."""
+"""Draft tokens of a probe: the second shows whether longer drafts are useful."""
 SHORTEST = 4
 LONGEST = 256
-"""Steps from a probe to the next."""
+"""Shortest and longest interval between probes, in steps."""
 SHARE = 0.01
-"""Of the steps' time that may be spent on probes."""
+"""Share of the steps' time that probes may take."""
 MOST_STEPS = 2.0
-"""Of the engine's steps, how many's time may be saved up for probes."""
+"""The budget holds at most the time of this many steps."""
 
 
 class ProbeTimes:
-    """When one pair of adapter and proposer is probed: ever more seldom, until it shows success."""
+    """When an adapter and proposer are probed: the interval doubles until a probe succeeds."""
 
     def __init__(self) -> None:
         self.last_step = -1
-        """Of its last probe."""
+        """The step of the last probe."""
         self.next_step = 0
-        """Not before it is another one due."""
+        """The first step in which the next probe is due."""
         self._interval = SHORTEST
 
     def is_due(self, step: int) -> bool:
         return step >= self.next_step
 
     def begin(self, step: int) -> None:
-        """It fails unless `succeed` is heard of."""
+        """Start a probe. It counts as failed unless `succeed` is called."""
         self.last_step = step
         self.next_step = step + self._interval
         self._interval = min(2 * self._interval, LONGEST)
@@ -38,21 +38,21 @@ class ProbeTimes:
 
 
 class ProbeBudget:
-    """What all probes together may cost: a share of the time that steps take."""
+    """The time that all probes together may take: a share of the steps' time."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def earn(self, step_seconds: float, num_steps: int = 1) -> None:
-        """So many steps take so long each."""
+        """Add the share of `num_steps` steps of `step_seconds` each."""
         most = max(self._seconds, MOST_STEPS * step_seconds)
         self._seconds = min(self._seconds + SHARE * num_steps * step_seconds, most)
 
     def spend(self, seconds: float, step_seconds: float) -> bool:
-        """Whether a probe that costs so much is affordable; if so, it is paid for.
+        """Pay for a probe; False if the budget is too small.
 
-        One that would never be counts as what can be saved up at most: what it costs may be wrong,
-        and only a probe can tell. Their intervals keep those seldom.
+        A probe pays at most what the budget can hold: its estimated cost may be wrong, and only a
+        probe can show that. The intervals keep such probes rare.
         """
         price = min(seconds, MOST_STEPS * step_seconds)
         if price > self._seconds:

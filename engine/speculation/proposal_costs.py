@@ -1,4 +1,4 @@
-"""What one proposer's drafting costs, learned from its calls."""
+"""The time of one proposer's calls, learned from measurements."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from ..scheduling.least_squares import RelativeLeastSquares
 
 
 class ProposalCosts:
-    """seconds ≈ per call + per request + per draft token + per place of the longest draft.
+    """seconds ≈ per call + per request + per draft token + per position of the longest draft.
 
-    A place is what whoever proposes token by token pays for once, for however many requests: a pass
-    of the model that proposes. What calls for single requests do not tell apart is taken for a
-    call's and a place's, until company shows what each further request adds. Nothing observed
-    costs nothing.
+    A proposer that drafts token by token runs its model once per position, for all requests
+    together. Calls for single requests do not separate the four terms; their time is attributed to
+    the call and the positions until calls for several requests show the rest. Without observations
+    all costs are 0.
     """
 
     def __init__(self) -> None:
         self._model = RelativeLeastSquares(num_features=4)
         self.total_seconds = 0.0
-        """Of all calls."""
+        """Sum over all calls."""
         self.call_seconds = 0.0
         self.request_seconds = 0.0
-        """Whether a draft token comes of it or not."""
+        """Per request, also if its draft is empty."""
         self.token_seconds = 0.0
-        self.place_seconds = 0.0
+        self.position_seconds = 0.0
 
     def predict(self, lengths: Sequence[int]) -> float:
-        """The seconds of a call that gives each of its requests a draft of so many tokens."""
-        once = self.call_seconds + max(lengths) * self.place_seconds
+        """The time of a call whose requests get drafts of these lengths."""
+        once = self.call_seconds + max(lengths) * self.position_seconds
         return once + len(lengths) * self.request_seconds + sum(lengths) * self.token_seconds
 
     def observe(self, lengths: Sequence[int], seconds: float) -> None:
-        """A call with drafts of such `lengths` took so long.
+        """A call with drafts of these lengths took `seconds`.
 
-        The first call is passed over: it pays for what is allocated or compiled once.
+        The first call is ignored: it includes one-time allocation and compilation.
         """
         if self.total_seconds > 0 and seconds > 0:
             longest = max(lengths)
@@ -42,5 +42,5 @@ class ProposalCosts:
             self._model.observe((1.0, float(longest), *map(float, further)), seconds)
             first, place, self.request_seconds, self.token_seconds = self._model.coefficients
             self.call_seconds = max(0.0, first - self.request_seconds)
-            self.place_seconds = max(0.0, place - self.token_seconds)
+            self.position_seconds = max(0.0, place - self.token_seconds)
         self.total_seconds += seconds

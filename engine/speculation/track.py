@@ -1,4 +1,4 @@
-"""What is known of one proposer under one adapter version, or under the base model."""
+"""Statistics and estimates of one proposer for one adapter version, or for the base."""
 
 from __future__ import annotations
 
@@ -7,50 +7,52 @@ from collections.abc import Collection
 from ...adapters.identity import AdapterKey
 from ..messages import SpeculationStats
 from .acceptance import MEMORY, AcceptanceRates
+from .hit_rate import HitRate
 from .probes import ProbeTimes
-from .supply import Supply
 
 PROBE_MEMORY = 0.5
-"""What a probe leaves of the weight of the drafts before it: those are old."""
+"""Factor on the weight of older drafts when a probe is observed."""
 
 
 class Track:
+    """One proposer's acceptance, hit rate and probe times for one adapter version."""
+
     acceptance: AcceptanceRates
-    supply: Supply
+    hit_rate: HitRate
 
     def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
-        """`prior`: what it is believed to be like until it shows."""
+        """`prior`: the estimates before there are observations."""
         self.acceptance = AcceptanceRates(max_tokens, prior.acceptance if prior else None)
-        self.supply = Supply(prior.supply if prior else None)
+        self.hit_rate = HitRate(prior.hit_rate if prior else None)
         self.probe_times = ProbeTimes()
         self.planned = 0
-        """The most tokens that were to be drafted for a request when that was last decided."""
+        """Most draft tokens of one request in the last plan."""
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._longest = 1
-        """Tokens of a draft."""
-        self._last_wish = -1
+        """Length of the longest draft so far."""
+        self._last_request = -1
         self._last_draft = -1
 
     def gains(self, num_tokens: int) -> list[float]:
-        """For each token of a wish, how many tokens it is expected to yield.
+        """Expected accepted tokens of each of the first `num_tokens` draft tokens.
 
-        There are no more than twice as many as were ever verified here: what is new is believed to
-        be like the others, but not at once with long drafts.
+        At most twice as many as the longest draft so far: a new adapter starts with the estimates
+        of all others, but with short drafts.
         """
-        share, num_tokens = self.supply.share, min(num_tokens, 2 * self._longest)
+        share, num_tokens = self.hit_rate.value, min(num_tokens, 2 * self._longest)
         return [share * value for value in self.acceptance.probabilities[:num_tokens]]
 
-    def observe_wish(self, step: int, *, has_draft: bool) -> None:
-        """In this step a draft was wanted."""
-        if step != self._last_wish:
-            self._last_wish = step
-            self.supply.forget()
-        self.supply.observe(has_draft=has_draft)
+    def observe_request(self, step: int, *, has_draft: bool) -> None:
+        """A draft was requested in this step."""
+        if step != self._last_request:
+            self._last_request = step
+            self.hit_rate.forget()
+        self.hit_rate.observe(has_draft=has_draft)
 
     def observe(self, step: int, num_tokens: int, accepted: Collection[int]) -> None:
-        """In this step a draft was verified; `accepted`: its tokens that were right."""
+        """A draft was verified in this step; `accepted`: positions of its accepted tokens."""
         is_probe = step == self.probe_times.last_step
         if step != self._last_draft:
             self._last_draft = step

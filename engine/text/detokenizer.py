@@ -141,10 +141,10 @@ class _WindowDecoder:
         self._visible_token_ids = visible_token_ids
         self._window = self._prompt_context(prompt_token_ids)
         text = tokenizer.decode(self._window)
-        self._num_given = len(text.rstrip(_REPLACEMENT))
-        """Characters of the window's text that were given out already, or are the prompt's."""
-        self._num_settled = len(self._window)
-        """Tokens of the window up to where a character last ended."""
+        self._num_emitted = len(text.rstrip(_REPLACEMENT))
+        """Characters of the window's text that were emitted already or belong to the prompt."""
+        self._num_complete = len(self._window)
+        """Tokens of the window up to the last one that ended a character."""
         self._cut = 0 if text.endswith(_REPLACEMENT) else len(self._window)
         """An earlier such place: where the window is cut when it has grown."""
 
@@ -156,47 +156,47 @@ class _WindowDecoder:
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
         num_certain = self._num_certain(text)
-        new = text[self._num_given : num_certain]
-        self._num_given = max(self._num_given, num_certain)
+        new = text[self._num_emitted : num_certain]
+        self._num_emitted = max(self._num_emitted, num_certain)
         self._shrink_window(text)
         return new
 
     def flush(self) -> str:
         text = self._tokenizer.decode(self._window)
-        new = text[self._num_given :]
-        self._num_given = len(text)
+        new = text[self._num_emitted :]
+        self._num_emitted = len(text)
         return new
 
     def _restart(self) -> str:
         """What was held back; nothing that follows is decoded together with it."""
         held = self.flush()
-        self._window, self._num_given, self._num_settled, self._cut = [], 0, 0, 0
+        self._window, self._num_emitted, self._num_complete, self._cut = [], 0, 0, 0
         return held
 
     def _num_certain(self, text: str) -> int:
         """Characters of `text` that no further token can change."""
         if not text.endswith(_REPLACEMENT):
-            self._num_settled = len(self._window)
+            self._num_complete = len(self._window)
             return len(text)
-        if len(self._window) - self._num_settled < _MAX_CHARACTER_BYTES:
-            return self._num_given
+        if len(self._window) - self._num_complete < _MAX_CHARACTER_BYTES:
+            return self._num_emitted
         # Bytes that never become a character: only the last ones can still be the start of one.
         num_broken = len(text) - len(text.rstrip(_REPLACEMENT))
         return len(text) - min(num_broken, _MAX_CHARACTER_BYTES - 1)
 
     def _shrink_window(self, text: str) -> None:
-        is_settled = self._num_settled == len(self._window)
-        if is_settled and len(self._window) - self._cut >= _CONTEXT_TOKENS:
+        is_complete = self._num_complete == len(self._window)
+        if is_complete and len(self._window) - self._cut >= _CONTEXT_TOKENS:
             start = self._cut
         elif len(self._window) >= _MAX_WINDOW_TOKENS:
             start = len(self._window) - _CONTEXT_TOKENS
         else:
             return
-        num_held = len(text) - self._num_given
+        num_held = len(text) - self._num_emitted
         self._window = self._window[start:]
-        self._num_given = len(self._tokenizer.decode(self._window)) - num_held
-        self._num_settled = max(self._num_settled - start, 0)
-        self._cut = len(self._window) if is_settled else 0
+        self._num_emitted = len(self._tokenizer.decode(self._window)) - num_held
+        self._num_complete = max(self._num_complete - start, 0)
+        self._cut = len(self._window) if is_complete else 0
 
     def _prompt_context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """The prompt's end, begun where a character begins."""

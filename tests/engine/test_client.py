@@ -519,7 +519,7 @@ def test_a_start_that_fails_for_a_parameter_names_it(tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter) as refused:
             await client.start()
         assert refused.value.param == "speculation"
-        assert str(refused.value) == "speculation: nothing is guessed here: no one can"
+        assert str(refused.value) == "speculation: this engine has no proposer"
         await client.stop()
 
     asyncio.run(scenario())

@@ -101,7 +101,7 @@ class FakeCore:
         if (home / FAIL_FILE).exists():
             raise UnsupportedModel((home / FAIL_FILE).read_text())
         if config.speculation:
-            raise InvalidParameter("speculation", "nothing is guessed here: no one can")
+            raise InvalidParameter("speculation", "this engine has no proposer")
         if (home / EXIT_FILE).exists():
             os._exit(3)
         self._life = count_lives(home)

@@ -60,6 +60,6 @@ def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
 def test_the_start_tells_who_drafts() -> None:
     info = fake_info("base")
     assert describe_speculation(info) == "No speculation: one token a step"
-    guessing = replace(info, proposers=["ngram", "draft"], max_draft_tokens=6)
-    line = "Speculation: ngram, draft; up to 6 guesses a step, coupled"
-    assert describe_speculation(guessing) == line
+    speculating = replace(info, proposers=["ngram", "draft"], max_draft_tokens=6)
+    line = "Speculation: ngram, draft; up to 6 draft tokens per step, coupled"
+    assert describe_speculation(speculating) == line

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from loraplex.engine.speculation.acceptance import AcceptanceRates
-from loraplex.engine.speculation.supply import Supply
+from loraplex.engine.speculation.hit_rate import HitRate
 
 
 def observe_chains(
@@ -73,11 +73,11 @@ def test_probabilities_stay_between_0_and_1_for_ever() -> None:
             assert all(0.0 <= value <= 1.0 for value in acceptance.probabilities)
 
 
-def test_supply_is_the_share_of_wishes_that_came_true_lately() -> None:
-    supply = Supply()
-    assert supply.share == 1.0
+def test_the_hit_rate_is_the_recent_share_of_requests_that_got_a_draft() -> None:
+    hit_rate = HitRate()
+    assert hit_rate.value == 1.0
     for index in range(400):
-        supply.forget()
-        supply.observe(has_draft=index % 5 == 0)
-    assert supply.share == pytest.approx(0.2, abs=0.05)
-    assert Supply(supply).share == pytest.approx(supply.share)
+        hit_rate.forget()
+        hit_rate.observe(has_draft=index % 5 == 0)
+    assert hit_rate.value == pytest.approx(0.2, abs=0.05)
+    assert HitRate(hit_rate).value == pytest.approx(hit_rate.value)

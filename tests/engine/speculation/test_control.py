@@ -265,7 +265,7 @@ def test_where_even_right_drafts_would_not_pay_nothing_is_probed() -> None:
 
 
 def test_drafts_that_do_not_come_are_no_evidence_against_those_that_do() -> None:
-    device = Device(MEMORY_BOUND, {"p": Drafter({A: 0.9}, supply=0.1)}, requests(1, A))
+    device = Device(MEMORY_BOUND, {"p": Drafter({A: 0.9}, hit_rate=0.1)}, requests(1, A))
     device.run(400)
     (stats,) = device.control.explain(A)
     assert stats.acceptance > 0.75
@@ -273,7 +273,7 @@ def test_drafts_that_do_not_come_are_no_evidence_against_those_that_do() -> None
 
 
 def test_a_dear_proposer_that_has_nothing_to_say_is_not_asked() -> None:
-    drafter = Drafter({A: 0.9}, request=3e-3, supply=0.0)
+    drafter = Drafter({A: 0.9}, request=3e-3, hit_rate=0.0)
     device = Device(MEMORY_BOUND, {"p": drafter}, requests(1, A))
     device.run(100)
     assert device.run(300) >= 0.98 * device.plain_rate
@@ -412,7 +412,7 @@ def test_stats_count_what_was_verified() -> None:
 
 def test_says_the_same_when_told_the_same() -> None:
     def steps() -> list[list[tuple[str, str, int]]]:
-        drafters = {"p": Drafter({A: 0.7, B: 0.1}, supply=0.5), "q": Drafter({A: 0.5, B: 0.4})}
+        drafters = {"p": Drafter({A: 0.7, B: 0.1}, hit_rate=0.5), "q": Drafter({A: 0.5, B: 0.4})}
         device = Device(BETWEEN, drafters, requests(5, A, B))
         device.run(120)
         return [[(it.request_id, *choice) for it, choice in step.items()] for step in device.steps]
@@ -442,17 +442,17 @@ ASKED = st.sampled_from(
     costs=st.sampled_from([MEMORY_BOUND, COMPUTE_BOUND, BETWEEN, ROOFLINE]),
     rooms=st.lists(st.integers(-5, 60), min_size=30, max_size=30),
     rights=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    supply=st.floats(0, 1),
+    hit_rate=st.floats(0, 1),
 )
 def test_never_drafts_more_than_there_is_room_for(
     asked: list[tuple[object, SpeculationParams | None]],
     costs: Costs,
     rooms: list[int],
     rights: tuple[float, float],
-    supply: float,
+    hit_rate: float,
 ) -> None:
     drafters = {
-        name: Drafter(dict.fromkeys((None, A, B), right), supply=supply)
+        name: Drafter(dict.fromkeys((None, A, B), right), hit_rate=hit_rate)
         for name, right in zip("pq", rights, strict=True)
     }
     running = [make_request(i, *it) for i, it in enumerate(asked)]  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def company(num_calls: int) -> list[list[int]]:
 
 def test_learns_what_is_paid_per_call_request_token_and_place() -> None:
     costs = learned(*company(300), noise=0.05)
-    assert costs.place_seconds == pytest.approx(TRUE.place, rel=0.1)
+    assert costs.position_seconds == pytest.approx(TRUE.place, rel=0.1)
     assert costs.token_seconds == pytest.approx(TRUE.token, rel=0.3)
     assert costs.request_seconds == pytest.approx(TRUE.request, rel=0.4)
     assert costs.predict([4]) == pytest.approx(TRUE.seconds([4]), rel=0.05)
@@ -42,7 +42,7 @@ def test_knows_from_calls_for_many_what_one_alone_costs() -> None:
 def test_takes_what_single_requests_cost_for_what_many_would_share() -> None:
     costs = learned(*[[length] for length in (1, 2, 4, 8) * 4])
     assert costs.request_seconds == costs.token_seconds == 0.0
-    assert costs.place_seconds == pytest.approx(TRUE.place + TRUE.token, rel=0.01)
+    assert costs.position_seconds == pytest.approx(TRUE.place + TRUE.token, rel=0.01)
     assert costs.call_seconds == pytest.approx(TRUE.call + TRUE.request, rel=0.01)
 
 
@@ -50,14 +50,19 @@ def test_who_pays_by_the_token_has_places_for_nothing() -> None:
     drafter = Drafter({}, call=1e-3, token=0.5e-3)
     costs = learned(*company(200), noise=0.02, drafter=drafter)
     assert costs.token_seconds == pytest.approx(drafter.token, rel=0.05)
-    assert costs.place_seconds < 0.2 * drafter.token
+    assert costs.position_seconds < 0.2 * drafter.token
 
 
 def test_costs_are_never_negative() -> None:
     costs, rng = ProposalCosts(), random.Random(7)
     for lengths in company(300):
         costs.observe(lengths, rng.uniform(1e-4, 1.0))
-        parts = costs.call_seconds, costs.request_seconds, costs.token_seconds, costs.place_seconds
+        parts = (
+            costs.call_seconds,
+            costs.request_seconds,
+            costs.token_seconds,
+            costs.position_seconds,
+        )
         assert min(parts) >= 0.0
 
 

@@ -1,4 +1,4 @@
-"""What steps take beyond what was predicted, by who proposes in them."""
+"""The time of steps beyond their prediction, by proposer."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from collections.abc import Collection
 from math import sqrt
 
 MEMORY = 0.95
-"""What each further step leaves of the weight of one: half in 13."""
+"""The weight of an observation falls by this factor per step: by half in 13."""
 IDLE_MEMORY = 0.99
-"""What a step without draft tokens leaves of what is known of those with some: it grows old, and
-who does not pay because of it is tried again."""
+"""The same per step without draft tokens: an old residual fades, so its proposer is tried again."""
 PRIOR_WEIGHT = 5.0
-"""The steps that taking just as long as predicted counts for: a few say little."""
+"""Number of steps without residual that the estimate starts from."""
 CAUTION = 0.5
 """Standard errors."""
 MOST = 3.0
-"""Times what was predicted: a step that takes longer stalled, which says nothing about draft
-tokens."""
+"""Times the prediction. A longer step stalled for another reason and is cut to this."""
 
 
-class Overruns:
-    """Predictions leave things out: deciding what to propose, following what was accepted, rows
-    that cost more from some number on. What is left out is measured as a whole, for each proposer
-    against steps without draft tokens, where the same may be amiss."""
+class StepResiduals:
+    """Mean residual of each proposer's steps, against steps without draft tokens.
+
+    The cost model omits planning, bookkeeping of accepted tokens and steps in the cost per row. The
+    residual measures all of these together.
+    """
 
     def __init__(self, proposers: Collection[str]) -> None:
         self._plain = _Mean()
         self._drafting = {name: _Mean() for name in proposers}
 
     def of(self, proposer: str) -> float:
-        """Seconds more than predicted, 0 or more, of a step in which it proposes.
+        """Seconds, 0 or more, by which a step with this proposer exceeds its prediction.
 
-        It is their mean and half its standard error: where steps are too uneven to tell whether
-        drafting pays, it has to promise more.
+        This is the mean plus half its standard error: if steps vary too much to tell whether
+        drafting pays, the expected gain has to be larger.
         """
         mean = self._drafting[proposer]
         return max(0.0, mean.value + CAUTION * mean.error)
 
     def observe(self, proposers: Collection[str], predicted: float, seconds: float) -> None:
-        """A step in which these propose took so long; they bear equal parts."""
-        overrun = min(seconds, MOST * predicted) - predicted
+        """A step with these proposers took `seconds`; its residual is divided among them."""
+        residual = min(seconds, MOST * predicted) - predicted
         if not proposers:
-            self._plain.observe(overrun)
+            self._plain.observe(residual)
             for mean in self._drafting.values():
                 mean.forget(IDLE_MEMORY)
         for name in proposers:
-            self._drafting[name].observe((overrun - self._plain.value) / len(proposers))
+            self._drafting[name].observe((residual - self._plain.value) / len(proposers))
 
 
 class _Mean:
-    """Of what was seen lately."""
+    """Exponentially weighted mean."""
 
     def __init__(self) -> None:
         self._weight = 0.0
