@@ -67,14 +67,14 @@ class Stepper:
 
     def step(self, chunks: Sequence[Sequence[int]]) -> Tensor:
         """Append equally long chunks; fp32 logits `[num_sequences, chunk, vocab_size]`."""
-        spans = [
+        chunks = [
             SequenceChunk(chunk, self._done, [table])
             for chunk, table in zip(chunks, self._tables, strict=True)
         ]
         inputs = make_inputs(
-            spans, groups=self._cache.groups, block_size=BLOCK_SIZE, device=self._base.device
+            chunks, groups=self._cache.groups, block_size=BLOCK_SIZE, device=self._base.device
         )
-        self._done = spans[0].end
+        self._done = chunks[0].end
         rows = torch.arange(len(inputs.input_ids), device=self._base.device)
         forward = PagedForward(self._cache, inputs.attention)
         logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -167,19 +167,19 @@ class DecodeGraphs:
         return f"{num_captured} decode graphs captured in {seconds:.1f} s: {taken:.1f} MiB"
 
     def run(
-        self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int], rank: int
+        self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int], rank: int
     ) -> DecodeOutput | None:
-        """Compute spans of one token each, under the adapters of these table rows, none of them of
+        """Compute chunks of one token each, under the adapters of these table rows, none of them of
         a higher rank; None if no graph serves that, and nothing has been done."""
-        shape = self._shape(len(spans), rank)
+        shape = self._shape(len(chunks), rank)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
-        self._inputs.fill(spans, adapter_rows, num_rows=shape.num_rows)
+        self._inputs.fill(chunks, adapter_rows, num_rows=shape.num_rows)
         replay = self._replay_of(shape)
         if replay is None:
             return None
         replay()
-        rows, hidden = slice(len(spans)), self._hidden_states
+        rows, hidden = slice(len(chunks)), self._hidden_states
         return DecodeOutput(
             self._logits[rows], None if hidden is None else hidden[rows], self._are_finite[rows]
         )

@@ -144,32 +144,32 @@ class DecodeInputs:
         )
 
     def fill(
-        self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int], *, num_rows: int
+        self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int], *, num_rows: int
     ) -> None:
-        """Take these spans of one token each, and padding up to `num_rows`.
+        """Take these chunks of one token each, and padding up to `num_rows`.
 
         `adapter_rows`: each one's table row.
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
-        num_padded = num_rows - len(spans)
-        spans = [*spans, *[self._padding] * num_padded]
-        self._fill_rows(spans, [*adapter_rows, *[BASE_ROW] * num_padded])
+        num_padded = num_rows - len(chunks)
+        chunks = [*chunks, *[self._padding] * num_padded]
+        self._fill_rows(chunks, [*adapter_rows, *[BASE_ROW] * num_padded])
         end = self._layout.tables_start
         for index, tables in enumerate(self._tables):
-            end = tables.fill(self._words, end, spans, index)
+            end = tables.fill(self._words, end, chunks, index)
             slots = self._layout.slots_start + index * self._layout.row_words
-            self._words[slots : slots + num_rows] = tables.slots(spans, index)
+            self._words[slots : slots + num_rows] = tables.slots(chunks, index)
         self._device[:end].copy_(self._host[:end], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         for tables in self._tables:
             tables.take(self._device, num_rows)
 
-    def _fill_rows(self, spans: Sequence[SequenceChunk], adapter_rows: Sequence[int]) -> None:
-        words, layout, num_rows = self._words, self._layout, len(spans)
-        words[:num_rows] = [span.token_ids[0] for span in spans]
-        words[layout.row_words :][:num_rows] = [span.start for span in spans]
+    def _fill_rows(self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int]) -> None:
+        words, layout, num_rows = self._words, self._layout, len(chunks)
+        words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
+        words[layout.row_words :][:num_rows] = [chunk.start for chunk in chunks]
         words[layout.rows_start :].view(np.int32)[:num_rows] = adapter_rows
         tiles = plan_tiles(adapter_rows, ())
         tiles += [NO_TILE] * (num_rows - len(tiles))
@@ -206,16 +206,16 @@ class _Tables:
         )
 
     def fill(
-        self, words: npt.NDArray[np.int64], start: int, spans: Sequence[SequenceChunk], index: int
+        self, words: npt.NDArray[np.int64], start: int, chunks: Sequence[SequenceChunk], index: int
     ) -> int:
         """Write the tables from word `start` on; returns where they end."""
-        seen = [visible_blocks(span, index, self._group, self._block_size) for span in spans]
-        used = self._used[: len(spans)]
+        seen = [visible_blocks(chunk, index, self._group, self._block_size) for chunk in chunks]
+        used = self._used[: len(chunks)]
         last_width = used.max()
         used[:] = [len(blocks.block_ids) for blocks in seen]
         self._start, self._width = start, int(max(used.max(), last_width))
-        end = start + len(self._places) * len(spans) * self._width
-        tables = words[start:end].reshape(len(self._places), len(spans), self._width)
+        end = start + len(self._places) * len(chunks) * self._width
+        tables = words[start:end].reshape(len(self._places), len(chunks), self._width)
         for row, blocks in enumerate(seen):
             for table, values, padding in zip(tables, blocks, self._padding, strict=False):
                 assert values is not None, "as many tables as there are values"
@@ -223,10 +223,12 @@ class _Tables:
                 table[row, len(values) :] = padding
         return end
 
-    def slots(self, spans: Sequence[SequenceChunk], index: int) -> list[int]:
+    def slots(self, chunks: Sequence[SequenceChunk], index: int) -> list[int]:
         """Where each row's key and value go."""
         size = self._block_size
-        return [span.tables[index][span.start // size] * size + span.start % size for span in spans]
+        return [
+            chunk.tables[index][chunk.start // size] * size + chunk.start % size for chunk in chunks
+        ]
 
     def take(self, words: Tensor, num_rows: int) -> None:
         """Bring what `fill` wrote to its place."""

@@ -120,7 +120,7 @@ def _run_at(
     base: BaseModel,
     groups: Sequence[KvGroup],
 ) -> None:
-    """A step of spans that end at `context` tokens each, with logits of its first rows."""
+    """A step of chunks that end at `context` tokens each, with logits of its first rows."""
     table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
     cache = KvCache(
         [replace(group, num_blocks=2) for group in groups],
@@ -129,12 +129,12 @@ def _run_at(
         kv_format=base.kv_format,
         device=base.device,
     )
-    spans = [
+    chunks = [
         SequenceChunk([0] * length, start=context - length, tables=[table] * len(groups))
         for length in span_lengths
     ]
     inputs = make_inputs(
-        spans, groups=cache.groups, block_size=config.kv_block_size, device=base.device
+        chunks, groups=cache.groups, block_size=config.kv_block_size, device=base.device
     )
     rows = torch.arange(num_rows, device=base.device)
     forward = PagedForward(cache, inputs.attention)

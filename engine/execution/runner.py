@@ -122,58 +122,58 @@ class ModelRunner:
         Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
         at: one that is not finite has written what must not be reused.
         """
-        spans = [_span(sequence) for sequence in sequences]
+        chunks = [_chunk(sequence) for sequence in sequences]
         leases = [sequence.request.lease for sequence in sequences]
         reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
         if self._graphs:
-            output = None if reads_states else self._replay(self._graphs, spans, leases)
+            output = None if reads_states else self._replay(self._graphs, chunks, leases)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         with self._token_states(sequences) as seen:
-            output = self.run_spans(spans, leases)
+            output = self.run_chunks(chunks, leases)
         return output._replace(token_states=seen[0]) if seen else output
 
     def _replay(
-        self, graphs: DecodeGraphs, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+        self, graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput | None:
-        """The output of spans of few tokens, if a graph serves them."""
-        num_rows = sum(len(span.token_ids) for span in spans)
-        if num_rows > graphs.max_rows or any(span.tree is not None for span in spans):
+        """The output of chunks of few tokens, if a graph serves them."""
+        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        if num_rows > graphs.max_rows or any(chunk.tree is not None for chunk in chunks):
             return None
-        if sum(map(_num_prompt_reads, spans)) > MAX_PROMPT_READS:
+        if sum(map(_num_prompt_reads, chunks)) > MAX_PROMPT_READS:
             return None
         runs = [
             run
-            for span, lease in zip(spans, leases, strict=True)
-            for run in [_run(1, lease)] * len(span.token_ids)
+            for chunk, lease in zip(chunks, leases, strict=True)
+            for run in [_run(1, lease)] * len(chunk.token_ids)
         ]
         rank = self._adapters.plain_rank(runs)
         if rank is None:
             return None
-        tokens = [token for span in spans for token in span.tokens()]
+        tokens = [token for chunk in chunks for token in chunk.tokens()]
         output = graphs.run(tokens, [run.row for run in runs], rank)
         if output is None:
             return None
-        output = output.rows(logits_rows(spans))
+        output = output.rows(logits_rows(chunks))
         return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
 
-    def run_spans(
-        self, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+    def run_chunks(
+        self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput:
-        """As `run`, of whatever spans, each under the adapter of its lease.
+        """As `run`, of whatever chunks, each under the adapter of its lease.
 
         Those of one token come first, then those that verify draft tokens.
         """
         inputs = make_inputs(
-            spans,
+            chunks,
             groups=self._cache.groups,
             block_size=self._cache.block_size,
             device=self._base.device,
         )
         rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(self._base.device)
-        adapters = self._step_adapters(spans, leases)
+        adapters = self._step_adapters(chunks, leases)
         forward = PagedForward(self._cache, inputs.attention, adapters)
         try:
             with self._head_inputs() as seen:
@@ -198,25 +198,25 @@ class ModelRunner:
         return nullcontext([])
 
     def _step_adapters(
-        self, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+        self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepAdapters | None:
         """None for a step of base rows only: it pays nothing for LoRA."""
         if all(lease is None for lease in leases):
             return None
-        pairs = list(zip(spans, leases, strict=True))
+        pairs = list(zip(chunks, leases, strict=True))
         return self._adapters.build(
-            [_run(len(span.token_ids), lease) for span, lease in pairs],
-            [_run(span.num_kept_rows, lease) for span, lease in pairs],
-            num_decodes=sum(len(span.token_ids) == 1 for span in spans),
+            [_run(len(chunk.token_ids), lease) for chunk, lease in pairs],
+            [_run(chunk.num_kept_rows, lease) for chunk, lease in pairs],
+            num_decodes=sum(len(chunk.token_ids) == 1 for chunk in chunks),
             num_verified=sum(
-                len(span.token_ids)
-                for span in spans
-                if span.num_kept_rows > 1 and not span.is_prompt
+                len(chunk.token_ids)
+                for chunk in chunks
+                if chunk.num_kept_rows > 1 and not chunk.is_prompt
             ),
         )
 
 
-def _span(sequence: ScheduledSequence) -> SequenceChunk:
+def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
     request = sequence.request
     start = request.num_computed_tokens
     known = request.token_ids[start : start + sequence.num_known_tokens]
@@ -231,9 +231,9 @@ def _span(sequence: ScheduledSequence) -> SequenceChunk:
     )
 
 
-def _num_prompt_reads(span: SequenceChunk) -> int:
-    num_tokens = len(span.token_ids)
-    return num_tokens * (span.start + num_tokens) if num_tokens > 1 and span.is_prompt else 0
+def _num_prompt_reads(chunk: SequenceChunk) -> int:
+    num_tokens = len(chunk.token_ids)
+    return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
 def _run(num_tokens: int, lease: Lease | None) -> AdapterRun:

@@ -44,8 +44,8 @@ class KvGroup:
         blocks = -(-num_tokens // block_size)
         if self.window is None:
             return blocks
-        span = (self.window + chunk - 2) // block_size + 2  # wherever the window's border falls
-        return min(blocks, self.num_sink_blocks(block_size) + span)
+        num_visible = (self.window + chunk - 2) // block_size + 2  # for any border of the window
+        return min(blocks, self.num_sink_blocks(block_size) + num_visible)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,14 +169,14 @@ def _run_paged(
     logits: list[list[Tensor]] = [[] for _ in sequences]
     step = 0
     while any(done[index] < len(tokens) for index, tokens in enumerate(sequences)):
-        spans = {}
+        chunks = {}
         for index, tokens in enumerate(sequences):
             count = SELF_TEST_CHUNKS[(step + index) % len(SELF_TEST_CHUNKS)]
             if chunk := tokens[done[index] : done[index] + count]:
-                spans[index] = SequenceChunk(chunk, done[index], [tables[index]])
-        order = sorted(spans, key=lambda index: len(spans[index].token_ids) > 1)
+                chunks[index] = SequenceChunk(chunk, done[index], [tables[index]])
+        order = sorted(chunks, key=lambda index: len(chunks[index].token_ids) > 1)
         inputs = make_inputs(
-            [spans[index] for index in order],
+            [chunks[index] for index in order],
             groups=cache.groups,
             block_size=size,
             device=device,
@@ -186,7 +186,7 @@ def _run_paged(
             model, PagedForward(cache, inputs.attention), inputs.input_ids, inputs.positions, rows
         )
         for index, part in zip(
-            order, out.split([len(spans[index].token_ids) for index in order]), strict=True
+            order, out.split([len(chunks[index].token_ids) for index in order]), strict=True
         ):
             logits[index].append(part)
             done[index] += len(part)

@@ -32,7 +32,7 @@ class SequenceChunk:
     start: int
     """Position of the first token in its sequence."""
     tables: Sequence[Sequence[int]]
-    """Per KV group the sequence's blocks, enough to hold the span."""
+    """Per KV group the sequence's blocks, enough to hold the chunk."""
     num_kept_rows: int = 1
     """The last rows, whose logits are kept."""
     tree: Sequence[int] | None = None
@@ -42,7 +42,7 @@ class SequenceChunk:
     """Its kept rows are read, and verify nothing."""
 
     def tokens(self) -> list[SequenceChunk]:
-        """Each token as a span of its own, which sees those before it: of a span without a tree."""
+        """Split a chunk without a tree into chunks of one token; each sees those before it."""
         if len(self.token_ids) == 1:
             return [self]
         return [
@@ -71,7 +71,7 @@ class SequenceChunk:
         return positions
 
     def ancestors(self, width: int) -> list[list[bool]]:
-        """For each token which ones of the span it follows, itself included, padded to a width."""
+        """For each token which ones of the chunk it follows, itself included, padded to a width."""
         rows: list[list[bool]] = []
         for index, parent in enumerate(self._parents):
             row = [False] * width if parent < 0 else rows[parent].copy()
@@ -88,7 +88,7 @@ class SequenceChunk:
 
 
 class VisibleBlocks(NamedTuple):
-    """The blocks that any query of a span sees."""
+    """The blocks that any query of a chunk sees."""
 
     block_ids: list[int]
     positions: list[int] | None
@@ -96,13 +96,13 @@ class VisibleBlocks(NamedTuple):
 
 
 def visible_blocks(
-    span: SequenceChunk, index: int, group: KvGroup, block_size: int
+    chunk: SequenceChunk, index: int, group: KvGroup, block_size: int
 ) -> VisibleBlocks:
     """Of the KV group of this index."""
-    table, end = span.tables[index], -(-span.end // block_size)
+    table, end = chunk.tables[index], -(-chunk.end // block_size)
     if group.window is None:
         return VisibleBlocks(list(table[:end]), None)
-    first = group.first_visible_block(span.start, block_size)
+    first = group.first_visible_block(chunk.start, block_size)
     sinks = min(first, group.num_sink_blocks(block_size))
     seen = [*range(sinks), *range(first, end)]
     return VisibleBlocks([table[block] for block in seen], [block * block_size for block in seen])
@@ -117,43 +117,43 @@ class StepInputs:
     attention: tuple[AttentionBatch, ...]
     """One per KV group."""
     logits_rows: tuple[int, ...]
-    """Rows whose logits are kept, those of each span adjacent."""
+    """Rows whose logits are kept, those of each chunk adjacent."""
 
 
 def make_inputs(
-    spans: Sequence[SequenceChunk],
+    chunks: Sequence[SequenceChunk],
     *,
     groups: Sequence[KvGroup],
     block_size: int,
     device: torch.device,
     in_place: bool | None = None,
 ) -> StepInputs:
-    """Lay spans one after another; attention computes those of similar size as one.
+    """Lay chunks one after another; attention computes those of similar size as one.
 
     in_place: whether attention reads blocks where they lie, so that padding costs nothing; None: as
     the device's does.
     """
-    starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
+    starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
     if in_place is None:
         in_place = device.type == "cuda"
     layouts = [
         _Layout(index, group, block_size, device, in_place) for index, group in enumerate(groups)
     ]
     return StepInputs(
-        input_ids=_int64([token for span in spans for token in span.token_ids], device),
-        positions=_int64([position for span in spans for position in span.positions], device),
-        attention=tuple(layout.batch(spans, starts) for layout in layouts),
-        logits_rows=tuple(logits_rows(spans)),
+        input_ids=_int64([token for chunk in chunks for token in chunk.token_ids], device),
+        positions=_int64([position for chunk in chunks for position in chunk.positions], device),
+        attention=tuple(layout.batch(chunks, starts) for layout in layouts),
+        logits_rows=tuple(logits_rows(chunks)),
     )
 
 
-def logits_rows(spans: Sequence[SequenceChunk]) -> list[int]:
-    """Of spans one after another, the rows whose logits are kept."""
-    ends = accumulate(len(span.token_ids) for span in spans)
+def logits_rows(chunks: Sequence[SequenceChunk]) -> list[int]:
+    """Of chunks one after another, the rows whose logits are kept."""
+    ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return [
         row
-        for span, end in zip(spans, ends, strict=True)
-        for row in range(end - span.num_kept_rows, end)
+        for chunk, end in zip(chunks, ends, strict=True)
+        for row in range(end - chunk.num_kept_rows, end)
     ]
 
 
@@ -167,65 +167,65 @@ class _Layout:
     device: torch.device
     in_place: bool
 
-    def batch(self, spans: Sequence[SequenceChunk], starts: Sequence[int]) -> AttentionBatch:
-        """`starts`: the row of each span's first token."""
+    def batch(self, chunks: Sequence[SequenceChunk], starts: Sequence[int]) -> AttentionBatch:
+        """`starts`: the row of each chunk's first token."""
         groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
-        chunks: list[PrefillChunk] = []
-        for read in map(self._reads, spans, starts):
+        prefills: list[PrefillChunk] = []
+        for read in map(self._reads, chunks, starts):
             if self.in_place:
                 groups[read.row_class].append(read)
-            elif read.span.is_grouped:
+            elif read.chunk.is_grouped:
                 groups[read.size_class].append(read)
             else:
-                chunks.append(self._chunk(read))
+                prefills.append(self._prefill_chunk(read))
         return AttentionBatch(
-            slot_mapping=_int64(self._slots(spans), self.device),
+            slot_mapping=_int64(self._slots(chunks), self.device),
             groups=tuple(
                 self._group(part) for members in groups.values() for part in self._parts(members)
             ),
-            chunks=tuple(chunks),
+            chunks=tuple(prefills),
         )
 
-    def _slots(self, spans: Sequence[SequenceChunk]) -> list[int]:
+    def _slots(self, chunks: Sequence[SequenceChunk]) -> list[int]:
         size = self.block_size
         slots = [
             table[position // size] * size + position % size
-            for span in spans
-            for table in (span.tables[self.index],)
-            for position in range(span.start, span.end)
+            for chunk in chunks
+            for table in (chunk.tables[self.index],)
+            for position in range(chunk.start, chunk.end)
         ]
         assert min(slots) >= size, "the null block is never written"
         return slots
 
-    def _reads(self, span: SequenceChunk, row: int) -> _Reads:
-        blocks = visible_blocks(span, self.index, self.group, self.block_size)
-        return _Reads(span, row, *blocks)
+    def _reads(self, chunk: SequenceChunk, row: int) -> _Reads:
+        blocks = visible_blocks(chunk, self.index, self.group, self.block_size)
+        return _Reads(chunk, row, *blocks)
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
         """As many at a time as do not take more memory than a large chunk."""
         if self.in_place:
             return [members]
-        num_rows = max(len(read.span.token_ids) for read in members)
+        num_rows = max(len(read.chunk.token_ids) for read in members)
         num_keys = max(len(read.block_ids) for read in members) * self.block_size
         size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
         return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(self, members: list[_Reads]) -> SequenceGroup:
-        num_rows = max(len(read.span.token_ids) for read in members)
+        num_rows = max(len(read.chunk.token_ids) for read in members)
         num_blocks = max(len(read.block_ids) for read in members)
         tables = [_padded(read.block_ids, NULL_BLOCK, num_blocks) for read in members]
         # Padding begins where the sequence ends: no query sees it.
         begins = [
-            _padded(read.positions, read.span.end, num_blocks)
+            _padded(read.positions, read.chunk.end, num_blocks)
             for read in members
             if read.positions is not None
         ]
         ancestors = None
-        if any(read.span.tree is not None for read in members):
-            sees = [_extended(read.span.ancestors(num_rows), num_rows) for read in members]
+        if any(read.chunk.tree is not None for read in members):
+            sees = [_extended(read.chunk.ancestors(num_rows), num_rows) for read in members]
             ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
         rows = [self._padded_rows(read.rows, num_rows) for read in members]
-        positions = [self._padded_rows(read.span.positions, num_rows) for read in members]
+        positions = [self._padded_rows(read.chunk.positions, num_rows) for read in members]
         return SequenceGroup(
             rows=_int64(rows, self.device),
             positions=_int64(positions, self.device),
@@ -237,20 +237,20 @@ class _Layout:
     def _padded_rows(self, values: Sequence[int], width: int) -> list[int]:
         return _padded(values, -1, width) if self.in_place else _extended(values, width)
 
-    def _chunk(self, read: _Reads) -> PrefillChunk:
+    def _prefill_chunk(self, read: _Reads) -> PrefillChunk:
         return PrefillChunk(
             start=read.row,
             end=read.rows.stop,
-            context_len=read.span.end,
+            context_len=read.chunk.end,
             block_table=_int64(read.block_ids, self.device),
             block_positions=None if read.positions is None else _int64(read.positions, self.device),
         )
 
 
 class _Reads(NamedTuple):
-    """The blocks that a span reads."""
+    """The blocks that a chunk reads."""
 
-    span: SequenceChunk
+    chunk: SequenceChunk
     row: int
     """Of its first token in the flat batch."""
     block_ids: list[int]
@@ -259,17 +259,17 @@ class _Reads(NamedTuple):
 
     @property
     def rows(self) -> range:
-        return range(self.row, self.row + len(self.span.token_ids))
+        return range(self.row, self.row + len(self.chunk.token_ids))
 
     @property
     def row_class(self) -> tuple[int, int]:
         """Those that decode, that have few tokens, and prompts' chunks each share one table."""
-        return (0 if len(self.span.token_ids) == 1 else 1 if self.span.is_grouped else 2), 0
+        return (0 if len(self.chunk.token_ids) == 1 else 1 if self.chunk.is_grouped else 2), 0
 
     @property
     def size_class(self) -> tuple[int, int]:
         """Those of one class pad each other with less than they hold."""
-        return padding_class(len(self.span.token_ids)), padding_class(len(self.block_ids))
+        return padding_class(len(self.chunk.token_ids)), padding_class(len(self.block_ids))
 
 
 def _padded(values: Sequence[T], padding: T, width: int) -> list[T]:

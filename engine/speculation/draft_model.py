@@ -79,7 +79,7 @@ class _Piece(NamedTuple):
         """Whether it reaches the last token, so that the next is drafted."""
         return self.num_tokens == self.drafting.num_missing
 
-    def span(self) -> SequenceChunk:
+    def chunk(self) -> SequenceChunk:
         sequence = self.drafting.sequence
         return SequenceChunk(
             token_ids=self.drafting.next_tokens(self.num_tokens),
@@ -174,7 +174,7 @@ class DraftModelProposer:
         """Compute these, propose after those that are complete, and so on."""
         while pieces:
             pieces.sort(key=lambda piece: (piece.num_tokens, piece.drafting.sequence.num_computed))
-            logits = self._run([piece.span() for piece in pieces])
+            logits = self._run([piece.chunk() for piece in pieces])
             complete = [piece.drafting for piece in pieces if piece.is_last]
             for entry, num_tokens in pieces:
                 self.cache.advance(entry.request, num_tokens)
@@ -199,11 +199,11 @@ class DraftModelProposer:
     def _goes_on(self, chain: GrowingChain) -> bool:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
-    def _run(self, spans: Sequence[SequenceChunk]) -> Tensor:
+    def _run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """fp32 logits of the kept rows."""
         device = self._model.device
         inputs = make_inputs(
-            spans, groups=self._pages.groups, block_size=self._pages.block_size, device=device
+            chunks, groups=self._pages.groups, block_size=self._pages.block_size, device=device
         )
         rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(device)
         forward = PagedForward(self._pages, inputs.attention)

@@ -105,7 +105,7 @@ class EarlyExitProposer:
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""
         with self._layers.only():
-            output = self._runner.run_spans(
+            output = self._runner.run_chunks(
                 list(map(_last_token, chains)), [chain.request.lease for chain in chains]
             )
         finite = output.finite

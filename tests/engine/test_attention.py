@@ -70,20 +70,20 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
     keys = [torch.randn(n, KV_HEADS, DIM, generator=generator) for n in contexts]
     values = [torch.randn(n, KV_HEADS, VALUE_DIM, generator=generator) for n in contexts]
     for history in (True, False):
-        spans = [
+        chunks = [
             SequenceChunk([0] * (n - count), 0, [table])
             if history
             else SequenceChunk([0] * count, n - count, [table])
             for n, count, table in zip(contexts, queries, tables, strict=True)
         ]
-        order = sorted(range(len(spans)), key=lambda i: len(spans[i].token_ids) > 1)
-        order = [i for i in order if spans[i].token_ids]
+        order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].token_ids) > 1)
+        order = [i for i in order if chunks[i].token_ids]
         inputs = make_inputs(
-            [spans[i] for i in order], groups=cache.groups, block_size=BLOCK, device=CPU
+            [chunks[i] for i in order], groups=cache.groups, block_size=BLOCK, device=CPU
         )
         (attention,) = inputs.attention
-        k = torch.cat([keys[i][spans[i].start : spans[i].end] for i in order])
-        v = torch.cat([values[i][spans[i].start : spans[i].end] for i in order])
+        k = torch.cat([keys[i][chunks[i].start : chunks[i].end] for i in order])
+        v = torch.cat([values[i][chunks[i].start : chunks[i].end] for i in order])
         cache.keys[0].write(attention.slot_mapping, k)
         cache.values[0].write(attention.slot_mapping, v)
 
@@ -127,8 +127,8 @@ def test_a_token_s_attention_is_the_same_to_the_bit_however_many_are_verified_wi
     q = torch.randn(6, HEADS, 16, generator=generator)
     results = []
     for num_rows in (1, 2, 3, 4, 6):  # from one position on, which attends to as many keys
-        span = SequenceChunk([0] * num_rows, start=40, tables=[[1, 2]])
-        inputs = make_inputs([span], groups=cache.groups, block_size=32, device=CPU)
+        chunk = SequenceChunk([0] * num_rows, start=40, tables=[[1, 2]])
+        inputs = make_inputs([chunk], groups=cache.groups, block_size=32, device=CPU)
         options = AttentionOptions(scale=0.3)
         results.append(paged_attention(q[:num_rows], keys, values, inputs.attention[0], options)[0])
     for result in results[1:]:

@@ -15,16 +15,16 @@ from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, StepIn
 BLOCK = 4
 
 
-def span(
+def make_chunk(
     num_tokens: int, start: int, *, kept: int = 1, tree: Sequence[int] | None = None
 ) -> SequenceChunk:
     table = list(range(1, 2 + (start + num_tokens) // BLOCK))
     return SequenceChunk(range(100, 100 + num_tokens), start, [table, table], kept, tree)
 
 
-def lay_out(*spans: SequenceChunk, groups: Sequence[KvGroup] | None = None) -> StepInputs:
+def lay_out(*chunks: SequenceChunk, groups: Sequence[KvGroup] | None = None) -> StepInputs:
     groups = groups or one_group(1, 100)
-    return make_inputs(spans, groups=groups, block_size=BLOCK, device=torch.device("cpu"))
+    return make_inputs(chunks, groups=groups, block_size=BLOCK, device=torch.device("cpu"))
 
 
 def group_sizes(inputs: StepInputs) -> list[list[int]]:
@@ -32,13 +32,20 @@ def group_sizes(inputs: StepInputs) -> list[list[int]]:
 
 
 def test_sequences_of_similar_size_are_computed_as_one_wherever_they_stand() -> None:
-    inputs = lay_out(span(1, 9), span(4, 50), span(1, 40), span(5, 50), span(3, 41), span(1, 12))
+    inputs = lay_out(
+        make_chunk(1, 9),
+        make_chunk(4, 50),
+        make_chunk(1, 40),
+        make_chunk(5, 50),
+        make_chunk(3, 41),
+        make_chunk(1, 12),
+    )
     assert group_sizes(inputs) == [[2, 1], [2, 4], [1, 1], [1, 5]]
     assert inputs.attention[0].chunks == ()
 
 
 def test_a_shorter_one_is_padded_with_its_last_token() -> None:
-    (group,) = lay_out(span(3, 41), span(4, 50)).attention[0].groups
+    (group,) = lay_out(make_chunk(3, 41), make_chunk(4, 50)).attention[0].groups
     assert group.rows.tolist() == [[0, 1, 2, 2], [3, 4, 5, 6]]
     assert group.positions.tolist() == [[41, 42, 43, 43], [50, 51, 52, 53]]
 
@@ -46,7 +53,9 @@ def test_a_shorter_one_is_padded_with_its_last_token() -> None:
 def test_long_chunks_are_computed_alone_but_trees_never() -> None:
     length = MAX_GROUPED_ROWS + 1
     tree = range(-1, length - 2)
-    inputs = lay_out(span(length - 1, 0), span(length, 0), span(length, 0, tree=tree))
+    inputs = lay_out(
+        make_chunk(length - 1, 0), make_chunk(length, 0), make_chunk(length, 0, tree=tree)
+    )
     assert group_sizes(inputs) == [[1, length - 1], [1, length]]
     (chunk,) = inputs.attention[0].chunks
     assert (chunk.start, chunk.end, chunk.context_len) == (length - 1, 2 * length - 1, length)
@@ -56,16 +65,18 @@ def test_so_many_are_computed_as_one_that_their_masks_stay_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", 2 * 5 * 48)  # two of five rows
-    laid_out = lay_out(*(span(5, 40) for _ in range(5)), *(span(1, 41) for _ in range(3)))
+    laid_out = lay_out(
+        *(make_chunk(5, 40) for _ in range(5)), *(make_chunk(1, 41) for _ in range(3))
+    )
     assert group_sizes(laid_out) == [[2, 5], [2, 5], [1, 5], [3, 1]]
     rows = [row for group in laid_out.attention[0].groups for row in group.rows.flatten().tolist()]
     assert rows == list(range(28))
     monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", 1)
-    assert group_sizes(lay_out(span(5, 40), span(5, 40))) == [[1, 5]] * 2
+    assert group_sizes(lay_out(make_chunk(5, 40), make_chunk(5, 40))) == [[1, 5]] * 2
 
 
 def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> None:
-    inputs = lay_out(span(2, 3), span(6, 7, kept=6, tree=[-1, -1, 0, 2, 1]))
+    inputs = lay_out(make_chunk(2, 3), make_chunk(6, 7, kept=6, tree=[-1, -1, 0, 2, 1]))
     assert inputs.positions.tolist() == [3, 4, 7, 8, 8, 9, 10, 9]
     slots = inputs.attention[0].slot_mapping
     assert slots[2:].tolist() == list(range(BLOCK + 7, BLOCK + 13))
@@ -73,8 +84,8 @@ def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> No
 
 
 def test_a_token_of_a_tree_sees_those_it_follows() -> None:
-    tree = span(5, 7, tree=[-1, -1, 0])  # behind two known tokens
-    (group,) = lay_out(tree, span(6, 7)).attention[0].groups
+    tree = make_chunk(5, 7, tree=[-1, -1, 0])  # behind two known tokens
+    (group,) = lay_out(tree, make_chunk(6, 7)).attention[0].groups
     assert group.ancestors is not None
     ancestors = [{i for i, sees in enumerate(row) if sees} for row in group.ancestors[0].tolist()]
     assert ancestors == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 1, 2, 4}, {0, 1, 2, 4}]
@@ -83,7 +94,7 @@ def test_a_token_of_a_tree_sees_those_it_follows() -> None:
 
 def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
     groups = (KvGroup((0,), None, 0, 50), KvGroup((1,), 6, 2, 50))
-    inputs = lay_out(span(4, 21, kept=4, tree=[-1, -1, -1]), groups=groups)
+    inputs = lay_out(make_chunk(4, 21, kept=4, tree=[-1, -1, -1]), groups=groups)
     everything, window = (attention.groups[0] for attention in inputs.attention)
     assert everything.block_positions is None
     assert everything.block_tables.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
@@ -99,9 +110,20 @@ def test_the_null_block_is_never_written(num_tokens: int) -> None:
 
 
 def test_read_in_place_there_is_a_group_for_each_kind_of_span_and_padding_is_no_work() -> None:
-    spans = [span(1, 9), span(1, 90), span(2, 50), span(3, 9), span(20, 0), span(17, 40)]
+    chunks = [
+        make_chunk(1, 9),
+        make_chunk(1, 90),
+        make_chunk(2, 50),
+        make_chunk(3, 9),
+        make_chunk(20, 0),
+        make_chunk(17, 40),
+    ]
     inputs = make_inputs(
-        spans, groups=one_group(1, 100), block_size=BLOCK, device=torch.device("cpu"), in_place=True
+        chunks,
+        groups=one_group(1, 100),
+        block_size=BLOCK,
+        device=torch.device("cpu"),
+        in_place=True,
     )
     assert group_sizes(inputs) == [[2, 1], [2, 3], [2, 20]]
     assert inputs.attention[0].chunks == ()

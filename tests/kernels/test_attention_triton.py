@@ -126,7 +126,7 @@ def test_a_scale_that_is_not_finite_stays_in_its_sequence(
     decodes = Sequences([(5, 1), (9, 1)])
     case = AttentionCase(decodes, PLAIN, dtype=torch.float16, code_dtype=torch.int8)
     assert case.values.scales is not None
-    case.values.scales[case.spans[1].tables[0][1], 2] = torch.nan
+    case.values.scales[case.chunks[1].tables[0][1], 2] = torch.nan
     out = attend(interpreted_attention, case)
     assert out[0].isfinite().all()
     assert out[1].isnan().all()
@@ -225,7 +225,7 @@ def test_a_value_that_is_not_finite_stays_in_its_sequence(
     interpreted_attention: ModuleType,
 ) -> None:
     case = AttentionCase(DECODES, PLAIN)
-    table = case.spans[3].tables[0]
+    table = case.chunks[3].tables[0]
     case.values.data[table[5], 2] = torch.nan
     out = attend(interpreted_attention, case)
     assert out[3].isnan().all()

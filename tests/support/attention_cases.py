@@ -33,7 +33,7 @@ class Sequences:
     lengths: Sequence[tuple[int, int]]
     trees: Sequence[Sequence[int] | None] = ()
 
-    def spans(self, block_size: int) -> list[SequenceChunk]:
+    def chunks(self, block_size: int) -> list[SequenceChunk]:
         rng = random.Random(0)
         num_blocks = [-(-context // block_size) for context, _ in self.lengths]
         ids = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
@@ -63,9 +63,9 @@ class AttentionCase:
         """Of the answers, about."""
         self.options = options or AttentionOptions(scale=self.sizes.dim**-0.5)
         size = self.sizes.block_size
-        self.spans = sequences.spans(size)
+        self.chunks = sequences.chunks(size)
         window, sinks = self.options.sliding_window, self.options.num_sink_positions
-        num_blocks = 1 + sum(len(span.tables[0]) for span in self.spans)
+        num_blocks = 1 + sum(len(chunk.tables[0]) for chunk in self.chunks)
         self._groups = [KvGroup((0,), window, sinks, num_blocks)]
         dims = (self.sizes.dim, self.sizes.value_dim)
         self.keys, self.values = (
@@ -77,11 +77,11 @@ class AttentionCase:
             )
             for dim in dims
         )
-        slots = torch.cat([self._slots(span) for span in self.spans])
+        slots = torch.cat([self._slots(chunk) for chunk in self.chunks])
         for pages, dim in zip((self.keys, self.values), dims, strict=True):
             pages.write(slots, torch.randn(len(slots), self.sizes.kv_heads, dim).to(dtype))
             _poison(pages, slots)
-        num_tokens = sum(len(span.token_ids) for span in self.spans)
+        num_tokens = sum(len(chunk.token_ids) for chunk in self.chunks)
         self.q = torch.randn(num_tokens, self.sizes.heads, self.sizes.dim).to(dtype)
 
     def pages_on(self, device: torch.device) -> tuple[KvPages, KvPages]:
@@ -90,7 +90,7 @@ class AttentionCase:
 
     def batch(self, *, in_place: bool, device: torch.device = CPU) -> AttentionBatch:
         inputs = make_inputs(
-            self.spans,
+            self.chunks,
             groups=self._groups,
             block_size=self.sizes.block_size,
             device=device,
@@ -103,16 +103,16 @@ class AttentionCase:
         the other keys are of size `others`."""
         self.magnitude, dtype = size, self.q.dtype
         self.q = (0.5 + torch.rand(self.q.shape)).to(dtype)
-        for span in self.spans:
-            keys = 0.3 * torch.randn(span.end, self.sizes.kv_heads, self.sizes.dim)
-            values = others * torch.randn(span.end, self.sizes.kv_heads, self.sizes.value_dim)
+        for chunk in self.chunks:
+            keys = 0.3 * torch.randn(chunk.end, self.sizes.kv_heads, self.sizes.dim)
+            values = others * torch.randn(chunk.end, self.sizes.kv_heads, self.sizes.value_dim)
             keys[0], values[0] = 3.0, size * torch.randn(values[0].shape)
-            self.keys.write(self._slots(span), keys.to(dtype))
-            self.values.write(self._slots(span), values.to(dtype))
+            self.keys.write(self._slots(chunk), keys.to(dtype))
+            self.values.write(self._slots(chunk), values.to(dtype))
 
-    def _slots(self, span: SequenceChunk) -> Tensor:
-        places, size = torch.arange(span.end), self.sizes.block_size
-        return torch.tensor(span.tables[0])[places // size] * size + places % size
+    def _slots(self, chunk: SequenceChunk) -> Tensor:
+        places, size = torch.arange(chunk.end), self.sizes.block_size
+        return torch.tensor(chunk.tables[0])[places // size] * size + places % size
 
     def expected(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """By the plain op in this dtype, which needs what nobody wrote to be zeros."""

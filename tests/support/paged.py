@@ -60,11 +60,11 @@ def paged_logits(
         order.sort(key=lambda i: (counts[i] > 1, rows[i][0]))
         if not order:
             continue
-        spans = [
+        chunks = [
             SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]])
             for i in order
         ]
-        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
+        inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         step = None
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]
@@ -125,11 +125,11 @@ def served_logits(
         for i in order:
             assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
         cache.execute(kv.take_operations())
-        spans = [
+        chunks = [
             SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
             for i in order
         ]
-        inputs = make_inputs(spans, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
+        inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
         forward = PagedForward(cache, inputs.attention)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)

@@ -95,15 +95,15 @@ class Verifier:
 
     def prefill(self) -> None:
         """Compute all known tokens but the last of each."""
-        spans = [
+        chunks = [
             SequenceChunk(draft_token.known[:-1], 0, tables)
             for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
-        self.run(spans, num_decodes=0)
+        self.run(chunks, num_decodes=0)
 
     def verify(self) -> list[Tensor]:
         """Per guess the fp32 logits of its last known token and of all that follow."""
-        spans = [
+        chunks = [
             SequenceChunk(
                 [draft_token.known[-1], *draft_token.drafted],
                 len(draft_token.known) - 1,
@@ -113,15 +113,15 @@ class Verifier:
             )
             for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
-        logits = self.run(spans, num_decodes=sum(len(span.token_ids) for span in spans))
-        return list(logits.split([len(span.token_ids) for span in spans]))
+        logits = self.run(chunks, num_decodes=sum(len(chunk.token_ids) for chunk in chunks))
+        return list(logits.split([len(chunk.token_ids) for chunk in chunks]))
 
-    def run(self, spans: Sequence[SequenceChunk], *, num_decodes: int) -> Tensor:
+    def run(self, chunks: Sequence[SequenceChunk], *, num_decodes: int) -> Tensor:
         runs = [
-            AdapterRun(len(span.token_ids), *adapter)
-            for span, adapter in zip(spans, self._adapters, strict=True)
+            AdapterRun(len(chunk.token_ids), *adapter)
+            for chunk, adapter in zip(chunks, self._adapters, strict=True)
         ]
-        occupied = [span for span in spans if span.token_ids]
+        occupied = [chunk for chunk in chunks if chunk.token_ids]
         step = self._steps.build(runs, runs, num_decodes=num_decodes) if self._steps else None
         inputs = make_inputs(
             occupied, groups=self.cache.groups, block_size=BLOCK_SIZE, device=self._base.device

@@ -360,15 +360,15 @@ def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_drafted(
     monkeypatch.setattr(draft_model, "MAX_CATCH_UP_TOKENS", 32)
     recorder = Recorder()
     proposer = make_proposer(loaded, drawing=recorder)
-    spans = record_spans(proposer, monkeypatch)
+    chunks = record_spans(proposer, monkeypatch)
     long, longer = make_request("a", prompt_of(100, 1)), make_request("b", prompt_of(130, 2))
     short = make_request("c", prompt_of(6, 3))
     lengths = []
     for _ in range(8):
-        spans.clear()
+        chunks.clear()
         drafts = proposer.propose([DraftRequest(request, 3) for request in (long, longer, short)])
         lengths.append([len(draft) for draft in drafts])
-        assert sum(spans[0]) <= 32
+        assert sum(chunks[0]) <= 32
         short.token_ids += drafts[2].token_ids
     # 13 tokens each beside the short prompt's 6, then 15 and more: 100 take 7 steps.
     assert lengths == [[0, 0, 3]] * 6 + [[3, 0, 3], [3, 3, 3]]
@@ -376,13 +376,13 @@ def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_drafted(
 
 
 def record_spans(proposer: DraftModelProposer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The number of tokens of each span, forward by forward."""
+    """The number of tokens of each chunk, forward by forward."""
     lengths: list[list[int]] = []
     run = proposer._run
 
-    def recorded(spans: Any) -> Tensor:
-        lengths.append([len(span.token_ids) for span in spans])
-        return run(spans)
+    def recorded(chunks: Any) -> Tensor:
+        lengths.append([len(chunk.token_ids) for chunk in chunks])
+        return run(chunks)
 
     monkeypatch.setattr(proposer, "_run", recorded)
     return lengths
@@ -392,12 +392,12 @@ def test_what_tenants_share_is_computed_once_and_nothing_between_tenants(
     loaded: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer = make_proposer(loaded)
-    spans = record_spans(proposer, monkeypatch)
+    chunks = record_spans(proposer, monkeypatch)
 
     def num_computed(request: Request) -> int:
-        spans.clear()
+        chunks.clear()
         proposer.propose([DraftRequest(request, 1)])
-        return sum(map(sum, spans))
+        return sum(map(sum, chunks))
 
     prompt = prompt_of(21)
     first = make_request("first", prompt)
@@ -469,9 +469,9 @@ def test_a_request_whose_numbers_break_down_costs_nobody_else_a_draft(
     proposer = make_proposer(loaded)
     run = proposer._run
 
-    def broken(spans: Any) -> Tensor:
-        logits = run(spans).clone()
-        if len(spans) == 2:
+    def broken(chunks: Any) -> Tensor:
+        logits = run(chunks).clone()
+        if len(chunks) == 2:
             logits[0, 7] = float("nan")
         return logits
 
@@ -496,10 +496,10 @@ def test_after_a_failure_it_begins_anew(
     run = proposer._run
     calls = iter(range(99))
 
-    def failing(spans: Any) -> Tensor:
+    def failing(chunks: Any) -> Tensor:
         if next(calls) == when:
             raise MemoryError
-        return run(spans)
+        return run(chunks)
 
     monkeypatch.setattr(proposer, "_run", failing)
     with pytest.raises(MemoryError):

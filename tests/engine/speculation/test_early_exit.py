@@ -197,42 +197,44 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
     The verification behind it fails too: nobody writes again what was drafted.
     """
     runner = engine.core._runner
-    run_spans, num_calls, spoiled, fails_next = runner.run_spans, 0, [], False
+    run_chunks, num_calls, spoiled, fails_next = runner.run_chunks, 0, [], False
 
-    def run(spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
+    def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
         nonlocal num_calls, fails_next
         if len(engine.core._base.model.model.layers) > 1:
             fails, fails_next = fails_next, False
-            if fails and len(spans) > 1:  # who fails alone is ended
+            if fails and len(chunks) > 1:  # who fails alone is ended
                 raise RuntimeError("the device is out of memory")
-            return run_spans(spans, leases)
+            return run_chunks(chunks, leases)
         num_calls += 1
         if num_calls % 7:
-            return run_spans(spans, leases)
+            return run_chunks(chunks, leases)
         spoiled.append(num_calls)
         fails_next = True
-        return spoil(runner, spans, run_spans(spans, leases))
+        return spoil(runner, chunks, run_chunks(chunks, leases))
 
-    monkeypatch.setattr(runner, "run_spans", run)
+    monkeypatch.setattr(runner, "run_chunks", run)
     return spoiled
 
 
 def raise_error(
-    runner: ModelRunner, spans: Sequence[SequenceChunk], output: StepOutput
+    runner: ModelRunner, chunks: Sequence[SequenceChunk], output: StepOutput
 ) -> StepOutput:
-    make_nan(runner, spans, output)
+    make_nan(runner, chunks, output)
     raise RuntimeError("the device is out of memory")
 
 
-def make_nan(runner: ModelRunner, spans: Sequence[SequenceChunk], output: StepOutput) -> StepOutput:
+def make_nan(
+    runner: ModelRunner, chunks: Sequence[SequenceChunk], output: StepOutput
+) -> StepOutput:
     """As if the first layer had overflowed for every second request."""
     logits = output.logits.clone()
     logits[::2] = torch.nan
     cache = runner._cache
-    for span in spans[::2]:
-        block, offset = divmod(span.start, cache.block_size)
+    for chunk in chunks[::2]:
+        block, offset = divmod(chunk.start, cache.block_size)
         for pages in (cache.keys[0], cache.values[0]):
-            pages.tensors[0][span.tables[0][block], offset] = torch.nan
+            pages.tensors[0][chunk.tables[0][block], offset] = torch.nan
     return output._replace(logits=logits)
 
 

@@ -329,12 +329,12 @@ def test_no_more_is_drafted_than_may_be_generated(
     answer = answer_of(plain, PROMPT, max_tokens=max_tokens)
     length = len(PROMPT) + max_tokens
     engine = open_engine(ScriptedProposer({"r0": answer}), max_model_len=length)
-    spans = note_steps(engine)
+    chunks = note_steps(engine)
     engine.submit(PROMPT, max_tokens=max_tokens, ignore_eos=True, speculation=EAGER)
     engine.run()
     assert engine.answers["r0"].token_ids == answer
     assert end_of(engine).reason is FinishReason.LENGTH
-    assert max(entry.context_len for step in spans for entry in step) < length
+    assert max(entry.context_len for step in chunks for entry in step) < length
 
 
 # --- what breaks ----------------------------------------------------------------------------------
