@@ -506,7 +506,7 @@ class EngineCore:
             num_generated_tokens=self._num_generated_tokens,
             num_adapter_loads=self._manager.num_loads,
             num_adapter_evictions=self._manager.num_evictions,
-            adapters=[AdapterResidency(*entry) for entry in self._manager.snapshot()],
+            adapters=[AdapterResidency(*entry) for entry in self._manager.reports.snapshot()],
             kv_usage=max(
                 1 - self._kv.num_free(group) / self._kv.num_usable(group)
                 for group in range(self._num_kv_groups)

@@ -9,14 +9,13 @@ import pytest
 from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.manager import (
+from loraplex.adapters.manager import Evicted, Failure, Tier
+from loraplex.adapters.record import (
     MAX_BACKOFF_SECONDS,
-    AdapterStatus,
-    Evicted,
-    Failure,
-    Tier,
+    MIN_STAY_SECONDS,
+    UNCLAIMED_STAY_SECONDS,
 )
-from loraplex.adapters.record import MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS
+from loraplex.adapters.reports import AdapterStatus
 from support.blocks import make_key
 from support.manager import ResidencyWorld
 
@@ -24,7 +23,7 @@ A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def resident(world: ResidencyWorld) -> set[AdapterKey]:
-    return {status.key for status in world.manager.snapshot() if status.tier is Tier.DEVICE}
+    return {status.key for status in world.reports.snapshot() if status.tier is Tier.DEVICE}
 
 
 # --- the way to the device ------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
     world.manager.acquire(B, "r")
     world.manager.acquire(B, "s")
     world.manager.request(C)
-    assert sorted(world.manager.snapshot()) == [
+    assert sorted(world.reports.snapshot()) == [
         AdapterStatus(A, Tier.HOST, 0, 0),
         AdapterStatus(B, Tier.DEVICE, 6, 2),
         AdapterStatus(C, Tier.STORE, 0, 0),
@@ -162,7 +161,7 @@ def test_a_request_gets_the_same_lease_again_and_releases_it_once() -> None:
     manager.release("r")
     manager.release("r")
     manager.release("unknown")
-    assert [status.num_leases for status in manager.snapshot()] == [1]
+    assert [status.num_leases for status in manager.reports.snapshot()] == [1]
 
 
 def test_a_tenants_leased_share_counts_each_adapter_once_and_ends_with_its_last_lease() -> None:
@@ -565,7 +564,7 @@ def test_long_past_failures_are_forgotten() -> None:
         world.manager.request(key)
         world.manager.fetch_failed(key, "object_not_found", "gone")
         world.now += MAX_BACKOFF_SECONDS
-    assert len(world.manager.snapshot()) <= 3
+    assert len(world.reports.snapshot()) <= 3
 
 
 # --- deletion -------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
                 break
         for key in stored:
             manager.evict(key)
-        while manager.snapshot() or manager.has_pending_work:
+        while manager.reports.snapshot() or manager.has_pending_work:
             manager.poll()
             manager.take_evicted()
     assert manager.num_evictions > 0

@@ -100,7 +100,7 @@ def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
 def test_what_no_request_waits_for_goes_first_however_lately_it_was_used() -> None:
     world = make_world(A, B)
     world.manager.expect([A])
-    assert [status.eviction_order for status in world.manager.extents()] == [1, 0]
+    assert [status.eviction_order for status in world.reports.extents()] == [1, 0]
     world.load(C, SIZE)
     assert resident(world) == {A, C}
 
@@ -200,7 +200,7 @@ def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_befo
         world.manager.release(key.digest)
     world.settle()
     assert C in resident(world)
-    assert world.manager.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.figures().evictions[Departure.DRAINED] == 1
 
 
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
@@ -287,7 +287,7 @@ def num_displaced_by_turn(rng: Random) -> int:
 
 
 def count_drained(world: ResidencyWorld) -> int:
-    return world.manager.figures().evictions[Departure.DRAINED]
+    return world.reports.figures().evictions[Departure.DRAINED]
 
 
 def makes_room(

@@ -243,6 +243,7 @@ class ResidencyWorld:
             clock=lambda: self.now,
             num_soon=num_soon,
         )
+        self.reports = self.manager.reports
 
     def fetch(self, key: AdapterKey, size: int | Exception, tier: Tier = Tier.STORE) -> None:
         """Answer the oldest wish for this adapter."""
