@@ -16,6 +16,7 @@ from .arena_planner import PATIENCE_SECONDS, ArenaPlanner, Eviction
 from .copying import CopyQueue
 from .demand import Demand
 from .errors import AdapterError, AdapterUnavailable, ArenaTooSmall
+from .fetches import Fetches
 from .identity import AdapterKey
 from .loaders import Loaders
 from .memories import BlockT, DeviceArena, Host
@@ -51,8 +52,7 @@ class Loads(Generic[BlockT]):
         planner: ArenaPlanner[BlockT],
         demand: Demand,
         deleting: Container[AdapterKey],
-        want: Callable[[AdapterKey], None],
-        has_read: Callable[[AdapterKey], None],
+        fetches: Fetches,
         clock: Callable[[], float],
     ) -> None:
         """Nothing is placed on the device that is among `deleting`."""
@@ -62,8 +62,7 @@ class Loads(Generic[BlockT]):
         self._planner = planner
         self._demand = demand
         self._deleting = deleting
-        self._want = want
-        self._has_read = has_read
+        self._fetches = fetches
         self._clock = clock
         self._reads = ReadQueue(host, loaders, demand.rank)
         self._copies = CopyQueue(arena, loaders, demand.rank)
@@ -150,7 +149,7 @@ class Loads(Generic[BlockT]):
     def _fetch(self, record: Record[BlockT]) -> None:
         record.source = Tier.STORE
         self._records.enter(record, State.FETCHING)
-        self._want(record.key)
+        self._fetches.want(record.key)
 
     def _read(self, record: Record[BlockT]) -> None:
         self._records.enter(record, State.READING)
@@ -211,7 +210,7 @@ class Loads(Generic[BlockT]):
     def _take_up_reads(self) -> bool:
         finished = self._reads.take_finished()
         for record, result in finished:
-            self._has_read(record.key)
+            self._fetches.note_read(record.key)
             if isinstance(result, FileNotFoundError) and not record.was_fetched_again:
                 # The disk cache may have dropped the file before its turn came.
                 record.was_fetched_again = True

@@ -19,6 +19,7 @@ from typing import Generic
 
 from .arena_planner import ArenaPlanner
 from .demand import Demand
+from .fetches import Fetches
 from .identity import AdapterKey
 from .leases import Lease, Leases
 from .loaders import Loaders
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 class AdapterManager(Generic[BlockT]):
     """Brings the adapters of one engine to the device and leases them to requests.
 
-    `reports` tells what is where. Counters: `num_loads` copies to the device, `num_evictions`
-    adapters displaced for another.
+    `fetches` holds what the fetcher is to be told, `reports` tells what is where. Counters:
+    `num_loads` copies to the device, `num_evictions` adapters displaced for another.
     """
 
     def __init__(
@@ -51,22 +52,17 @@ class AdapterManager(Generic[BlockT]):
         arena: DeviceArena[BlockT],
         host: Host[BlockT],
         loaders: Loaders,
-        want: Callable[[AdapterKey], None],
-        has_read: Callable[[AdapterKey], None],
         clock: Callable[[], float],
         num_soon: int,
     ) -> None:
-        """`want(key)` asks the fetcher; `fetched` or `fetch_failed` is its answer, in any order.
-        `has_read(key)` tells it that what it fetched was read, or could not be.
-
-        `num_soon`: of so many adapters the turn is soon, see `expect`.
-        """
+        """`num_soon`: of so many adapters the turn is soon, see `expect`."""
         self._capacity = arena.capacity
         self._element_bytes = arena.element_bytes
         self._clock = clock
         self._demand = Demand(arena.capacity, num_soon, clock)
         self._next_pin_time = 0.0
         self._records: Records[BlockT] = Records(clock)
+        self.fetches = Fetches()
         self._leases = Leases()
         self._retirements = Retirements(host, loaders)
         self._planner = ArenaPlanner(arena, loaders, clock, demand=self._demand)
@@ -78,8 +74,7 @@ class AdapterManager(Generic[BlockT]):
             planner=self._planner,
             demand=self._demand,
             deleting=self._retirements,
-            want=want,
-            has_read=has_read,
+            fetches=self.fetches,
             clock=clock,
         )
         self.reports = Reports(
@@ -105,11 +100,12 @@ class AdapterManager(Generic[BlockT]):
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether `poll` or `take_evicted` may yield something without any further call.
+        """Whether `poll`, `take_evicted` or `fetches` may yield something without a further call.
 
         Pins that wait for their next attempt are not counted: who polls now and then serves them.
         """
-        return self._loads.has_work or self._planner.has_work or self._retirements.has_work
+        has_jobs = self._loads.has_work or self._planner.has_work or self._retirements.has_work
+        return has_jobs or bool(self.fetches)
 
     # --- requests -------------------------------------------------------------------------------
 

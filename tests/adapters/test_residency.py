@@ -115,6 +115,8 @@ def test_tells_whether_polling_may_yield_something() -> None:
     manager = world.manager
     assert not manager.has_pending_work
     manager.request(A)
+    assert manager.has_pending_work, "the fetcher should hear of it"
+    assert world.wanted == [A]
     assert not manager.has_pending_work  # the fetcher's answer will be a call
     world.fetch(A, 4)
     assert manager.has_pending_work
