@@ -281,6 +281,10 @@ class ResidencyWorld:
             self.fetch(key, size)
         self.settle()
 
+    def resident(self) -> set[AdapterKey]:
+        """Who is on the device."""
+        return {status.key for status in self.reports.snapshot() if status.tier is Tier.DEVICE}
+
     def evicted(self) -> list[AdapterKey]:
         """Whose deletion ended since the last call."""
         return [evicted.key for evicted in self.manager.take_evicted()]
