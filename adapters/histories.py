@@ -43,6 +43,3 @@ class Histories:
     def last(self, key: AdapterKey) -> Transition | None:
         transitions = self._transitions.get(key)
         return transitions[-1] if transitions else None
-
-    def forget(self, key: AdapterKey) -> None:
-        self._transitions.pop(key, None)

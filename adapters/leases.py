@@ -18,12 +18,19 @@ class Lease(NamedTuple):
     generation: int
 
 
+class _Held(NamedTuple):
+    lease: Lease
+    record: Record[Any]
+
+
 class Leases:
     """The leases of one engine, by request; a request holds at most one."""
 
     def __init__(self) -> None:
-        self._by_request: dict[str, Lease] = {}
+        self._by_request: dict[str, _Held] = {}
         self._elements: dict[str, int] = {}  # of the arena, by tenant
+        self.num_reaped = 0
+        """That were not released by who held them."""
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -36,27 +43,29 @@ class Leases:
         return self._by_request.keys()
 
     def get(self, request_id: str) -> Lease | None:
-        return self._by_request.get(request_id)
+        held = self._by_request.get(request_id)
+        return held.lease if held is not None else None
 
     def grant(self, record: Record[Any], request_id: str) -> Lease:
         """Lease a resident adapter to a request that holds no lease."""
         assert record.placement is not None
         lease = Lease(record.key, request_id, record.placement.row, record.placement.generation)
-        self._by_request[request_id] = lease
+        self._by_request[request_id] = _Held(lease, record)
         if not record.leases:
             self._count(record, +1)
         record.leases.add(request_id)
         record.is_claimed = True
         return lease
 
-    def pop(self, request_id: str) -> Lease | None:
-        """Take a request's lease from the book; `end` follows."""
-        return self._by_request.pop(request_id, None)
-
-    def end(self, record: Record[Any], request_id: str) -> None:
-        record.leases.remove(request_id)
-        if not record.leases:
-            self._count(record, -1)
+    def end(self, request_id: str) -> Record[Any] | None:
+        """End a request's lease; return whose it was, None if it holds none."""
+        held = self._by_request.pop(request_id, None)
+        if held is None:
+            return None
+        held.record.leases.remove(request_id)
+        if not held.record.leases:
+            self._count(held.record, -1)
+        return held.record
 
     def strays(self, live: Iterable[str]) -> list[str]:
         """Requests that hold a lease and are not among `live`."""
@@ -72,9 +81,8 @@ class Leases:
         return sum(self._elements.values())
 
     def _count(self, record: Record[Any], sign: int) -> None:
-        assert record.placement is not None
         tenant_id = record.key.tenant_id
-        leased = self._elements.get(tenant_id, 0) + sign * record.placement.extent.size
+        leased = self._elements.get(tenant_id, 0) + sign * record.num_placed
         if leased:
             self._elements[tenant_id] = leased
         else:

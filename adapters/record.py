@@ -9,18 +9,22 @@ from typing import Generic, NamedTuple
 
 from .extents import Placement
 from .identity import AdapterKey
-from .reading import BlockT
-from .tier import Tier as Tier
+from .memories import BlockT
+from .tier import Tier
 
 MIN_STAY_SECONDS = 0.1
 """A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
 UNCLAIMED_STAY_SECONDS = 1.0
 """The same until its first lease: the request that it was loaded for waits for its turn."""
+FIRST_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 60.0
 
 
 class State(StrEnum):
     """How far an adapter has come; one that nobody asked for has no record and is STORED."""
 
+    STORED = "stored"
+    """In the store or a cache; no load has begun."""
     FETCHING = "fetching"
     """Asked of the fetcher."""
     READING = "reading"
@@ -33,6 +37,26 @@ class State(StrEnum):
     """Ready: it can be leased."""
     FAILED = "failed"
     """The last attempt failed; a request after the back-off begins another."""
+
+
+COMPLETES = {
+    State.FETCHING: State.READING,
+    State.READING: State.HOST,
+    State.HOST: State.LOADING,
+    State.LOADING: State.RESIDENT,
+}
+"""The stages of a load, each with the state that completes it."""
+
+TRANSITIONS = {
+    State.STORED: {State.FETCHING, State.HOST},
+    State.FETCHING: {State.READING, State.FAILED},
+    State.READING: {State.HOST, State.FAILED, State.FETCHING},  # its file was gone
+    State.HOST: {State.LOADING, State.FAILED, State.READING, State.FETCHING},  # its block gave way
+    State.LOADING: {State.RESIDENT, State.FAILED},
+    State.RESIDENT: set[State](),  # until it leaves the device, and its record is forgotten
+    State.FAILED: {State.FETCHING, State.HOST},
+}
+"""The states that may follow each state."""
 
 
 class Departure(StrEnum):
@@ -56,10 +80,10 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Record(Generic[BlockT]):
-    """One adapter's state. Times are readings of residency's clock."""
+    """The state machine of one adapter. Times are readings of residency's clock."""
 
     key: AdapterKey
-    state: State = State.FETCHING
+    state: State = State.STORED
     order: int = 0
     """Position among all requests that began a load."""
     source: Tier = Tier.STORE
@@ -103,3 +127,55 @@ class Record(Generic[BlockT]):
     def stays_until(self) -> float:
         stay = MIN_STAY_SECONDS if self.is_claimed else UNCLAIMED_STAY_SECONDS
         return self.resident_since + stay
+
+    @property
+    def num_placed(self) -> int:
+        """Elements of the arena that it holds."""
+        return self.placement.extent.size if self.placement is not None else 0
+
+    @property
+    def num_elements(self) -> int | None:
+        """Elements of the arena that it needs; None while that is not known."""
+        if self.placement is not None:
+            return self.placement.extent.size
+        return self.block.num_elements if self.block is not None else None
+
+    def may_begin_again(self, now: float) -> bool:
+        """Whether the last load failed and its back-off is over."""
+        return self.state is State.FAILED and now >= self.retry_at
+
+    def begin(self, order: int, now: float) -> None:
+        """A load begins, the first one or another after a failure; `enter` follows."""
+        self.order = order
+        self.begun_at = self.last_used = now
+        self.was_fetched_again = self.is_requested = False
+        self.path = None
+
+    def enter(self, state: State, now: float, failure: Failure | None = None) -> None:
+        """`failure` goes with FAILED."""
+        assert state in TRANSITIONS[self.state], f"{self.key}: {self.state} → {state}"
+        self.state, self.entered_at, self.failure = state, now, failure
+        if state is State.RESIDENT:
+            self._arrive(now)
+        elif state is State.FAILED:
+            self._back_off(now)
+
+    def keep(self, stay_seconds: float, now: float) -> None:
+        """A prefetch asks for a stay, which begins now or when the adapter arrives."""
+        if self.state is State.RESIDENT:
+            self.last_used = now
+            self.kept_until = max(self.kept_until, now + stay_seconds)
+        else:
+            self.stay_seconds = max(self.stay_seconds, stay_seconds)
+
+    def _arrive(self, now: float) -> None:
+        self.resident_since = self.last_used = now
+        self.load_seconds = now - self.begun_at
+        self.kept_until = now + self.stay_seconds
+        self.backoff_seconds = 0.0
+
+    def _back_off(self, now: float) -> None:
+        backoff = max(FIRST_BACKOFF_SECONDS, 2 * self.backoff_seconds)
+        self.backoff_seconds = min(backoff, MAX_BACKOFF_SECONDS)
+        self.retry_at = now + self.backoff_seconds
+        self.stay_seconds = 0.0

@@ -1,6 +1,6 @@
 """Deletions of adapters: from the first refused lease to the last zeroed byte.
 
-The device's bytes are zeroed by `Room`, those of host memory by a job of the loader threads; a
+The device's bytes are zeroed by `Erasures`, those of host memory by a job of the loader threads; a
 deletion is complete when both are done, and no lease, read, copy or move names the adapter.
 """
 
@@ -13,7 +13,12 @@ from typing import Generic, NamedTuple
 
 from .identity import AdapterKey
 from .loaders import Loaders
-from .reading import BlockT, Host
+from .memories import BlockT, Host
+from .record import Failure
+
+DELETED = Failure("adapter_deleted", "The adapter version was deleted.")
+DELETING = "deleting"
+"""The state of an adapter from the beginning of its deletion, in histories and explanations."""
 
 
 class Evicted(NamedTuple):

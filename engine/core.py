@@ -15,7 +15,6 @@ import torch
 
 from ..adapters.arena import Arena
 from ..adapters.host_cache import HostCache
-from ..adapters.identity import AdapterKey
 from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.manager import AdapterManager
 from .checkpoint.files import locate_base
@@ -157,8 +156,6 @@ class EngineCore:
             arena=arena,
             host=host,
             loaders=self._loaders,
-            want=self._want,
-            has_read=self._has_read,
             clock=clock,
             num_soon=config.max_num_seqs,
         )
@@ -395,12 +392,6 @@ class EngineCore:
 
     # --- adapters ---------------------------------------------------------------------------------
 
-    def _has_read(self, key: AdapterKey) -> None:
-        self._outbox.append(AdapterRead(key))
-
-    def _want(self, key: AdapterKey) -> None:
-        self._outbox.append(AdapterWanted(key))
-
     def _reap_if_due(self) -> None:
         """Leases belong to requests that hold them: release any other."""
         if self._clock() < self._next_reap_time:
@@ -479,7 +470,11 @@ class EngineCore:
     # --- messages ---------------------------------------------------------------------------------
 
     def _take_messages(self) -> list[FromEngine]:
-        messages, self._outbox = self._outbox, []
+        fetches = self._manager.fetches
+        messages: list[FromEngine] = [AdapterRead(key) for key in fetches.take_read()]
+        messages += [AdapterWanted(key) for key in fetches.take_wanted()]
+        messages += self._outbox
+        self._outbox = []
         if self._has_events:
             messages.append(self._events)
             self._events = StepEvents()
@@ -506,7 +501,7 @@ class EngineCore:
             num_generated_tokens=self._num_generated_tokens,
             num_adapter_loads=self._manager.num_loads,
             num_adapter_evictions=self._manager.num_evictions,
-            adapters=[AdapterResidency(*entry) for entry in self._manager.snapshot()],
+            adapters=[AdapterResidency(*entry) for entry in self._manager.reports.snapshot()],
             kv_usage=max(
                 1 - self._kv.num_free(group) / self._kv.num_usable(group)
                 for group in range(self._num_kv_groups)

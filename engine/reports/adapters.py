@@ -38,7 +38,7 @@ def explain(
     manager: AdapterManager[Any], key: AdapterKey, speculation: list[SpeculationStats]
 ) -> AdapterExplanation:
     """The answer to ExplainAdapter."""
-    found = manager.explain(key)
+    found = manager.reports.explain(key)
     now = found.now
     return AdapterExplanation(
         key=key,
@@ -62,7 +62,7 @@ def explain(
 
 def tier_stats(manager: AdapterManager[Any], hits: HitsByTier) -> AdapterTierStats:
     """The part of EngineStats that is about adapters."""
-    figures = manager.figures()
+    figures = manager.reports.figures()
     is_full = not figures.free_bytes
     return AdapterTierStats(
         bytes_by_tier={Tier.DEVICE: figures.device_bytes, Tier.HOST: figures.host_bytes},

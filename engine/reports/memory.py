@@ -23,11 +23,11 @@ def map_memory(
     """The answer to MapMemory; `kv_block_bytes` are those of each KV group."""
     group = kv.fullest_group
     pool = kv.pool_use(group)
-    figures = manager.figures()
+    figures = manager.reports.figures()
     return MemoryMap(
         number=number,
-        extents=[ExtentUse(*entry) for entry in manager.extents()],
-        host=[HostUse(*entry) for entry in manager.host_entries()],
+        extents=[ExtentUse(*entry) for entry in manager.reports.extents()],
+        host=[HostUse(*entry) for entry in manager.reports.host_entries()],
         kv=KvUse(
             num_blocks=pool.num_usable,
             bytes_per_block=kv_block_bytes[group],

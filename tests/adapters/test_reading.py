@@ -6,6 +6,7 @@ from pathlib import Path
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.reading import ReadQueue
+from loraplex.adapters.record import Record
 from support.blocks import make_key
 from support.manager import FakeBlock, FakeHost, ManualLoaders
 
@@ -18,9 +19,9 @@ class Reads:
     def __init__(self) -> None:
         self.host = FakeHost(4)
         self.loaders = ManualLoaders()
-        self.orders: dict[AdapterKey, int] = {}
+        self.records: dict[AdapterKey, Record[FakeBlock]] = {}
         self.queue: ReadQueue[FakeBlock] = ReadQueue(
-            self.host, self.loaders, lambda key: (0, self.orders[key])
+            self.host, self.loaders, lambda record: (0, record.order)
         )
         self.host.files[Path("in use")] = 4
         self.host.read(IN_USE, Path("in use"))
@@ -28,14 +29,17 @@ class Reads:
     def add(self, key: AdapterKey, size: int, order: int) -> None:
         path = Path(key.digest)
         self.host.files[path] = size
-        self.orders[key] = order
-        self.queue.add(key, path)
+        self.records[key] = Record(key, order=order, path=path)
+        self.queue.add(self.records[key])
 
     def run(self) -> list[AdapterKey]:
         """Begin what may begin, end it, and say what arrived."""
         self.queue.start()
         self.loaders.run_all()
-        return [key for key, _ in self.queue.take_finished()]
+        return self.finished()
+
+    def finished(self) -> list[AdapterKey]:
+        return [record.key for record, _ in self.queue.take_finished()]
 
 
 def test_a_refused_read_is_tried_again_when_there_is_new_room_and_not_before() -> None:
@@ -87,8 +91,7 @@ def test_a_failed_read_makes_room_for_a_refused_one() -> None:
     reads.queue.start()
     reads.loaders.run(1)
     reads.loaders.run(0, error=OSError("unreadable"))
-    finished = reads.queue.take_finished()
-    assert [key for key, _ in finished] == [A]
+    assert reads.finished() == [A]
     reads.host.release(IN_USE)
     assert reads.run() == [B]
 
@@ -98,8 +101,8 @@ def test_which_refused_read_is_tried_next_is_decided_anew() -> None:
     reads.add(A, 4, order=1)
     reads.add(B, 4, order=2)
     assert reads.run() == []
-    assert reads.queue.blocked == A
-    reads.orders[A] = 3
+    assert reads.queue.blocked is reads.records[A]
+    reads.records[A].order = 3
     reads.host.release(IN_USE)
     reads.queue.look_again()
     assert reads.run() == [B]
@@ -111,7 +114,7 @@ def test_a_block_that_host_memory_has_is_not_read_again() -> None:
     reads.add(IN_USE, 4, order=1)
     reads.queue.start()
     assert len(reads.loaders) == 0
-    assert [key for key, _ in reads.queue.take_finished()] == [IN_USE]
+    assert reads.finished() == [IN_USE]
     assert reads.host.in_use == {IN_USE}
 
 

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.manager import MAX_BACKOFF_SECONDS, Lease, Tier
+from loraplex.adapters.manager import Lease, Tier
+from loraplex.adapters.record import MAX_BACKOFF_SECONDS
 from support.blocks import make_key
 from support.manager import ResidencyWorld
 
@@ -145,13 +146,13 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        snapshot = {status.key: status for status in self.world.manager.snapshot()}
+        snapshot = {status.key: status for status in self.world.reports.snapshot()}
         held = [lease.key for lease in self.leases.values()]
         for key, status in snapshot.items():
             assert status.num_leases == held.count(key)
         room = self.world.manager._planner
-        leaving = sum(erasure.placement.extent.size for erasure in room._erasures)
-        coming = sum(move.target.extent.size for move in room._moves)
+        leaving = sum(extent.size for extent in room._erasures.extents())
+        coming = sum(extent.size for extent in room._moves.targets())
         device_bytes = sum(status.device_bytes for status in snapshot.values())
         used = self.world.arena.used - leaving - coming
         assert device_bytes == used * self.world.arena.element_bytes
@@ -171,7 +172,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.world.now += MAX_BACKOFF_SECONDS
         self.world.settle()
         assert self.world.arena.used == sum(
-            status.device_bytes // 2 for status in self.world.manager.snapshot()
+            status.device_bytes // 2 for status in self.world.reports.snapshot()
         )
         for key in SIZES:
             self.deleting.add(key)
@@ -179,7 +180,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.world.settle()
         self.take_evicted()
         assert not self.deleting
-        assert self.world.manager.snapshot() == []
+        assert self.world.reports.snapshot() == []
         assert self.world.arena.used == self.world.host.used == 0
         assert not self.world.host.in_use
         assert not self.world.manager.has_pending_work

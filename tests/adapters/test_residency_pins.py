@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.manager import MAX_BACKOFF_SECONDS, PIN_INTERVAL_SECONDS, Tier
-from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure
+from loraplex.adapters.manager import PIN_INTERVAL_SECONDS, Tier
+from loraplex.adapters.record import MAX_BACKOFF_SECONDS, UNCLAIMED_STAY_SECONDS, Departure
 from support.blocks import make_key
 from support.manager import ResidencyWorld
 
@@ -29,7 +29,7 @@ def test_a_pinned_adapter_comes_to_the_device_without_a_request() -> None:
     world.manager.set_pinned([A])
     answer_all(world, 4)
     assert on_device(world, A)
-    assert world.manager.explain(A).is_pinned
+    assert world.reports.explain(A).is_pinned
 
 
 def test_a_pinned_adapter_makes_no_room_for_others() -> None:
@@ -40,7 +40,7 @@ def test_a_pinned_adapter_makes_no_room_for_others() -> None:
         world.now += 100
         world.use(make_key(str(index)), 6)
     assert on_device(world, A)
-    assert world.manager.figures().pinned_bytes == 8
+    assert world.reports.figures().pinned_bytes == 8
     world.manager.set_pinned([])
     world.now += 100
     world.use(B, 10)
@@ -73,13 +73,13 @@ def test_pins_hold_half_of_the_arena_at_most_in_the_order_of_preference() -> Non
     world.fetch(C, 2)
     world.settle()
     assert on_device(world, A, B, C), "there is room for all"
-    assert [world.manager.explain(key).is_pinned for key in (A, B, C)] == [True, False, True]
+    assert [world.reports.explain(key).is_pinned for key in (A, B, C)] == [True, False, True]
     world.now += UNCLAIMED_STAY_SECONDS
     world.use(D, 4)
     assert on_device(world, A, C, D)
     assert not on_device(world, B)
     world.manager.set_pinned([B])
-    assert not world.manager.explain(A).is_pinned
+    assert not world.reports.explain(A).is_pinned
 
 
 def test_a_pin_displaces_what_is_not_pinned() -> None:
@@ -99,7 +99,7 @@ def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
     world.now += PATIENCE_SECONDS
     world.settle()
     assert world.manager.acquire(B, "r") is not None
-    assert world.manager.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.figures().evictions[Departure.DRAINED] == 1
     world.now += MAX_BACKOFF_SECONDS
     world.manager.release("r")
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_deleting_a_pinned_adapter_unpins_it() -> None:
     world.now += MAX_BACKOFF_SECONDS
     world.settle()
     assert world.wanted == []
-    assert not world.manager.explain(A).is_pinned
+    assert not world.reports.explain(A).is_pinned
 
 
 def test_a_stay_outlasts_prefetches_and_pins_but_no_request() -> None:
@@ -157,7 +157,7 @@ def test_a_prefetch_that_finds_no_room_is_given_up_and_a_pin_asked_for_again() -
     world.now += PATIENCE_SECONDS
     world.manager.poll()
     assert world.host.in_use <= {C}
-    assert world.manager.explain(B).transitions[-1].reason == "no_room"
+    assert world.reports.explain(B).transitions[-1].reason == "no_room"
     world.manager.release("r")
     world.now += PIN_INTERVAL_SECONDS
     world.settle()

@@ -15,30 +15,30 @@ A, B, C = (make_key(name) for name in "abc")
 def test_an_explanation_follows_an_adapter_through_its_load() -> None:
     world = ResidencyWorld(arena=10)
     manager = world.manager
-    assert manager.explain(A).state == "stored"
-    assert manager.explain(A).since is None
+    assert manager.reports.explain(A).state == "stored"
+    assert manager.reports.explain(A).since is None
     manager.request(A)
     begun_at = world.now
     world.now += 2
-    found = manager.explain(A)
+    found = manager.reports.explain(A)
     assert (found.state, found.tier, found.since) == ("fetching", Tier.STORE, begun_at)
     assert found.needed_bytes is None
     world.fetch(A, 4)
     world.settle()
-    found = manager.explain(A)
+    found = manager.reports.explain(A)
     assert (found.state, found.tier, found.needed_bytes) == ("resident", Tier.DEVICE, 8)
     assert (found.free_bytes, found.largest_free_bytes, found.leased_bytes) == (12, 12, 0)
     states = [transition.state for transition in found.transitions]
     assert states == ["fetching", "reading", "host", "loading", "resident"]
     manager.acquire(A, "r")
-    assert manager.explain(A).leased_bytes == 8
+    assert manager.reports.explain(A).leased_bytes == 8
 
 
 def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_attempt() -> None:
     world = ResidencyWorld()
     world.manager.request(A)
     world.manager.fetch_failed(A, "object_not_found", "no such object")
-    found = world.manager.explain(A)
+    found = world.reports.explain(A)
     assert found.state == "failed"
     assert found.failure == Failure("object_not_found", "no such object")
     assert found.retry_at == world.now + 0.5
@@ -51,11 +51,11 @@ def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() 
     world.manager.acquire(A, "r")
     world.load(B, 6)
     world.load(C, 4)
-    found = world.manager.explain(C)
+    found = world.reports.explain(C)
     assert (found.state, found.order, found.needed_bytes) == ("host", 1, 8)
     assert (found.free_bytes, found.leased_bytes) == (4, 16)
-    assert world.manager.explain(B).order == 0
-    assert world.manager.explain(A).order == 0
+    assert world.reports.explain(B).order == 0
+    assert world.reports.explain(A).order == 0
 
 
 def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
@@ -63,11 +63,11 @@ def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
     world.use(A, 4)
     world.now += UNCLAIMED_STAY_SECONDS
     world.use(B, 4)
-    found = world.manager.explain(A)
+    found = world.reports.explain(A)
     assert (found.state, found.tier) == ("stored", Tier.HOST)
     assert found.transitions[-1].reason == Departure.SHARE
     world.manager.evict(B)
-    assert world.manager.explain(B).state == "deleting"
+    assert world.reports.explain(B).state == "deleting"
 
 
 def test_histories_are_bounded() -> None:
@@ -94,7 +94,7 @@ def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
     world.now += 0.02
     world.loaders.run()
     world.manager.poll()
-    found = world.manager.figures().load_seconds
+    found = world.reports.figures().load_seconds
     seconds = {stage: round(histogram.sum, 6) for stage, histogram in found.items()}
     assert seconds == {"fetch": 2.0, "read": 0.2, "wait": 0.0, "copy": 0.02}
     assert all(sum(histogram.counts) == 1 for histogram in found.values())
@@ -108,7 +108,7 @@ def test_a_failed_stage_is_not_counted_as_passed() -> None:
     world.manager.fetch_failed(A, "store_unavailable", "no answer")
     world.now += 100
     world.load(A, 4)
-    found = world.manager.figures().load_seconds
+    found = world.reports.figures().load_seconds
     assert sum(found["fetch"].counts) == 1
     assert found["fetch"].sum == 0
 
@@ -130,11 +130,11 @@ def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
         world.load(A, 4)
         assert world.manager.acquire(A, request_id) is not None
     assert world.manager.reap(["alive", "unrelated"]) == ["gone", "lost"]
-    assert world.manager.num_leases_reaped == 2
-    assert world.manager.explain(A).leased_bytes == 8
+    assert world.reports.figures().num_leases_reaped == 2
+    assert world.reports.explain(A).leased_bytes == 8
     assert world.manager.reap(["alive"]) == []
     world.manager.release("gone")
-    assert [status.num_leases for status in world.manager.snapshot()] == [1]
+    assert [status.num_leases for status in world.reports.snapshot()] == [1]
     world.manager.release("alive")
     world.load(B, 4)
     world.now += UNCLAIMED_STAY_SECONDS
@@ -150,8 +150,8 @@ def test_a_map_shows_who_lies_where_and_who_would_go_first() -> None:
         world.now += UNCLAIMED_STAY_SECONDS
     manager.set_pinned([B])
     manager.acquire(C, "r")
-    found = {extent.key: extent for extent in manager.extents()}
-    assert [extent.key for extent in manager.extents()] == [A, B, C], "by offset"
+    found = {extent.key: extent for extent in manager.reports.extents()}
+    assert [extent.key for extent in manager.reports.extents()] == [A, B, C], "by offset"
     assert [(found[key].offset_bytes, found[key].num_bytes) for key in (A, B, C)] == [
         (0, 8),
         (8, 8),
@@ -169,10 +169,10 @@ def test_who_goes_first_is_who_does() -> None:
     for key in (B, A, C):
         world.use(key, 4)
         world.now += UNCLAIMED_STAY_SECONDS
-    ordered = [extent for extent in world.manager.extents() if extent.eviction_order is not None]
+    ordered = [extent for extent in world.reports.extents() if extent.eviction_order is not None]
     first = min(ordered, key=lambda extent: extent.eviction_order or 0).key
     world.use(make_key("d", "other"), 4)
-    assert first not in {extent.key for extent in world.manager.extents()}
+    assert first not in {extent.key for extent in world.reports.extents()}
 
 
 def test_a_map_shows_what_is_on_its_way_and_what_is_in_host_memory() -> None:
@@ -180,13 +180,13 @@ def test_a_map_shows_what_is_on_its_way_and_what_is_in_host_memory() -> None:
     world.use(A, 4)
     world.manager.request(B)
     world.fetch(B, 2)
-    while not world.manager.extents()[1:]:
+    while not world.reports.extents()[1:]:
         world.manager.poll()
-        if world.loaders and len(world.manager.extents()) < 2:
+        if world.loaders and len(world.reports.extents()) < 2:
             world.loaders.run()
-    assert {extent.key: extent.state for extent in world.manager.extents()}[B] == "loading"
-    assert [(entry.key, entry.num_bytes) for entry in world.manager.host_entries()] == [
+    assert {extent.key: extent.state for extent in world.reports.extents()}[B] == "loading"
+    assert [(entry.key, entry.num_bytes) for entry in world.reports.host_entries()] == [
         (A, 8),
         (B, 4),
     ]
-    assert {entry.key: entry.is_in_use for entry in world.manager.host_entries()}[B]
+    assert {entry.key: entry.is_in_use for entry in world.reports.host_entries()}[B]

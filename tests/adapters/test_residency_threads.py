@@ -39,24 +39,20 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
     largest = max(block.plan.num_elements for block in stored.values())
     arena = Arena(make_layout(), 4 * 4 * largest, torch.float32, torch.device("cpu"))
     host = HostCache(make_layout(), 6 * 4 * largest, torch.float32)
-    wanted: list[AdapterKey] = []
     ticks = count()
     with closing(LoaderThreads(2)) as loaders:
         manager: AdapterManager[HostBlock] = AdapterManager(
             arena=arena,
             host=host,
             loaders=loaders,
-            want=wanted.append,
-            has_read=lambda key: None,
             clock=lambda: next(ticks) * 0.01,
             num_soon=2,
         )
         remaining = dict.fromkeys(stored, 6)
         leases: dict[str, Lease] = {}
         for turn in count():
-            for key in wanted:
+            for key in manager.fetches.take_wanted():
                 manager.fetched(key, stored[key].path, Tier.DISK)
-            wanted.clear()
             manager.poll()
             for key in list(remaining):
                 lease = manager.acquire(key, f"{key} {remaining[key]}")
@@ -81,9 +77,11 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
                 break
         for key in stored:
             manager.evict(key)
-        while manager.snapshot() or manager.has_pending_work:
+        while manager.reports.snapshot() or manager.has_pending_work:
             manager.poll()
             manager.take_evicted()
+            manager.fetches.take_wanted()
+            manager.fetches.take_read()
     assert manager.num_evictions > 0
     assert arena.used_bytes == host.used_bytes == 0
     assert not arena.flat.any()

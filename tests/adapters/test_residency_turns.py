@@ -29,10 +29,6 @@ def make_world(*used: AdapterKey) -> ResidencyWorld:
     return world
 
 
-def resident(world: ResidencyWorld) -> set[AdapterKey]:
-    return {key for key in (A, B, C) if world.manager.tier(key) is Tier.DEVICE}
-
-
 def test_of_many_that_requests_name_only_those_whose_turn_is_soon_are_fetched() -> None:
     world = ResidencyWorld(num_soon=2)
     keys = [make_key(str(number)) for number in range(5)]
@@ -100,16 +96,16 @@ def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
 def test_what_no_request_waits_for_goes_first_however_lately_it_was_used() -> None:
     world = make_world(A, B)
     world.manager.expect([A])
-    assert [status.eviction_order for status in world.manager.extents()] == [1, 0]
+    assert [status.eviction_order for status in world.reports.extents()] == [1, 0]
     world.load(C, SIZE)
-    assert resident(world) == {A, C}
+    assert world.resident() == {A, C}
 
 
 def test_of_what_requests_wait_for_the_last_one_goes_for_one_that_is_needed_sooner() -> None:
     world = make_world(A, B)
     world.manager.expect([C, A, B])
     world.load(C, SIZE)
-    assert resident(world) == {A, C}
+    assert world.resident() == {A, C}
 
 
 @pytest.mark.parametrize("turns", [[A, C], [*OTHERS, C, A]], ids=["later", "not soon"])
@@ -119,10 +115,10 @@ def test_what_is_needed_later_or_not_soon_waits_until_the_others_are_needed_no_m
     world = make_world(A)
     world.manager.expect(turns)
     world.load(C, SIZE)
-    assert resident(world) == {A}
+    assert world.resident() == {A}
     world.manager.expect([C])
     world.load(C, SIZE)
-    assert resident(world) == {C}
+    assert world.resident() == {C}
 
 
 def test_what_a_request_named_just_now_makes_no_room_for_one_behind_it() -> None:
@@ -130,10 +126,10 @@ def test_what_a_request_named_just_now_makes_no_room_for_one_behind_it() -> None
     world.manager.expect_last(A)
     world.manager.expect_last(C)
     world.load(C, SIZE)
-    assert resident(world) == {A}
+    assert world.resident() == {A}
     world.manager.expect([])
     world.settle()
-    assert resident(world) == {C}
+    assert world.resident() == {C}
 
 
 def test_once_a_request_has_it_no_turn_keeps_an_adapter() -> None:
@@ -143,7 +139,7 @@ def test_once_a_request_has_it_no_turn_keeps_an_adapter() -> None:
     world.manager.release("user")
     world.manager.acquire(B, "another")
     world.load(C, SIZE)
-    assert resident(world) == {B, C}
+    assert world.resident() == {B, C}
 
 
 def test_a_pin_makes_room_for_itself_whoever_waits() -> None:
@@ -151,19 +147,19 @@ def test_a_pin_makes_room_for_itself_whoever_waits() -> None:
     world.manager.expect([A, B])
     world.manager.set_pinned([C])
     world.load(C, SIZE)
-    assert resident(world) == {A, C}
+    assert world.resident() == {A, C}
 
 
 def test_those_whose_turn_is_next_are_asked_for_again() -> None:
     world = make_world(A)
     world.load(B, SIZE)
-    assert resident(world) == {B}
+    assert world.resident() == {B}
     world.manager.acquire(B, "user")
     world.now += 1
     world.manager.expect([A])
     world.manager.release("user")
     world.settle()
-    assert resident(world) == {A}
+    assert world.resident() == {A}
 
 
 def test_patience_begins_when_the_turn_is_near() -> None:
@@ -199,8 +195,8 @@ def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_befo
     for key in (A, B):
         world.manager.release(key.digest)
     world.settle()
-    assert C in resident(world)
-    assert world.manager.figures().evictions[Departure.DRAINED] == 1
+    assert C in world.resident()
+    assert world.reports.figures().evictions[Departure.DRAINED] == 1
 
 
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
@@ -217,7 +213,7 @@ def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
     world.now += MIN_STAY_SECONDS
     world.manager.release("user")
     world.settle()
-    assert resident(world) == {C}
+    assert world.resident() == {C}
 
 
 @pytest.mark.parametrize("host", [24, 8, 3])
@@ -287,7 +283,7 @@ def num_displaced_by_turn(rng: Random) -> int:
 
 
 def count_drained(world: ResidencyWorld) -> int:
-    return world.manager.figures().evictions[Departure.DRAINED]
+    return world.reports.figures().evictions[Departure.DRAINED]
 
 
 def makes_room(

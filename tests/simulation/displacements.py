@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from loraplex.adapters.arena_planner import ACTIVE_SECONDS, WORKING_SET_SECONDS, Eviction
+from loraplex.adapters.arena_planner import Eviction
+from loraplex.adapters.eviction_policy import ACTIVE_SECONDS, WORKING_SET_SECONDS
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.record import Departure, Record
@@ -31,7 +32,7 @@ class DisplacementChecks:
 
     def __init__(self, manager: AdapterManager[FakeBlock], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._manager = manager
+        self._pins = manager._demand.pins
         self._planner = manager._planner
         self._evict = self._planner._evict
         self._evict_victims = self._planner._evict_victims
@@ -43,7 +44,7 @@ class DisplacementChecks:
     ) -> list[Eviction[FakeBlock]]:
         for record in records:
             require(
-                record.key not in self._manager._pins or reason is Departure.DRAINED,
+                record.key not in self._pins or reason is Departure.DRAINED,
                 Invariant.PINS,
                 f"{record.key} is displaced: {reason}",
             )
@@ -65,7 +66,7 @@ class DisplacementChecks:
                 Invariant.PINS,
                 f"{victim.key} was to be kept, and goes for {newcomer.key}",
             )
-            if not is_beyond or newcomer.key in self._manager._pins:
+            if not is_beyond or newcomer.key in self._pins:
                 continue
             owner = victim.key.tenant_id
             idle_seconds = self._clock() - before.last_used[victim.key]
@@ -82,16 +83,15 @@ class DisplacementChecks:
         now = self._clock()
         held: defaultdict[str, int] = defaultdict(int)
         active = {newcomer.key.tenant_id}
-        occupants = self._planner._occupants
-        for key, record in occupants.items():
-            assert record.placement is not None
-            held[key.tenant_id] += record.placement.extent.size
+        occupants = self._planner.occupants
+        for record in occupants:
+            held[record.key.tenant_id] += record.num_placed
             is_kept = record.kept_until > now
             if record.leases or is_kept or now - record.last_used < ACTIVE_SECONDS:
-                active.add(key.tenant_id)
+                active.add(record.key.tenant_id)
         return _Before(
             held,
             active,
-            {key: record.last_used for key, record in occupants.items()},
-            {key for key, record in occupants.items() if record.kept_until > now},
+            {record.key: record.last_used for record in occupants},
+            {record.key for record in occupants if record.kept_until > now},
         )

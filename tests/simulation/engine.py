@@ -52,8 +52,6 @@ class SimulatedEngine:
             arena=self.arena,
             host=self.host,
             loaders=self.loaders,
-            want=want,
-            has_read=lambda key: None,
             clock=clock,
             num_soon=scenario.limits.max_num_seqs,
         )
@@ -102,6 +100,7 @@ class SimulatedEngine:
         self._next_reap_time = clock() + REAP_INTERVAL_SECONDS
         self.num_reaps = 0
         self._scenario = scenario
+        self._want = want
         self._on_batch = on_batch
         self._clock = clock
         self._on_end = on_end
@@ -152,7 +151,13 @@ class SimulatedEngine:
         if batch:
             self._on_batch(batch)
             self._run(batch, faults)
+        self._tell_fetcher()
         return batch
+
+    def _tell_fetcher(self) -> None:
+        self.manager.fetches.take_read()
+        for key in self.manager.fetches.take_wanted():
+            self._want(key)
 
     def _run(self, batch: ScheduledBatch, faults: Faults) -> None:
         self.device.execute(batch.operations)

@@ -329,8 +329,8 @@ class Checks:
         """Whether every pin in force is on the device, but for those that never fit."""
         manager, sizes = self._engine.manager, self._world.scenario.adapter_sizes
         return all(
-            manager.tier(key) is Tier.DEVICE or sizes[key] > manager._arena.capacity
-            for key in manager._pins
+            manager.tier(key) is Tier.DEVICE or sizes[key] > self._engine.arena.capacity
+            for key in manager._demand.pins
         )
 
     def _check_blocks(self, live: list[Request]) -> None:
@@ -356,7 +356,7 @@ class Checks:
         mine = {request.request_id for request in live if request.lease}
         held = self._engine.manager._leases.keys()
         require(mine == held, Invariant.LEASES_LIVE, f"{sorted(mine ^ held)}")
-        num_reaped = self._engine.manager.num_leases_reaped
+        num_reaped = self._engine.manager._leases.num_reaped
         require(not num_reaped, Invariant.LEASES_LIVE, f"{num_reaped} leases had to be reaped")
 
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
@@ -387,7 +387,8 @@ class Checks:
         manager = self._engine.manager
         if manager.tier(key) is not Tier.DEVICE or manager.failure(key):
             return False
-        return not manager._planner.is_leaving(manager._records[key])
+        record = manager._records.resident(key)
+        return record is not None and not manager._planner.is_leaving(record)
 
     # --- audits ---------------------------------------------------------------------------------
 

@@ -13,10 +13,13 @@ from unittest import mock
 
 from loraplex.adapters.arena_planner import ArenaPlanner
 from loraplex.adapters.byte_shares import Surplus
+from loraplex.adapters.erasures import Erasures
+from loraplex.adapters.eviction_policy import EvictionPolicy, Newcomer
 from loraplex.adapters.extents import Placement
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.leases import Leases
 from loraplex.adapters.manager import AdapterManager, Lease
+from loraplex.adapters.moves import Moves
 from loraplex.adapters.record import Record, State
 from loraplex.adapters.retirements import Retirements
 from loraplex.engine.execution.execution import Execution
@@ -502,36 +505,35 @@ def leaves_deleted_adapters_in_host_memory(
     self._retirements[key].is_off_device = True
 
 
-@_plant(ArenaPlanner, "_retire")
+@_plant(Erasures, "begin")
 def frees_before_zeroing(
-    retire: Any, self: ArenaPlanner[Any], key: AdapterKey, placement: Placement
+    begin: Any, self: Erasures[Any], key: AdapterKey, placement: Placement
 ) -> None:
     """Whoever comes next overwrites it."""
     self._arena.retire(placement)
     self._arena.free(placement)
 
 
-@_plant(ArenaPlanner, "_take_up_erasures")
-def takes_a_failed_erasure_for_done(take: Any, self: ArenaPlanner[Any]) -> int:
+@_plant(Erasures, "poll")
+def takes_a_failed_erasure_for_done(poll: Any, self: Erasures[Any]) -> bool:
     """It has run."""
     finished = [erasure for erasure in self._erasures if erasure.job.done()]
     for erasure in finished:
         self._erasures.remove(erasure)
         self._arena.free(erasure.placement)
-    return len(finished)
+    return bool(finished)
 
 
-@_plant(ArenaPlanner, "_take_up_moves")
-def moves_without_a_new_row(take: Any, self: ArenaPlanner[Any]) -> int:
+@_plant(Moves, "poll")
+def moves_without_a_new_row(poll: Any, self: Moves[Any]) -> bool:
     """The adapter is the same, so its row and generation are."""
-    sources = {move.record.key: move.record.placement for move in self._moves}
-    moved: int = take(self)
-    for key, source in sources.items():
-        record = self._occupants.get(key)
-        if source and record and record.placement and record.placement != source:
-            placed = record.placement
-            record.placement = Placement(source.row, source.generation, placed.extent)
-    return moved
+    sources = [(move.record, move.record.placement) for move in self._moves]
+    has_moved: bool = poll(self)
+    for record, source in sources:
+        if record.placement != source:
+            extent = record.placement.extent
+            record.placement = Placement(source.row, source.generation, extent)
+    return has_moved
 
 
 @_plant(ArenaPlanner, "is_leaving")
@@ -540,39 +542,39 @@ def leases_what_moves(leaving: Any, self: ArenaPlanner[Any], record: Record[Any]
     return False
 
 
-@_plant(ArenaPlanner, "_may_go")
-def displaces_pinned_adapters(may_go: Any, self: ArenaPlanner[Any], record: Record[Any]) -> bool:
+@_plant(EvictionPolicy, "may_go")
+def displaces_pinned_adapters(may_go: Any, self: EvictionPolicy, occupant: Record[Any]) -> bool:
     """They come back by themselves."""
-    pins, self._pins = self._pins, ()
-    found: bool = may_go(self, record)
-    self._pins = pins
+    with mock.patch.object(self._demand, "pins", ()):
+        found: bool = may_go(self, occupant)
     return found
 
 
-@_plant(ArenaPlanner, "_cost_to_evict")
+@_plant(EvictionPolicy, "cost")
 def forgets_that_somebody_asked_for_a_stay(
-    cost: Any, self: ArenaPlanner[Any], record: Record[Any], newcomer: Record[Any], surplus: Surplus
+    cost: Any, self: EvictionPolicy, occupant: Record[Any], newcomer: Newcomer
 ) -> Any:
     """What is wanted now comes before what was wanted then."""
-    kept_until, record.kept_until = record.kept_until, 0.0
-    found = cost(self, record, newcomer, surplus)
-    record.kept_until = kept_until
+    kept_until, occupant.kept_until = occupant.kept_until, 0.0
+    found = cost(self, occupant, newcomer)
+    occupant.kept_until = kept_until
     return found
 
 
-@_plant(ArenaPlanner, "_surplus")
+@_plant(EvictionPolicy, "newcomer")
 def lets_a_parade_displace_the_others(
-    find: Any, self: ArenaPlanner[Any], newcomer: Record[Any], block: Any, may_go: Any
-) -> Surplus:
+    newcomer: Any, self: EvictionPolicy, *args: Any, **kwargs: Any
+) -> Newcomer:
     """Least recently used is fair."""
-    return Surplus(frozenset(), False)
+    found: Newcomer = newcomer(self, *args, **kwargs)
+    return found._replace(surplus=Surplus(frozenset(), False))
 
 
 @_plant(AdapterManager, "_ask_for_pinned")
 def forgets_pins_that_failed_once(ask: Any, self: AdapterManager[Any]) -> None:
     """Whoever pinned it will see that it is broken."""
-    for key in self._pins:
-        if key not in self._records:
+    for key in self._demand.pins:
+        if self._records.get(key) is None:
             self._ask(key, may_begin=True)
 
 

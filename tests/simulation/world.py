@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.manager import MAX_BACKOFF_SECONDS
+from loraplex.adapters.record import MAX_BACKOFF_SECONDS
 from loraplex.engine.errors import AdapterDeleted, NotNow, PromptTooLong
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
@@ -272,10 +272,10 @@ class World:
         coverage["prefix_evictions"] += engine.kv.num_prefix_evictions
         coverage["evictions"] += engine.manager.num_evictions
         coverage["adapter_loads"] += engine.manager.num_loads
-        for reason, count in engine.manager.figures().evictions.items():
+        for reason, count in engine.manager.reports.figures().evictions.items():
             coverage[f"departures_{reason}"] += count
-        coverage["moves"] += engine.manager.figures().num_moves
-        coverage["leases_reaped"] += engine.manager.num_leases_reaped
+        coverage["moves"] += engine.manager.reports.figures().num_moves
+        coverage["leases_reaped"] += engine.manager.reports.figures().num_leases_reaped
         coverage["reaps"] += engine.num_reaps
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims

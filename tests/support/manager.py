@@ -232,17 +232,32 @@ class ResidencyWorld:
         self.loaders = ManualLoaders()
         self.arena = FakeArena(arena)
         self.host = FakeHost(host)
-        self.wanted: list[AdapterKey] = []
-        self.read: list[AdapterKey] = []
+        self._wanted: list[AdapterKey] = []
+        self._read: list[AdapterKey] = []
         self.manager: AdapterManager[FakeBlock] = AdapterManager(
             arena=self.arena,
             host=self.host,
             loaders=self.loaders,
-            want=self.wanted.append,
-            has_read=self.read.append,
             clock=lambda: self.now,
             num_soon=num_soon,
         )
+        self.reports = self.manager.reports
+
+    @property
+    def wanted(self) -> list[AdapterKey]:
+        """What the fetcher was asked for, as long as the test leaves it there."""
+        self._take_fetches()
+        return self._wanted
+
+    @property
+    def read(self) -> list[AdapterKey]:
+        """Of which the fetcher was told that they were read."""
+        self._take_fetches()
+        return self._read
+
+    def _take_fetches(self) -> None:
+        self._read += self.manager.fetches.take_read()
+        self._wanted += self.manager.fetches.take_wanted()
 
     def fetch(self, key: AdapterKey, size: int | Exception, tier: Tier = Tier.STORE) -> None:
         """Answer the oldest wish for this adapter."""
@@ -257,6 +272,7 @@ class ResidencyWorld:
         while len(self.loaders):
             self.loaders.run_all()
             self.manager.poll()
+        self._take_fetches()
 
     def load(self, key: AdapterKey, size: int) -> None:
         """Bring an adapter as far as it gets."""
@@ -264,6 +280,10 @@ class ResidencyWorld:
         if key in self.wanted:
             self.fetch(key, size)
         self.settle()
+
+    def resident(self) -> set[AdapterKey]:
+        """Who is on the device."""
+        return {status.key for status in self.reports.snapshot() if status.tier is Tier.DEVICE}
 
     def evicted(self) -> list[AdapterKey]:
         """Whose deletion ended since the last call."""

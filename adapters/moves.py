@@ -1,0 +1,74 @@
+"""Idle adapters that are copied to another place in the arena, so that free runs join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Generic, NamedTuple
+
+from .erasures import Erasures
+from .extents import Extent, Placement
+from .loaders import Loaders
+from .memories import BlockT, DeviceArena
+from .record import Record
+
+
+class _Move(NamedTuple, Generic[BlockT]):
+    record: Record[BlockT]
+    target: Placement
+    job: Future[None]
+
+
+class Moves(Generic[BlockT]):
+    """While one moves, both its places are taken; the one that it leaves is zeroed."""
+
+    def __init__(
+        self, arena: DeviceArena[BlockT], loaders: Loaders, erasures: Erasures[BlockT]
+    ) -> None:
+        self._arena = arena
+        self._loaders = loaders
+        self._erasures = erasures
+        self._moves: list[_Move[BlockT]] = []
+        self.num_moves = 0
+        """That succeeded."""
+        self.num_moved_elements = 0
+        """Of the arena, that were moved."""
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def begin(self, record: Record[BlockT], avoid: Sequence[Extent]) -> None:
+        """Copy an idle adapter elsewhere; one for which there is no place will be displaced."""
+        source = record.placement
+        assert source is not None
+        target = self._arena.place_again(source.row, avoid=avoid)
+        if target is None:
+            return
+        record.is_moving = True
+        num_bytes = source.extent.size * self._arena.element_bytes
+        job = self._loaders.submit(num_bytes, self._arena.copy_between, source, target)
+        self._moves.append(_Move(record, target, job))
+
+    def poll(self) -> bool:
+        """Take up moves that have ended; True if something changed."""
+        finished = [move for move in self._moves if move.job.done()]
+        for move in finished:
+            self._moves.remove(move)
+            self._end(move)
+        return bool(finished)
+
+    def targets(self) -> list[Extent]:
+        return [move.target.extent for move in self._moves]
+
+    def _end(self, move: _Move[BlockT]) -> None:
+        record, source = move.record, move.record.placement
+        assert source is not None
+        record.is_moving = False
+        if move.job.exception() is not None:
+            self._erasures.begin(record.key, move.target)
+            return
+        self._arena.publish(move.target)
+        record.placement = move.target
+        self._erasures.begin(record.key, source)
+        self.num_moves += 1
+        self.num_moved_elements += move.target.extent.size

@@ -1,0 +1,75 @@
+"""The records of all adapters, and every change of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic
+
+from .histories import Histories
+from .identity import AdapterKey
+from .load_times import LoadTimes
+from .memories import BlockT
+from .record import COMPLETES, Failure, Record, State
+
+
+class Records(Generic[BlockT]):
+    """Adapters that are on the device, on their way or failed; the others have a history at most.
+
+    All changes of state go through here, so that histories and load times miss none.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.histories = Histories()
+        self.load_times = LoadTimes()
+        self._clock = clock
+        self._records: dict[AdapterKey, Record[BlockT]] = {}
+        self._waiting: dict[AdapterKey, Record[BlockT]] = {}
+        """Those in HOST."""
+        self._num_begun = 0
+
+    def __iter__(self) -> Iterator[Record[BlockT]]:
+        return iter(self._records.values())
+
+    def get(self, key: AdapterKey) -> Record[BlockT] | None:
+        return self._records.get(key)
+
+    def resident(self, key: AdapterKey) -> Record[BlockT] | None:
+        """The record of an adapter on the device; None if it is not there."""
+        record = self._records.get(key)
+        return record if record is not None and record.state is State.RESIDENT else None
+
+    def waiting(self) -> list[Record[BlockT]]:
+        """Those in host memory that wait for a place on the device."""
+        return list(self._waiting.values())
+
+    def begin(self, key: AdapterKey) -> Record[BlockT]:
+        """A load begins; `enter` follows."""
+        record = self._records.get(key)
+        if record is None:
+            record = self._records[key] = Record(key)
+        self._num_begun += 1
+        record.begin(self._num_begun, self._clock())
+        return record
+
+    def enter(self, record: Record[BlockT], state: State, failure: Failure | None = None) -> None:
+        """`failure` goes with FAILED."""
+        now = self._clock()
+        if COMPLETES.get(record.state) is state:
+            self.load_times.add(record.state, now - record.entered_at)
+        record.enter(state, now, failure)
+        if state is State.HOST:
+            self._waiting[record.key] = record
+        else:
+            self._waiting.pop(record.key, None)
+        self.note(record.key, state, failure.code if failure else None)
+
+    def forget(self, key: AdapterKey, why: str | None = None) -> None:
+        """The adapter is STORED again; the history tells if there is a reason."""
+        del self._records[key]
+        self._waiting.pop(key, None)
+        if why is not None:
+            self.note(key, State.STORED, why)
+
+    def note(self, key: AdapterKey, state: str, why: str | None) -> None:
+        """Add to the adapter's history."""
+        self.histories.note(key, state, self._clock(), why)
