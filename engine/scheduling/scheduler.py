@@ -46,7 +46,7 @@ from .running import ROUNDING, Running
 from .shares import Shares
 from .step import Step
 from .step_costs import StepCosts, StepShape
-from .waiting import Candidates, WaitingQueue
+from .waiting import WaitingQueue
 
 MIN_RETRY_SECONDS = 1.0
 EXPECT_INTERVAL_SECONDS = 0.05
@@ -455,7 +455,7 @@ class Scheduler:
             elif not self._lease(request):
                 walk.park_line()
             elif self._admission.find(request, unfinished, step):
-                self._admit(request, step, walk)
+                self._admit(request, step)
             else:
                 self._unlease(request)
                 return self._preemption.note_blocked(request)
@@ -536,8 +536,8 @@ class Scheduler:
         self._manager.release(request.request_id)
         request.lease = None
 
-    def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
-        walk.admitted()
+    def _admit(self, request: Request, step: Step) -> None:
+        self._waiting.admit(request)
         num_tokens = step.room_for(request)
         self._admission.take(request, num_tokens)
         step.add(request, num_tokens)

@@ -31,6 +31,7 @@ from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
 from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
@@ -38,7 +39,7 @@ from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step import Step
-from loraplex.engine.scheduling.waiting import WaitingQueue, _Visit
+from loraplex.engine.scheduling.waiting import WaitingQueue
 
 from .runner import STEPS_PER_SEED, run_seed
 
@@ -305,12 +306,12 @@ def spends_no_budget(add: Any, self: Step, request: Request, num_tokens: int) ->
     self._num_prefill_tokens = before
 
 
-@_plant(_Visit, "offer_all")
-def waits_for_absent_adapters(offer_all: Any, self: _Visit[Any], may_run: Any) -> None:
+@_plant(Visit, "offer_all")
+def waits_for_absent_adapters(offer_all: Any, self: Visit[Any], may_run: Any) -> None:
     """A tenant's requests have an order."""
     offer_all(self, may_run)
-    if self.parked:
-        self._order.clear()
+    if self._parked:
+        self._heap.clear()
 
 
 @_plant(Scheduler, "_check_fits")
