@@ -92,7 +92,7 @@ class Load:
             kv=KvBlocks(
                 [KvGroup((0,), None, 0, num_blocks + 1)], BLOCK, prefix_secret=bytes(range(32))
             ),
-            manager=AllResident(),  # type: ignore[arg-type]
+            manager=AllResident(),
             costs=StepCosts(),
             clock=time.monotonic,
         )

@@ -287,9 +287,8 @@ def lets_the_preempted_keep_their_lease(
     preempt: Any, self: Preemption, victim: Request, step: Step
 ) -> None:
     """It will be back at once."""
-    manager, self._manager = self._manager, mock.Mock()
-    preempt(self, victim, step)
-    self._manager = manager
+    with mock.patch.object(self._leases, "_manager", mock.Mock()):
+        preempt(self, victim, step)
 
 
 @_plant(Step, "cancel")
@@ -324,8 +323,8 @@ def has_no_limit_on_the_queue(check: Any, self: Scheduler, request: Request) -> 
     """Waiting costs nothing."""
 
 
-@_plant(Scheduler, "_is_capped")
-def has_no_cap(is_capped: Any, self: Scheduler, request: Request) -> bool:
+@_plant(AdmissionPlanner, "exceeds")
+def has_no_cap(exceeds: Any, self: AdmissionPlanner, request: Request, cap: float) -> bool:
     """Room that is free may be used."""
     return False
 
