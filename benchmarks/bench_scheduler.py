@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
@@ -41,7 +42,10 @@ MAX_P99_SECONDS = 1e-3
 class AllResident:
     """Every adapter is on the device: what residency costs is measured elsewhere."""
 
-    def request(self, key: AdapterKey) -> None:
+    def expect(self, keys: Iterable[AdapterKey]) -> None:
+        """They are there."""
+
+    def expect_last(self, key: AdapterKey) -> None:
         """It is there."""
 
     def acquire(self, key: AdapterKey, request_id: str) -> Lease:
@@ -56,8 +60,14 @@ class AllResident:
     def failure(self, key: AdapterKey) -> Failure | None:
         return None
 
+    def tier(self, key: AdapterKey) -> Tier:
+        return Tier.DEVICE
+
     def loaded_from(self, key: AdapterKey) -> Tier:
         return Tier.HOST
+
+    def load_seconds(self, key: AdapterKey) -> float:
+        return 0.0
 
     def leased_share(self, tenant_id: str) -> float:
         return 0.0
@@ -82,7 +92,7 @@ class Load:
             kv=KvBlocks(
                 [KvGroup((0,), None, 0, num_blocks + 1)], BLOCK, prefix_secret=bytes(range(32))
             ),
-            manager=AllResident(),  # type: ignore[arg-type]
+            manager=AllResident(),
             costs=StepCosts(),
             clock=time.monotonic,
         )

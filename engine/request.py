@@ -10,8 +10,8 @@ from ..adapters.identity import AdapterKey
 from ..adapters.manager import Lease, Tier
 from .draft import NO_DRAFT, Draft
 from .grammars.matcher import Matcher
-from .kv.blocks import SequenceBlocks
 from .kv.prefix_cache import CacheNamespace
+from .kv.sequence_blocks import SequenceBlocks
 from .messages import GenerationRequest, Pooling
 
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks so many tokens take."""
+    return -(-num_tokens // block_size)
+
+
 @dataclass(frozen=True, slots=True)
 class KvGroup:
     """Layers whose keys and values live and die together: one block table, one pool."""
@@ -25,7 +30,7 @@ class KvGroup:
         return self.num_blocks - 1
 
     def num_sink_blocks(self, block_size: int) -> int:
-        return -(-self.sinks // block_size)
+        return num_blocks_for(self.sinks, block_size)
 
     def first_visible_block(self, num_computed: int, block_size: int) -> int:
         """The first block, sinks aside, that the query after `num_computed` tokens sees."""
@@ -41,7 +46,7 @@ class KvGroup:
 
     def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
         """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
-        blocks = -(-num_tokens // block_size)
+        blocks = num_blocks_for(num_tokens, block_size)
         if self.window is None:
             return blocks
         num_visible = (self.window + chunk - 2) // block_size + 2  # for any border of the window

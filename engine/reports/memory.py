@@ -8,6 +8,7 @@ from typing import Any
 from ...adapters.identity import AdapterKey
 from ...adapters.manager import AdapterManager
 from ..kv.blocks import KvBlocks
+from ..kv.group_blocks import GroupBlocks
 from ..messages import ExtentUse, HostUse, KvUse, LineUse, MemoryMap
 from ..scheduling.scheduler import Scheduler
 
@@ -21,8 +22,8 @@ def map_memory(
     kv_block_bytes: Sequence[int],
 ) -> MemoryMap:
     """The answer to MapMemory; `kv_block_bytes` are those of each KV group."""
-    group = kv.fullest_group
-    pool = kv.pool_use(group)
+    group = max(kv.groups, key=lambda group: group.used_fraction)
+    pool, num_cached = group.pool, group.cached.num_unheld
     figures = manager.reports.figures()
     return MemoryMap(
         number=number,
@@ -30,27 +31,26 @@ def map_memory(
         host=[HostUse(*entry) for entry in manager.reports.host_entries()],
         kv=KvUse(
             num_blocks=pool.num_usable,
-            bytes_per_block=kv_block_bytes[group],
-            num_empty=pool.num_free - pool.num_cached,
-            num_cached=pool.num_cached,
+            bytes_per_block=kv_block_bytes[group.index],
+            num_empty=pool.num_free - num_cached,
+            num_cached=num_cached,
             num_used=pool.num_usable - pool.num_free,
         ),
-        lines=_lines(scheduler, kv, group),
+        lines=_lines(scheduler, group),
         free_bytes=figures.free_bytes,
         largest_free_bytes=figures.largest_free_bytes,
         host_used_bytes=figures.host_bytes,
     )
 
 
-def _lines(scheduler: Scheduler, kv: KvBlocks, group: int) -> list[LineUse]:
+def _lines(scheduler: Scheduler, group: GroupBlocks) -> list[LineUse]:
     """What each tenant's requests for each adapter hold, in the order of the first of them."""
     uses: dict[tuple[str, AdapterKey | None], tuple[int, int, int]] = {}
     for request in scheduler.requests():
         line = (request.tenant_id, request.line)
         num_running, num_waiting, num_blocks = uses.get(line, (0, 0, 0))
         if scheduler.is_running(request):
-            num_held = kv.num_held(request.kv, group)
-            uses[line] = num_running + 1, num_waiting, num_blocks + num_held
+            uses[line] = num_running + 1, num_waiting, num_blocks + group.num_held(request.kv)
         else:
             uses[line] = num_running, num_waiting + 1, num_blocks
     return [LineUse(tenant_id, key, *use) for (tenant_id, key), use in uses.items()]

@@ -6,6 +6,7 @@ a request is admitted when its whole prompt fits behind those that are still bei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -42,11 +43,14 @@ class AdmissionPlanner:
         """Whether the request tried last found no blocks."""
         return self._shortage is not None
 
-    def share(self, request: Request) -> float:
-        """The part of the blocks that the request lacks for its known tokens."""
-        return max(
-            count / self._kv.num_usable(group) for group, count in enumerate(self._missing(request))
-        )
+    def exceeds(self, request: Request, cap: float) -> bool:
+        """Whether the tenant would hold more than this part of the batch's places or the blocks."""
+        if cap == math.inf:
+            return False  # what the request would hold need not be worked out
+        running, tenant_id = self._running, request.tenant_id
+        if running.sequence_share(tenant_id) + running.share_of_one > cap:
+            return True
+        return running.kv_share(tenant_id) + self._share(request) > cap
 
     def may_take_sequence(self, request: Request) -> bool:
         """Whether there is a place in the batch, or another tenant owes one."""
@@ -64,7 +68,7 @@ class AdmissionPlanner:
         """
         running = self._running
         if not self._fits(request, unfinished):
-            share = self.share(request)
+            share = self._share(request)
             if not self._preemption.reclaim(request, running.kv_share, share, step):
                 return False
             if not self._fits(request, unfinished):
@@ -80,7 +84,7 @@ class AdmissionPlanner:
         """Make the request that `find` found room for run, with blocks for its first chunk."""
         self._shortage = None
         self.num_forks += request is self._fork
-        self._running.start(request, self._kv.share(request.kv) + self.share(request))
+        self._running.start(request, self._kv.share(request.kv) + self._share(request))
         has_grown = self._kv.grow(request.kv, request.num_computed_tokens, num_tokens)
         assert has_grown, "room was found for all its tokens"
 
@@ -108,6 +112,12 @@ class AdmissionPlanner:
             self._kv.num_free(group) - sum(missing[group] for missing in promised)
             for group in range(len(request.kv.tables))
         ]
+
+    def _share(self, request: Request) -> float:
+        """The part of the blocks that the request lacks for its known tokens."""
+        return max(
+            count / self._kv.num_usable(group) for group, count in enumerate(self._missing(request))
+        )
 
     def _missing(self, request: Request) -> Sequence[int]:
         return self._kv.num_missing(

@@ -5,15 +5,13 @@ Torch-free.
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...adapters.manager import AdapterManager
-from ..kv.block_pool import NULL_BLOCK
 from ..kv.blocks import KvBlocks
 from ..request import Request
+from .adapter_leases import AdapterLeases
 from .running import ROUNDING, Measure, Running
 from .step import Step
 from .step_costs import StepCosts
+from .swap_costs import SwapCosts
 from .waiting import WaitingQueue
 
 RECLAIM_SECONDS = 0.03
@@ -30,9 +28,9 @@ class Preemption:
         running: Running,
         waiting: WaitingQueue[Request],
         kv: KvBlocks,
-        manager: AdapterManager[Any],
+        leases: AdapterLeases,
         costs: StepCosts,
-        kv_block_bytes: tuple[int, ...],
+        swap_costs: SwapCosts,
         tenant_cap: float,
     ) -> None:
         self.num_preemptions = 0
@@ -41,9 +39,9 @@ class Preemption:
         self._running = running
         self._waiting = waiting
         self._kv = kv
-        self._manager = manager
+        self._leases = leases
         self._costs = costs
-        self._kv_block_bytes = kv_block_bytes
+        self._swap_costs = swap_costs
         self._tenant_cap = tenant_cap
         self._blocked_tenant = ""
         self._num_blocked_steps = 0
@@ -88,10 +86,6 @@ class Preemption:
             return False  # whoever gives way will wait, so the cap on the others applies
         return self._running.owes(request, measure, share)
 
-    def swap_bytes(self, group: int, num_blocks: int) -> int:
-        """What moving so many blocks between device and host comes to; 0 if that is not known."""
-        return num_blocks * self._kv_block_bytes[group] if self._kv_block_bytes else 0
-
     def _preempt(self, victim: Request, step: Step) -> None:
         """Take everything from a running request but its tokens and, if it pays, their KV."""
         self.num_preemptions += 1
@@ -103,16 +97,11 @@ class Preemption:
         else:
             self._kv.release(victim.kv)
             victim.num_computed_tokens = 0
-        self._manager.release(victim.request_id)
-        victim.lease = None
+        self._leases.give_back(victim)
         self._waiting.add_front(victim)
 
     def _pays_to_swap(self, victim: Request) -> bool:
         if not victim.num_computed_tokens:
             return False
-        num_bytes = sum(
-            self.swap_bytes(group, len(table) - table.count(NULL_BLOCK))
-            for group, table in enumerate(victim.kv.tables)
-        )
-        there_and_back = 2 * self._costs.swap_seconds(num_bytes)
-        return there_and_back <= self._costs.recompute_seconds(victim.num_computed_tokens)
+        recompute_seconds = self._costs.recompute_seconds(victim.num_computed_tokens)
+        return self._swap_costs.round_trip_seconds(victim.kv) <= recompute_seconds

@@ -10,30 +10,19 @@ Torch-free; takes its clock and everything it decides over as arguments.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...adapters.errors import ObjectCorrupt, ObjectNotFound
-from ...adapters.identity import AdapterKey
-from ...adapters.manager import AdapterManager, Tier
+from ...adapters.tier import Tier
 from ..config import MAX_READ_ROWS
-from ..errors import (
-    AdapterDeleted,
-    AdapterLoadFailed,
-    AdapterLost,
-    AdapterTooLarge,
-    DeadlineExceeded,
-    EngineError,
-    Overloaded,
-    PromptTooLong,
-    TenantQueueFull,
-)
+from ..errors import DeadlineExceeded, EngineError, PromptTooLong
 from ..kv.blocks import KvBlocks
-from ..kv.layout import SwapIn, SwapOut
 from ..messages import RequestStarted
 from ..request import Request
+from .adapter_leases import AdapterLeases
+from .adapter_provider import AdapterProvider
 from .admission_planner import AdmissionPlanner
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence
@@ -41,19 +30,16 @@ from .deadlines import Deadlines
 from .draft_policy import DraftPolicy, NoDrafts
 from .fairness import VirtualTokenCounters
 from .groups import Groups
+from .held_requests import HeldRequests
 from .preemption import Preemption
+from .prefills import Prefills
+from .queue_limits import QueueLimits
 from .running import ROUNDING, Running
 from .shares import Shares
 from .step import Step
 from .step_costs import StepCosts, StepShape
-from .waiting import Candidates, WaitingQueue
-
-MIN_RETRY_SECONDS = 1.0
-EXPECT_INTERVAL_SECONDS = 0.05
-"""How often residency is told which adapters are needed next."""
-MAX_EXPECTED = 256
-"""Lines whose adapters are named then, or those of two batches: who waits behind so many makes no
-difference yet."""
+from .swap_costs import SwapCosts
+from .waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +77,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         kv: KvBlocks,
-        manager: AdapterManager[Any],
+        manager: AdapterProvider,
         costs: StepCosts,
         clock: Callable[[], float],
         drafts: DraftPolicy | None = None,
@@ -100,7 +86,7 @@ class Scheduler:
         self.limits = limits
         self.counters: VirtualTokenCounters[str] = VirtualTokenCounters()
         self._kv = kv
-        self._manager = manager
+        self._leases = AdapterLeases(manager, clock, max_num_seqs=limits.max_num_seqs)
         self._costs = costs
         self._clock = clock
         self._drafts = drafts or NoDrafts()
@@ -110,20 +96,22 @@ class Scheduler:
         self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
         self._groups = Groups(self._running)
         self._deadlines = Deadlines()
-        self._held: dict[Request, None] = {}
-        self._num_held: Counter[str] = Counter()
+        self._held = HeldRequests()
         self._backlog = Backlog(costs)
+        self._queue_limits = QueueLimits(
+            max_queued=limits.max_queued, max_queued_per_tenant=limits.max_queued_per_tenant
+        )
+        self._swap_costs = SwapCosts(costs, limits.kv_block_bytes)
         self._preemption = Preemption(
             running=self._running,
             waiting=self._waiting,
             kv=kv,
-            manager=manager,
+            leases=self._leases,
             costs=costs,
-            kv_block_bytes=limits.kv_block_bytes,
+            swap_costs=self._swap_costs,
             tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
-        self._next_expect_time = 0.0
         self._admission = AdmissionPlanner(
             kv=kv,
             running=self._running,
@@ -131,6 +119,8 @@ class Scheduler:
             preemption=self._preemption,
             chunk=limits.max_num_batched_tokens,
         )
+
+    # --- what may be asked ----------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -180,7 +170,7 @@ class Scheduler:
 
     def tier_of(self, request: Request) -> Tier | None:
         """Where the request's adapter is now; None for the base model."""
-        return None if request.line is None else self._manager.tier(request.line)
+        return self._leases.tier_of(request)
 
     @property
     def is_full(self) -> bool:
@@ -210,14 +200,13 @@ class Scheduler:
         self._backlog.enter(request)
         self._deadlines.add(request)
         if is_held:
-            self._held[request] = None
-            self._num_held[request.tenant_id] += 1
+            self._held.add(request)
         else:
             self._offer(request)
 
     def release(self, request: Request) -> None:
         """What the request was held for is there: it waits for its turn like any other."""
-        self._drop_hold(request)
+        self._held.remove(request)
         self._offer(request)
 
     def finish(self, request: Request) -> None:
@@ -230,7 +219,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._deadlines.remove(request)
         if request in self._held:
-            self._drop_hold(request)
+            self._held.remove(request)
         else:
             self._withdraw(request)
         if request.started:
@@ -238,9 +227,46 @@ class Scheduler:
         else:
             self._backlog.leave(request)
         self._kv.release(request.kv)
-        self._unlease(request)
+        self._leases.give_back(request)
         if not self._requests:  # and perhaps no step for a long time
-            self._manager.expect(())
+            self._leases.expect_none()
+
+    def _check_fits(self, request: Request) -> None:
+        longest = request.num_prompt_tokens + request.submitted.sampling.max_tokens
+        chunk = self.limits.max_num_batched_tokens
+        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
+            capacity = min(self.limits.max_model_len, self._kv.longest())
+            raise PromptTooLong(
+                f"{request.num_prompt_tokens} prompt tokens and max_tokens="
+                f"{request.submitted.sampling.max_tokens} exceed {capacity} tokens"
+            )
+
+    def _check_queue(self, request: Request) -> None:
+        is_full = self._admission.is_short or self._running.is_full
+        tenant_id = request.tenant_id
+        self._queue_limits.check(
+            request,
+            num_queued=self.num_waiting,
+            num_of_tenant=self._waiting.num_of(tenant_id) + self._held.num_of(tenant_id),
+            wait_seconds=self._backlog.wait_seconds(request, self._last_shape, is_full=is_full),
+        )
+
+    def _offer(self, request: Request) -> None:
+        """From here on a step may take the request."""
+        self._waiting.add(request)
+        self._shares.enter(request)
+        self._groups.add(request)
+        self._leases.expect_last(request)
+
+    def _withdraw(self, request: Request) -> None:
+        self._groups.remove(request)
+        self._shares.leave(request)
+        if request in self._running:
+            self._running.stop(request)
+        else:
+            self._waiting.remove(request)
+
+    # --- a step ---------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""
@@ -257,7 +283,7 @@ class Scheduler:
         self._bound_prefill(step)
         self._schedule_prefills(step, prefills)
         self._grow_drafts(step)
-        self._expect_adapters()
+        self._leases.expect_next(self._waiting)
         return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
     def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
@@ -283,69 +309,15 @@ class Scheduler:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
         self._last_shape = batch.shape
         self._costs.observe(batch.shape, seconds - swap_seconds)
-        num_bytes = sum(
-            self._preemption.swap_bytes(operation.group, len(operation.block_ids))
-            for operation in batch.operations
-            if isinstance(operation, SwapIn | SwapOut)
-        )
-        if num_bytes and swap_seconds > 0:
-            self._costs.observe_swap(num_bytes, swap_seconds)
-
-    def _offer(self, request: Request) -> None:
-        """From here on a step may take the request."""
-        self._waiting.add(request)
-        self._shares.enter(request)
-        self._groups.add(request)
-        if request.line:
-            self._manager.expect_last(request.line)
-
-    def _withdraw(self, request: Request) -> None:
-        self._groups.remove(request)
-        self._shares.leave(request)
-        if request in self._running:
-            self._running.stop(request)
-        else:
-            self._waiting.remove(request)
-
-    def _drop_hold(self, request: Request) -> None:
-        del self._held[request]
-        self._num_held[request.tenant_id] -= 1
-        if not self._num_held[request.tenant_id]:
-            del self._num_held[request.tenant_id]
-
-    # --- refusals -------------------------------------------------------------------------------
-
-    def _check_fits(self, request: Request) -> None:
-        longest = request.num_prompt_tokens + request.submitted.sampling.max_tokens
-        chunk = self.limits.max_num_batched_tokens
-        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
-            capacity = min(self.limits.max_model_len, self._kv.longest())
-            raise PromptTooLong(
-                f"{request.num_prompt_tokens} prompt tokens and max_tokens="
-                f"{request.submitted.sampling.max_tokens} exceed {capacity} tokens"
-            )
-
-    def _check_queue(self, request: Request) -> None:
-        is_full = self._admission.is_short or self._running.is_full
-        wait = self._backlog.wait_seconds(request, self._last_shape, is_full=is_full)
-        later = max(wait, MIN_RETRY_SECONDS)
-        num_own = self._waiting.num_of(request.tenant_id) + self._num_held[request.tenant_id]
-        if num_own >= self.limits.max_queued_per_tenant:
-            raise TenantQueueFull(retry_after_seconds=later)
-        if self.num_waiting >= self.limits.max_queued:
-            raise Overloaded(retry_after_seconds=later)
-        deadline = request.submitted.deadline_seconds
-        if deadline is not None and wait > deadline:
-            raise Overloaded(
-                f"The expected wait is about {wait:.1f} s, the deadline {deadline:.1f} s.",
-                retry_after_seconds=later,
-            )
+        self._swap_costs.observe(batch.operations, swap_seconds)
 
     def _end_expired(self, step: Step) -> None:
         for request_id in self._deadlines.expired(self._clock()):
-            request = self._requests[request_id]
-            self.finish(request)
-            step.failed.append((request, DeadlineExceeded()))
+            self._fail(self._requests[request_id], DeadlineExceeded(), step)
+
+    def _fail(self, request: Request, error: EngineError, step: Step) -> None:
+        self.finish(request)
+        step.failed.append((request, error))
 
     # --- what runs ------------------------------------------------------------------------------
 
@@ -407,11 +379,10 @@ class Scheduler:
 
     def _schedule_prefills(self, step: Step, prefills: list[Request]) -> None:
         """Prompts go on, and waiting ones join them, in the order of their tenants' service."""
-        counter = self.counters.counter
-        ordered = deque(sorted(prefills, key=lambda request: counter(request.tenant_id)))
+        ordered = Prefills(prefills, self.counters)
         if self._waiting and not step.is_short:
             self._admit_waiting(step, ordered)
-        for request in ordered:
+        for request in ordered.rest():
             self._continue_prompt(request, step)
 
     def _continue_prompt(self, request: Request, step: Step) -> None:
@@ -432,112 +403,51 @@ class Scheduler:
 
     # --- what waits -----------------------------------------------------------------------------
 
-    def _admit_waiting(self, step: Step, prefills: deque[Request]) -> None:
+    def _admit_waiting(self, step: Step, prefills: Prefills) -> None:
         """Admit who fits, least served tenant first, until the first that finds no room.
 
         Those behind it must not take the room it waits for.
         """
-        unfinished = tuple(prefills)
-        walk = self._waiting.candidates(self._has_adapter)
+        unfinished = prefills.left()
+        walk = self._waiting.candidates(self._leases.is_settled)
         for request in walk:
-            self._continue_before(request, prefills, step)
+            for earlier in prefills.before(request):
+                self._continue_prompt(earlier, step)
             if not step.budget or step.is_short:
                 return
-            if self._fails(request, step):
-                continue
-            awaits_group = request.num_computed_tokens == 0 and self._groups.awaits_prompt(request)
-            if awaits_group or not step.room_for(request):
+            if error := self._leases.load_error(request):
+                self._fail(request, error, step)
+            elif self._awaits_group(request) or not step.room_for(request):
                 walk.skip()
-            elif self._is_capped(request):
+            elif self._admission.exceeds(request, self._cap_on(request)):
                 walk.stop_tenant()
             elif not self._admission.may_take_sequence(request):
                 return self._preemption.note_blocked(request)
-            elif not self._lease(request):
+            elif not self._leases.take(request, self._cap_on(request)):
                 walk.park_line()
             elif self._admission.find(request, unfinished, step):
-                self._admit(request, step, walk)
+                self._admit(request, step)
             else:
-                self._unlease(request)
+                self._leases.give_back(request)
                 return self._preemption.note_blocked(request)
 
-    def _expect_adapters(self) -> None:
-        """Say whose turn is next, however full the batch is: their adapters are loaded meanwhile,
-        and stay for them."""
-        if self._clock() < self._next_expect_time:
-            return
-        self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
-        lines = self._waiting.next_lines(max(MAX_EXPECTED, 2 * self.limits.max_num_seqs))
-        self._manager.expect(line for line in lines if isinstance(line, AdapterKey))
+    def _awaits_group(self, request: Request) -> bool:
+        """Whether another of its group is computing the prompt of which it has nothing yet."""
+        return request.num_computed_tokens == 0 and self._groups.awaits_prompt(request)
 
-    def _continue_before(self, request: Request, prefills: deque[Request], step: Step) -> None:
-        """Continue the prompts of the candidate's tenant and of those that had less service."""
-        counter, tenant_id = self.counters.counter, request.tenant_id
-        while prefills and (
-            prefills[0].tenant_id == tenant_id
-            or counter(prefills[0].tenant_id) < counter(tenant_id)
-        ):
-            self._continue_prompt(prefills.popleft(), step)
+    def _cap_on(self, request: Request) -> float:
+        """The part of anything that the tenant may hold with this request.
 
-    def _fails(self, request: Request, step: Step) -> bool:
-        failure = self._manager.failure(request.line) if request.line else None
-        if failure is None:
-            return False
-        self.finish(request)
-        error = _LOAD_ERRORS.get(failure.code, AdapterLoadFailed)
-        step.failed.append((request, error(f"{error.__doc__} {failure.message}")))
-        return True
-
-    def _may_be_capped(self, request: Request) -> bool:
-        """Whether others wait; one request a tenant may run whatever it takes."""
+        It is bounded while others wait; one request a tenant may run whatever it takes.
+        """
         others_wait = len(self._waiting) > self._waiting.num_of(request.tenant_id)
-        return others_wait and self._running.num_of(request.tenant_id) > 0
+        if others_wait and self._running.num_of(request.tenant_id) > 0:
+            return self.limits.tenant_cap + ROUNDING
+        return math.inf
 
-    def _is_capped(self, request: Request) -> bool:
-        """Whether the tenant would hold more than one may while others wait."""
-        tenant_id, cap = request.tenant_id, self.limits.tenant_cap + ROUNDING
-        if not self._may_be_capped(request):
-            return False
-        share = self._running.sequence_share(tenant_id) + self._running.share_of_one
-        return (
-            share > cap or self._running.kv_share(tenant_id) + self._admission.share(request) > cap
-        )
-
-    def _has_adapter(self, request: Request) -> bool:
-        """Whether its adapter is on the device or has failed; `expect` says that it is needed."""
-        if request.line is None or self._manager.is_settled(request.line):
-            return True
-        return self._note_missing(request)
-
-    def _note_missing(self, request: Request) -> bool:
-        """False: it cannot run. The time that it waits for its adapter begins."""
-        if request.adapter_missing_since is None:
-            request.adapter_missing_since = self._clock()
-        return False
-
-    def _lease(self, request: Request) -> bool:
-        """Take the lease on the adapter; False if it is absent or its tenant's bytes are capped."""
-        if request.line is None:
-            return True
-        tenant_id = request.tenant_id
-        before = self._manager.leased_share(tenant_id)
-        request.lease = self._manager.acquire(request.line, request.request_id)
-        if request.lease is None:
-            return self._note_missing(request)
-        cap = max(before, self.limits.tenant_cap + ROUNDING)
-        if self._manager.leased_share(tenant_id) > cap and self._may_be_capped(request):
-            self._unlease(request)
-            return False
-        if request.adapter_missing_since is not None:
-            request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
-            request.adapter_missing_since = None
-        return True
-
-    def _unlease(self, request: Request) -> None:
-        self._manager.release(request.request_id)
-        request.lease = None
-
-    def _admit(self, request: Request, step: Step, walk: Candidates[Request]) -> None:
-        walk.admitted()
+    def _admit(self, request: Request, step: Step) -> None:
+        """It has a lease and room: it runs from this step on."""
+        self._waiting.admit(request)
         num_tokens = step.room_for(request)
         self._admission.take(request, num_tokens)
         step.add(request, num_tokens)
@@ -553,29 +463,7 @@ class Scheduler:
             request_id=request.request_id,
             queue_seconds=self._clock() - request.arrival_time,
             adapter_wait_seconds=request.adapter_wait_seconds,
-            adapter_tier=self._found_tier(request),
+            adapter_tier=self._leases.found_tier(request),
             num_cached_tokens=request.num_cached_tokens,
-            adapter_load_ms=self._load_ms(request),
+            adapter_load_ms=self._leases.load_ms(request),
         )
-
-    def _load_ms(self, request: Request) -> float | None:
-        if request.line is None:
-            return None
-        if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
-            return 0.0
-        return 1e3 * self._manager.load_seconds(request.line)
-
-    def _found_tier(self, request: Request) -> Tier | None:
-        """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
-        if request.line is None or request.adapter_tier is not Tier.STORE:
-            return request.adapter_tier
-        return self._manager.loaded_from(request.line) or Tier.STORE
-
-
-_LOAD_ERRORS: dict[str, type[EngineError]] = {
-    AdapterDeleted.code: AdapterDeleted,
-    AdapterTooLarge.code: AdapterTooLarge,
-    ObjectNotFound.code: AdapterLost,
-    ObjectCorrupt.code: AdapterLost,
-}
-"""What a caller can act on; every other failure of a load is one for the operator's log."""

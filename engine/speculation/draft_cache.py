@@ -12,9 +12,10 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ..kv.blocks import KvBlocks, SequenceBlocks
+from ..kv.blocks import KvBlocks
 from ..kv.layout import KvGroup, KvOperation
 from ..kv.prefix_cache import CacheNamespace
+from ..kv.sequence_blocks import SequenceBlocks
 from ..request import Request
 
 

@@ -29,7 +29,6 @@ class Job:
     line: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
-    deadline: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -77,11 +76,11 @@ class OurQueue:
         return [*self.queue.tenants]
 
     def admit(self, room: int) -> Iterator[Job]:
-        for job in (walk := self.queue.candidates()):
+        for job in self.queue.candidates():
             if job.num_tokens > room:
                 return
             room -= job.num_tokens
-            walk.admitted()
+            self.queue.admit(job)
             self.queue.charge(job, input_tokens=job.num_inputs)
             yield job
 

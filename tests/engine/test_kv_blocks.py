@@ -7,9 +7,10 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
-from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")
@@ -149,7 +150,7 @@ def test_without_a_secret_nothing_is_cached() -> None:
     kv = make_blocks(full(8), caching=False)
     compute(kv, list(range(8)))
     assert kv.match(kv.new_sequence(), NAMESPACE, list(range(9))) == 0
-    assert kv.num_cached_blocks == 0
+    assert len(kv.groups[0].cached) == 0
 
 
 def test_who_computed_known_content_goes_on_with_the_cached_block() -> None:
@@ -176,7 +177,7 @@ def test_prefixes_are_evicted_from_their_leaves() -> None:
         found = kv.new_sequence()
         assert kv.match(found, NAMESPACE, [*tokens, 0]) == num_freed
         kv.release(found)
-        assert kv.num_prefix_evictions == num_taken
+        assert kv.groups[0].cached.num_evictions == num_taken
 
 
 def test_dropping_an_adapter_forgets_its_prefixes_in_every_group() -> None:
@@ -236,16 +237,17 @@ def test_the_peak_is_exactly_what_a_sequence_comes_to_hold(
 def test_a_prompt_computed_in_chunks_may_be_longer_than_a_windowed_group() -> None:
     kv = make_blocks(full(20), windowed(4, window=8))
     seq = kv.new_sequence()
-    assert not kv.can_grow(seq, 0, 60)
+    assert (kv.num_free(0), kv.num_free(1)) == (20, 4)
+    assert kv.num_missing(seq, 0, 60) == (15, 15)
+    assert not kv.grow(seq, 0, 60)
     assert kv.num_missing(seq, 0, 60, chunk=4) == (15, 4)
-    assert kv.can_grow(seq, 0, 60, chunk=4)
 
 
 def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None:
     kv = make_blocks(full(16), windowed(16, window=6, sinks=1))
     tokens = list(range(24))
     kv.release(compute(kv, tokens))
-    cached = kv._groups[1].cached
+    cached = kv.groups[1].cached
     found = kv.new_sequence()
     assert kv.match(found, NAMESPACE, [*tokens, 0]) == 24
     table = list(found.tables[1])
@@ -275,7 +277,6 @@ def test_a_forks_last_block_is_copied_by_whoever_writes_first() -> None:
     assert kv.grow(parent, 6, 1)
     assert kv.take_operations() == []
     assert parent.tables[0][1] == shared != child.tables[0][1]
-    assert kv.num_copies == 1
     kv.check_integrity([parent, child])
 
 
@@ -283,8 +284,9 @@ def test_a_parent_that_writes_on_leaves_the_shared_block_to_its_fork() -> None:
     kv = make_blocks(full(8))
     parent, child = compute(kv, list(range(6))), kv.new_sequence()
     kv.fork(parent, child, 5)
+    kv.take_operations()
     assert kv.grow(parent, 6, 1)
-    assert kv.num_copies == 1
+    assert kv.take_operations() == [CopyBlock(0, child.tables[0][1], parent.tables[0][1])]
     assert parent.tables[0][1] != child.tables[0][1]
 
 
@@ -342,7 +344,6 @@ def test_a_swapped_sequence_comes_back_with_its_content() -> None:
         SwapIn(0, (0, 1, 2), tuple(seq.tables[0])),
         SwapIn(1, (0, 1), tuple(seq.tables[1][1:])),
     ]
-    assert (kv.num_swapped_out, kv.num_swapped_in) == (5, 5)
     assert not seq.is_swapped
     kv.check_integrity([seq])
 
@@ -375,7 +376,7 @@ def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
     assert kv.num_missing(seq, 10, 1) == (2,), "one block the reader holds already"
     assert kv.grow(seq, 10, 1)
     assert seq.tables[0][:2] == tables[:2]
-    assert kv.num_swapped_in == 1
+    assert kv.take_operations() == [SwapIn(0, (2,), (seq.tables[0][2],))]
     kv.check_integrity([seq, reader])
 
 
@@ -387,9 +388,9 @@ def test_what_came_back_from_the_host_is_published_again() -> None:
     other = kv.new_sequence()
     assert kv.grow(other, 0, 8)  # takes the cached block
     kv.release(other)
-    assert kv.num_cached_blocks == 0
+    assert len(kv.groups[0].cached) == 0
     compute(kv, tokens, seq=seq, start=7)
-    assert kv.num_cached_blocks == 2
+    assert len(kv.groups[0].cached) == 2
 
 
 def test_aborting_a_swapped_sequence_gives_its_slots_back() -> None:

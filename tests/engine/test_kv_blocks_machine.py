@@ -16,9 +16,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
-from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks
+from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 
 SIZE = 2
 SECRET = b"s" * 32
@@ -57,6 +58,8 @@ class PlayedTensors:
 
     device: dict[tuple[int, int], list[Content | None]] = field(default_factory=dict)
     host: dict[tuple[int, int], list[Content | None]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Blocks copied and swapped in."""
 
     def execute(self, operations: list[KvOperation]) -> None:
         for operation in operations:
@@ -68,6 +71,7 @@ class PlayedTensors:
                 case CopyBlock():
                     copied = self.device[group, operation.source]
                     self.device[group, operation.target] = list(copied)
+                    self.counts["copies"] += 1
                 case SwapOut():
                     for block_id, slot in zip(
                         operation.block_ids, operation.host_slots, strict=True
@@ -78,6 +82,7 @@ class PlayedTensors:
                         operation.block_ids, operation.host_slots, strict=True
                     ):
                         self.device[group, block_id] = list(self.host[group, slot])
+                        self.counts["swapped in"] += 1
         assert all(block_id != NULL_BLOCK for _, block_id in self.device)
 
 
@@ -96,13 +101,13 @@ class KvBlocksMachine(RuleBasedStateMachine):
         self.tensors = PlayedTensors()
         self.live: list[Sequence] = []
         self.hasher = PrefixHasher(SIZE, secret=SECRET)
-        for group in self.kv._groups:
+        for group in self.kv.groups:
             if group.layout.window is None:
                 self._watch_evictions(group.index)
 
     def _watch_evictions(self, index: int) -> None:
         """Without windows nothing is forgotten before what builds on it, unless that is in use."""
-        group = self.kv._groups[index]
+        group = self.kv.groups[index]
         evict = group.pool.on_reuse
         assert evict is not None
 
@@ -157,7 +162,8 @@ class KvBlocksMachine(RuleBasedStateMachine):
         if sequence not in self.live or sequence.num_scheduled or not num_tokens:
             return
         computed = sequence.num_computed
-        possible = self.kv.can_grow(sequence.kv, computed, num_tokens)
+        missing = self.kv.num_missing(sequence.kv, computed, num_tokens)
+        possible = all(count <= self.kv.num_free(group) for group, count in enumerate(missing))
         held = [list(table) for table in sequence.kv.tables]
         assert self.kv.grow(sequence.kv, computed, num_tokens) == possible
         if possible:
@@ -223,7 +229,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
     @rule()
     def drop_adapter(self) -> None:
         self.kv.drop_adapter(ADAPTER)
-        for group in self.kv._groups:
+        for group in self.kv.groups:
             for prefix in group.cached._prefixes.values():
                 assert prefix.namespace.adapter != ADAPTER
 
@@ -235,7 +241,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         for sequence in self.live:
             for index in range(len(self.layout)):
                 self._check_readable(sequence, index)
-        for index, group in enumerate(self.kv._groups):
+        for index, group in enumerate(self.kv.groups):
             for block_id, prefix in group.cached._prefixes.items():
                 self._check_published(prefix.key, self.tensors.device[index, block_id])
 
@@ -298,9 +304,8 @@ def test_long_walks_reach_every_mechanism() -> None:
             _walk(machine, rng)
             machine.nothing_is_leaked_or_doubly_owned()
             reached["hits"] += sum(seq.num_computed > 0 for seq in machine.live[-1:])
-        reached["copies"] += machine.kv.num_copies
-        reached["evictions"] += machine.kv.num_prefix_evictions
-        reached["swapped in"] += machine.kv.num_swapped_in
+        reached["evictions"] += sum(group.cached.num_evictions for group in machine.kv.groups)
+        reached += machine.tensors.counts
         reached["left behind"] += sum(map(any, (seq.kv.num_freed for seq in machine.live)))
         machine.teardown()
     for mechanism in ("hits", "copies", "evictions", "swapped in", "left behind"):

@@ -106,7 +106,7 @@ def test_publishing_known_content_keeps_the_first_block() -> None:
     kv = make_blocks()
     first = store(kv, NAMESPACE, [1, 1, 1, 1])
     assert store(kv, NAMESPACE, [1, 1, 1, 1]) == first
-    assert kv.num_cached_blocks == 1
+    assert len(kv.groups[0].cached) == 1
 
 
 def test_dropping_an_adapter_forgets_its_blocks_and_no_others() -> None:

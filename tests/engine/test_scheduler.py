@@ -11,8 +11,8 @@ from loraplex.adapters.manager import Failure, Tier
 from loraplex.engine.errors import PromptTooLong
 from loraplex.engine.kv.layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.adapter_leases import EXPECT_INTERVAL_SECONDS
 from loraplex.engine.scheduling.batch import ScheduledBatch
-from loraplex.engine.scheduling.scheduler import EXPECT_INTERVAL_SECONDS
 from loraplex.engine.scheduling.step_costs import StepShape
 from support.scheduling import BLOCK, SchedulerBench, counts, steps_until
 

@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from loraplex.engine.scheduling.candidates import Candidates
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
-from loraplex.engine.scheduling.waiting import Candidates, WaitingQueue
+from loraplex.engine.scheduling.waiting import WaitingQueue
 
 AGEING = 10.0
 
@@ -22,7 +23,6 @@ class Entry:
     line: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
-    deadline: float | None = None
     tenant_weight: float = 1.0
 
 
@@ -166,7 +166,6 @@ ENTRIES = st.builds(
     line=st.sampled_from([None, "x", "y"]),
     priority=st.integers(-1, 2),
     arrival_time=st.integers(0, 30).map(float),
-    deadline=st.none() | st.integers(0, 40).map(float),
 )
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 
@@ -207,18 +206,6 @@ class QueueAgainstSort(RuleBasedStateMachine):
             self.queue.charge(entry, service)
             self.model.charge(entry, service)
 
-    @rule(now=st.integers(0, 40))
-    def expire(self, now: int) -> None:
-        late = [
-            stay
-            for stay in self.model.stays.values()
-            if stay.entry.deadline is not None and stay.entry.deadline <= now
-        ]
-        late.sort(key=lambda stay: (stay.entry.deadline, stay.number))
-        assert self.queue.expired(now) == [stay.entry for stay in late]
-        for stay in late:
-            self.model.remove(stay.entry)
-
     @rule(
         data=st.data(),
         service=st.integers(0, 9),
@@ -249,7 +236,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
         elif answer == "remove":
             self.remove(entry)
         else:
-            walk.admitted()
+            self.queue.admit(entry)
             self.queue.charge(entry, service)
             self.model.admit(entry, service)
             self.running.append(entry)
@@ -289,9 +276,9 @@ def make_queue(*entries: Entry) -> WaitingQueue[Entry]:
 
 def drain(queue: WaitingQueue[Entry]) -> list[str]:
     order = []
-    for entry in (walk := queue.candidates()):
+    for entry in queue.candidates():
         order.append(entry.request_id)
-        walk.admitted()
+        queue.admit(entry)
     return order
 
 
@@ -307,7 +294,7 @@ def test_parked_lines_hide_neither_their_tenants_other_lines_nor_other_tenants()
         if (entry.tenant_id, entry.line) == ("a", "cold"):
             walk.park_line()
             continue
-        walk.admitted()
+        queue.admit(entry)
         admitted.append(entry.request_id)
     assert sorted(admitted) == ["base", "other", "warm"]
     assert drain(queue) == ["cold-0", "cold-1", "cold-2"]
@@ -329,8 +316,8 @@ def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priorit
     # A request of priority 0 comes every second and one is served: the queue never shrinks.
     for second in range(100):
         queue.add(Entry(str(second), arrival_time=float(second)))
-        for entry in (walk := queue.candidates()):
-            walk.admitted()
+        for entry in queue.candidates():
+            queue.admit(entry)
             admitted.append(entry.request_id)
             break
     assert admitted.index("patient") == priority * AGEING + 1
@@ -349,8 +336,8 @@ def test_lines_of_a_tenant_share_by_tokens_not_by_requests() -> None:
         *(Entry(f"y{number}", line="y") for number in range(4)),
     )
     order = []
-    for entry in (walk := queue.candidates()):
-        walk.admitted()
+    for entry in queue.candidates():
+        queue.admit(entry)
         queue.charge(entry, input_tokens=30 if entry.line == "x" else 10)
         order.append(entry.request_id)
     assert order[:5] == ["x0", "y0", "y1", "y2", "x1"]
@@ -371,9 +358,9 @@ def test_a_tenant_held_up_by_its_adapter_earns_no_credit_and_lets_no_one_earn_an
     queue.counters.charge("b", output_tokens=500)
     queue.add(Entry("back", tenant_id="c"))
     assert queue.counters.counter("c") == 1000.0
-    for entry in (walk := queue.candidates()):
+    for entry in queue.candidates():
         assert entry.request_id == "cold"
-        walk.admitted()
+        queue.admit(entry)
         break
     assert queue.counters.counter("a") == 1000.0
 
@@ -392,25 +379,18 @@ def test_waited_seconds_start_anew_with_each_admission() -> None:
     queue.add(Entry("2"))
     now[0] = 7.0
     assert queue.waited_seconds("a") == 2.0
-    walk = queue.candidates()
-    next(walk)
-    walk.admitted()
+    queue.admit(next(queue.candidates()))
     assert queue.waited_seconds("a") == 0.0
     assert queue.waited_seconds("nobody") == 0.0
 
 
 def test_those_who_left_do_not_pile_up_behind_one_who_stays() -> None:
-    queue = make_queue(Entry("first", arrival_time=-1.0, deadline=-1.0))
+    queue = make_queue(Entry("first", arrival_time=-1.0))
     for number in range(5_000):
-        entry = Entry(str(number), arrival_time=float(number), deadline=1e9)
+        entry = Entry(str(number), arrival_time=float(number))
         queue.add(entry)
         queue.remove(entry)
-    assert num_remembered(queue) < 100
-
-
-def num_remembered(queue: WaitingQueue[Entry]) -> int:
-    line = queue._tenants["a"].lines[None]
-    return len(queue._deadlines._heap) + len(line._tickets._heap)
+    assert len(queue._tenants["a"].lines[None]._heap) < 50
 
 
 class CountedReads(VirtualTokenCounters[str]):
@@ -428,8 +408,8 @@ def test_a_walk_looks_only_at_the_tenants_it_visits(num_tenants: int) -> None:
     for number in range(2 * num_tenants):
         queue.add(Entry(str(number), tenant_id=str(number % num_tenants)))
     counters.num_reads = 0
-    for num_admitted, _ in enumerate(walk := queue.candidates(), start=1):
-        walk.admitted()
+    for num_admitted, entry in enumerate(queue.candidates(), start=1):
+        queue.admit(entry)
         if num_admitted == 5:
             break
     assert 0 < counters.num_reads < 40

@@ -311,7 +311,7 @@ class Checks:
 
     def _check_uncached(self, key: AdapterKey) -> None:
         """Nothing that was computed under this adapter can be found."""
-        for group in self._kv._groups:
+        for group in self._kv.groups:
             for prefix in group.cached._prefixes.values():
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
 
@@ -406,7 +406,7 @@ class Checks:
 
     def _audit_cache(self) -> None:
         """Before a step runs, what is cached is complete and is what its key says."""
-        for index, group in enumerate(self._kv._groups):
+        for index, group in enumerate(self._kv.groups):
             for block_id, prefix in group.cached._prefixes.items():
                 named = (prefix.namespace, prefix.parent, prefix.token_ids)
                 known = self._named.setdefault(prefix.key, named)

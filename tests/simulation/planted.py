@@ -24,13 +24,17 @@ from loraplex.adapters.record import Record, State
 from loraplex.adapters.retirements import Retirements
 from loraplex.engine.execution.execution import Execution
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.kv.blocks import KvBlocks, SequenceBlocks, _Group
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.layout import KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
 from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
@@ -38,7 +42,7 @@ from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step import Step
-from loraplex.engine.scheduling.waiting import WaitingQueue, _Visit
+from loraplex.engine.scheduling.waiting import WaitingQueue
 
 from .runner import STEPS_PER_SEED, run_seed
 
@@ -151,8 +155,8 @@ def hands_out_blocks_as_they_are(take: Any, self: KvBlocks) -> list[KvOperation]
     return [operation for operation in take(self) if not isinstance(operation, ZeroBlocks)]
 
 
-@_plant(_Group, "is_shared")
-def writes_shared_blocks_in_place(is_shared: Any, self: _Group, block_id: int) -> bool:
+@_plant(GroupBlocks, "_is_shared")
+def writes_shared_blocks_in_place(is_shared: Any, self: GroupBlocks, block_id: int) -> bool:
     """Forks have the same prompt, so they write the same."""
     return False
 
@@ -163,14 +167,12 @@ def frees_a_window_too_early(first: Any, self: KvGroup, num_computed: int, block
     return 0 if self.window is None else -(-max(num_computed - self.window, 0) // block_size)
 
 
-@_plant(KvBlocks, "_leave_behind")
-def frees_the_sinks(
-    leave: Any, self: KvBlocks, group: _Group, seq: SequenceBlocks, num_computed: int
-) -> None:
+@_plant(GroupBlocks, "leave_behind")
+def frees_the_sinks(leave: Any, self: GroupBlocks, seq: SequenceBlocks, num_computed: int) -> None:
     """Behind the window nothing is seen."""
-    sinks, group.num_sink_blocks = group.num_sink_blocks, 0
-    leave(self, group, seq, num_computed)
-    group.num_sink_blocks = sinks
+    sinks, self.num_sink_blocks = self.num_sink_blocks, 0
+    leave(self, seq, num_computed)
+    self.num_sink_blocks = sinks
 
 
 @_plant(SwapSpace, "give_back")
@@ -258,12 +260,12 @@ def keeps_the_cache_of_deleted_adapters(drop: Any, self: CachedBlocks, adapter: 
     return 0
 
 
-@_plant(KvBlocks, "_longest_hit")
+@_plant(SharedPrefixes, "longest_hit")
 def takes_the_whole_prompt_from_the_cache(
-    hit: Any, self: KvBlocks, hasher: Any, chain: Any, namespace: Any, tokens: Any
+    hit: Any, self: SharedPrefixes, chain: Any, namespace: Any, tokens: Any
 ) -> int:
     """If all is there, nothing is left to compute."""
-    found: int = hit(self, hasher, chain, namespace, [*tokens, 0])
+    found: int = hit(self, chain, namespace, [*tokens, 0])
     return found
 
 
@@ -288,9 +290,8 @@ def lets_the_preempted_keep_their_lease(
     preempt: Any, self: Preemption, victim: Request, step: Step
 ) -> None:
     """It will be back at once."""
-    manager, self._manager = self._manager, mock.Mock()
-    preempt(self, victim, step)
-    self._manager = manager
+    with mock.patch.object(self._leases, "_manager", mock.Mock()):
+        preempt(self, victim, step)
 
 
 @_plant(Step, "cancel")
@@ -307,12 +308,12 @@ def spends_no_budget(add: Any, self: Step, request: Request, num_tokens: int) ->
     self._num_prefill_tokens = before
 
 
-@_plant(_Visit, "offer_all")
-def waits_for_absent_adapters(offer_all: Any, self: _Visit[Any], may_run: Any) -> None:
+@_plant(Visit, "offer_all")
+def waits_for_absent_adapters(offer_all: Any, self: Visit[Any], may_run: Any) -> None:
     """A tenant's requests have an order."""
     offer_all(self, may_run)
-    if self.parked:
-        self._order.clear()
+    if self._parked:
+        self._heap.clear()
 
 
 @_plant(Scheduler, "_check_fits")
@@ -325,8 +326,8 @@ def has_no_limit_on_the_queue(check: Any, self: Scheduler, request: Request) -> 
     """Waiting costs nothing."""
 
 
-@_plant(Scheduler, "_is_capped")
-def has_no_cap(is_capped: Any, self: Scheduler, request: Request) -> bool:
+@_plant(AdmissionPlanner, "exceeds")
+def has_no_cap(exceeds: Any, self: AdmissionPlanner, request: Request, cap: float) -> bool:
     """Room that is free may be used."""
     return False
 

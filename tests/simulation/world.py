@@ -269,7 +269,9 @@ class World:
         coverage["swaps"] += engine.device.counts["swaps_out"]
         coverage["swaps_in"] += engine.device.counts["swaps_in"]
         coverage["copies"] += engine.device.counts["copies"]
-        coverage["prefix_evictions"] += engine.kv.num_prefix_evictions
+        coverage["prefix_evictions"] += sum(
+            group.cached.num_evictions for group in engine.kv.groups
+        )
         coverage["evictions"] += engine.manager.num_evictions
         coverage["adapter_loads"] += engine.manager.num_loads
         for reason, count in engine.manager.reports.figures().evictions.items():

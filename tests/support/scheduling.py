@@ -118,7 +118,7 @@ class SchedulerBench:
         self.scheduler = Scheduler(
             self.limits,
             kv=self.kv,
-            manager=self.manager,  # type: ignore[arg-type]
+            manager=self.manager,
             costs=self.costs,
             clock=lambda: self.now,
         )

@@ -1,0 +1,266 @@
+"""The blocks of one KV group: on the device, in the prefix cache and on the host. Torch-free."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from .block_pool import NULL_BLOCK, BlockPool
+from .layout import CopyBlock, KvGroup, SwapIn, SwapOut, num_blocks_for
+from .operation_log import OperationLog
+from .prefix_cache import CachedBlocks, Prefix
+from .sequence_blocks import SequenceBlocks
+from .swap_space import SwapSpace
+
+
+class GroupBlocks:
+    """Changes one group's part of a sequence; `KvBlocks` keeps the groups in step.
+
+    Every block is free or held by sequences, and every host slot is free or held by one sequence.
+    A table entry is NULL_BLOCK exactly where a window has left the block or the host has it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        layout: KvGroup,
+        block_size: int,
+        *,
+        num_swap_slots: int,
+        operations: OperationLog,
+    ) -> None:
+        self.index = index
+        self.layout = layout
+        self.num_sink_blocks = layout.num_sink_blocks(block_size)
+        self.pool = BlockPool(layout.num_blocks)
+        self.cached = CachedBlocks(self.pool)
+        self.swap = SwapSpace(num_swap_slots)
+        self._block_size = block_size
+        self._operations = operations
+
+    # --- sizes ------------------------------------------------------------------------------------
+
+    @property
+    def used_fraction(self) -> float:
+        """The part of the blocks that sequences hold."""
+        return 1 - self.pool.num_free / self.pool.num_usable
+
+    def longest(self) -> int:
+        """Tokens one sequence may reach if it runs alone, a block's worth of tokens a step."""
+        if self.fits_alone(sys.maxsize, self._block_size):
+            return sys.maxsize
+        return self.pool.num_usable * self._block_size
+
+    def fits_alone(self, num_tokens: int, chunk: int) -> bool:
+        """Whether a sequence can reach `num_tokens` alone, `chunk` tokens a step."""
+        peak = self.layout.peak_blocks(num_tokens, chunk, self._block_size)
+        return peak <= self.pool.num_usable
+
+    def num_held(self, seq: SequenceBlocks) -> int:
+        """Device blocks; for a swapped sequence those it will hold again."""
+        return len(seq.tables[self.index]) - len(self._left(seq))
+
+    def num_seen(self, num_blocks: int) -> int:
+        """How many of the first `num_blocks`, sinks aside, the query right behind them sees."""
+        return num_blocks - max(self._first_visible(num_blocks), self.num_sink_blocks)
+
+    # --- prefixes and forks -----------------------------------------------------------------------
+
+    def take_prefix(self, seq: SequenceBlocks, prefixes: Sequence[Prefix]) -> None:
+        """Give an empty sequence the cached blocks of its prefix that its next query sees."""
+        seq.num_freed[self.index] = self._first_visible(len(prefixes))
+        left, table = self._left(seq), seq.tables[self.index]
+        for index, prefix in enumerate(prefixes):
+            found = NULL_BLOCK if index in left else self.cached.find(prefix)
+            assert found is not None, "the prefix was found before"
+            table.append(found)
+        self._share(table)
+
+    def publish(self, seq: SequenceBlocks, index: int, prefix: Prefix) -> None:
+        """Offer a written block to others, and go on with the one that is cached already."""
+        table = seq.tables[self.index]
+        own = table[index]
+        if own == NULL_BLOCK:
+            return
+        table[index] = cached = self.cached.publish(prefix, own)
+        if cached != own:
+            self.pool.share([cached])
+            self.pool.free([own])
+            self.pool.forget(own)
+
+    def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
+        """Whether the parent still has what the query behind its first `num_tokens` sees."""
+        first = self.layout.first_visible_block(num_tokens, self._block_size)
+        return parent.num_freed[self.index] <= max(first, self.num_sink_blocks)
+
+    def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
+        """Let an empty `child` share the parent's blocks of the first `num_tokens`."""
+        num_blocks = num_blocks_for(num_tokens, self._block_size)
+        table = parent.tables[self.index][:num_blocks]
+        self._share(table)
+        child.tables[self.index] = table
+        child.num_freed[self.index] = parent.num_freed[self.index]
+
+    # --- growing and shrinking --------------------------------------------------------------------
+
+    def num_missing(
+        self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None
+    ) -> int:
+        """See `KvBlocks.num_missing`."""
+        total, table = num_computed + num_tokens, seq.tables[self.index]
+        num_new = max(num_blocks_for(total, self._block_size) - len(table), 0)
+        if chunk is not None and self.layout.window is not None:
+            peak = self.layout.peak_blocks(total, chunk, self._block_size)
+            num_new = min(num_new, max(peak - self.num_held(seq), 0))
+        if seq.is_swapped:
+            return num_new + self._num_to_restore(seq)
+        return num_new + sum(map(self._is_shared, table[num_computed // self._block_size :]))
+
+    def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
+        """Make `num_tokens` more tokens writable; there are as many free blocks as that takes."""
+        table = seq.tables[self.index]
+        for index in range(num_computed // self._block_size, len(table)):
+            self._own(table, index)
+        num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
+        new = self._allocate(max(num_blocks - len(table), 0))
+        table += new
+        self._operations.zero(self.index, new)
+
+    def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
+        """Free the blocks that the window has left."""
+        start = max(seq.num_freed[self.index], self.num_sink_blocks)
+        stop = self.layout.first_kept_block(num_computed, self._block_size)
+        if stop <= start:
+            return
+        table = seq.tables[self.index]
+        self.pool.free(table[start:stop])
+        table[start:stop] = [NULL_BLOCK] * (stop - start)
+        seq.num_freed[self.index] = stop
+
+    def shrink(self, seq: SequenceBlocks, num_blocks: int) -> None:
+        """Give back the blocks behind the first `num_blocks`, to be handed out first."""
+        table = seq.tables[self.index]
+        spare = table[num_blocks:]
+        self.pool.free(spare)
+        for block_id in reversed(spare):
+            self.pool.forget(block_id)
+        del table[num_blocks:]
+
+    def release(self, seq: SequenceBlocks) -> None:
+        """Give back all blocks and host slots."""
+        table, slots = seq.tables[self.index], seq.host_slots[self.index]
+        self._free(table)
+        self.swap.give_back(slots.values())
+        table.clear()
+        slots.clear()
+        seq.num_freed[self.index] = 0
+
+    # --- swapping ---------------------------------------------------------------------------------
+
+    def num_to_swap(self, seq: SequenceBlocks, num_blocks: int) -> int:
+        """How many of the first `num_blocks` no window has left."""
+        return len(self._to_swap(seq, num_blocks))
+
+    def swap_out(self, seq: SequenceBlocks, num_blocks: int) -> None:
+        """Move the first `num_blocks` to the host, which has room for them; free the others."""
+        table, indices = seq.tables[self.index], self._to_swap(seq, num_blocks)
+        slots = self.swap.take(len(indices))
+        moved = tuple(table[index] for index in indices)
+        self._operations.add(SwapOut(self.index, moved, tuple(slots)))
+        self._free(table)
+        seq.host_slots[self.index] = dict(zip(indices, slots, strict=True))
+        seq.tables[self.index] = [NULL_BLOCK] * num_blocks
+
+    def swap_in(self, seq: SequenceBlocks) -> None:
+        """Bring the sequence back: what is still cached from there, the rest from the host."""
+        table, slots = seq.tables[self.index], seq.host_slots[self.index]
+        for index in slots:
+            if (cached := self._cached_again(seq, index)) is not None:
+                self.pool.share([cached])
+                table[index] = cached
+        indices = [index for index in slots if table[index] == NULL_BLOCK]
+        block_ids = self._allocate(len(indices))
+        for index, block_id in zip(indices, block_ids, strict=True):
+            table[index] = block_id
+        if indices:
+            sources = tuple(slots[index] for index in indices)
+            self._operations.add(SwapIn(self.index, sources, tuple(block_ids)))
+        self.swap.give_back(slots.values())
+        slots.clear()
+
+    # --- integrity --------------------------------------------------------------------------------
+
+    def check_integrity(self, live: Collection[SequenceBlocks]) -> None:
+        """Assert that every block and slot is free or held by exactly these sequences."""
+        self.pool.check_integrity()
+        self.cached.check_integrity()
+        holders = Counter(block_id for seq in live for block_id in seq.tables[self.index])
+        for block_id in range(1, self.pool.num_blocks):
+            count = self.pool.ref_count(block_id)
+            assert count == holders[block_id], (
+                f"group {self.index}: block {block_id} counts {count} holders, "
+                f"has {holders[block_id]}"
+            )
+        self.swap.check_integrity(
+            slot for seq in live for slot in seq.host_slots[self.index].values()
+        )
+        for seq in live:
+            self._check_sequence(seq)
+
+    def _check_sequence(self, seq: SequenceBlocks) -> None:
+        table, slots = seq.tables[self.index], seq.host_slots[self.index]
+        assert len(table) == len(seq.tables[0]), "tables of different length"
+        for index, block_id in enumerate(table):
+            absent = index in self._left(seq) or index in slots
+            assert absent == (block_id == NULL_BLOCK), f"block {index} of a table is {block_id}"
+            prefix = self.cached.prefix_of(block_id)
+            if prefix is not None and index < seq.num_published:
+                assert prefix == seq.chain[index], f"block {block_id} is published as another's"
+
+    # --- the inside -------------------------------------------------------------------------------
+
+    def _left(self, seq: SequenceBlocks) -> range:
+        """Table indices freed behind the window."""
+        return range(self.num_sink_blocks, seq.num_freed[self.index])
+
+    def _is_shared(self, block_id: int) -> bool:
+        return self.pool.ref_count(block_id) > 1
+
+    def _first_visible(self, num_blocks: int) -> int:
+        return self.layout.first_visible_block(num_blocks * self._block_size, self._block_size)
+
+    def _to_swap(self, seq: SequenceBlocks, num_blocks: int) -> list[int]:
+        left = self._left(seq)
+        return [index for index in range(num_blocks) if index not in left]
+
+    def _cached_again(self, seq: SequenceBlocks, index: int) -> int | None:
+        """The device block that still has what was swapped out, if there is one."""
+        return self.cached.find(seq.chain[index]) if index < seq.num_published else None
+
+    def _num_to_restore(self, seq: SequenceBlocks) -> int:
+        found = (self._cached_again(seq, index) for index in seq.host_slots[self.index])
+        return sum(block_id is None or not self.pool.ref_count(block_id) for block_id in found)
+
+    def _own(self, table: list[int], index: int) -> None:
+        """Copy a block that others hold before it is written; withdraw one that only the cache
+        knows."""
+        source = table[index]
+        if not self._is_shared(source):
+            self.cached.forget(source)
+            return
+        (target,) = self._allocate(1)
+        self._operations.add(CopyBlock(self.index, source, target))
+        self.pool.free([source])
+        table[index] = target
+
+    def _allocate(self, count: int) -> list[int]:
+        block_ids = self.pool.allocate(count)
+        assert block_ids is not None, "num_missing was asked first"
+        return block_ids
+
+    def _share(self, table: Sequence[int]) -> None:
+        self.pool.share(block_id for block_id in table if block_id != NULL_BLOCK)
+
+    def _free(self, table: Sequence[int]) -> None:
+        self.pool.free([block_id for block_id in table if block_id != NULL_BLOCK])

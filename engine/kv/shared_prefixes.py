@@ -1,0 +1,55 @@
+"""The prefix cache over all KV groups. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .group_blocks import GroupBlocks
+from .prefix_cache import CacheNamespace, Prefix, PrefixHasher
+from .sequence_blocks import SequenceBlocks
+
+
+class SharedPrefixes:
+    """Prefixes that sequences share; a hit needs what the next query sees, in every group."""
+
+    def __init__(self, groups: Sequence[GroupBlocks], block_size: int, *, secret: bytes) -> None:
+        self._groups = groups
+        self._block_size = block_size
+        self._hasher = PrefixHasher(block_size, secret=secret)
+
+    def longest_hit(
+        self, chain: list[Prefix], namespace: CacheNamespace, token_ids: Sequence[int]
+    ) -> int:
+        """Blocks of the longest cached prefix, at least one token short of the whole.
+
+        `chain` learns the names of the prefixes that are looked at.
+        """
+        longest = 0
+        runs = [0] * len(self._groups)  # cached blocks in a row, up to the current one
+        for index in range((len(token_ids) - 1) // self._block_size):
+            prefix = self._hasher.prefix(chain, index, namespace, token_ids)
+            for group in self._groups:
+                if group.cached.find(prefix) is not None:
+                    runs[group.index] += 1
+                elif group.layout.window is None or index < group.num_sink_blocks:
+                    return longest
+                else:
+                    runs[group.index] = 0
+            end = index + 1
+            if all(runs[group.index] >= group.num_seen(end) for group in self._groups):
+                longest = end
+        return longest
+
+    def publish(
+        self,
+        seq: SequenceBlocks,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        num_blocks: int,
+    ) -> None:
+        """Offer the sequence's first `num_blocks`, which are computed, to others."""
+        for index in range(seq.num_published, num_blocks):
+            prefix = self._hasher.prefix(seq.chain, index, namespace, token_ids)
+            for group in self._groups:
+                group.publish(seq, index, prefix)
+            seq.num_published = index + 1

@@ -1,0 +1,129 @@
+"""The adapters of requests: expected while they wait, leased while they run. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...adapters.errors import ObjectCorrupt, ObjectNotFound
+from ...adapters.identity import AdapterKey
+from ...adapters.tier import Tier
+from ..errors import AdapterDeleted, AdapterLoadFailed, AdapterLost, AdapterTooLarge, EngineError
+from ..request import Request
+from .adapter_provider import AdapterProvider
+from .waiting import WaitingQueue
+
+EXPECT_INTERVAL_SECONDS = 0.05
+"""How often the adapter manager is told which adapters are needed next."""
+MAX_EXPECTED = 256
+"""Lines whose adapters are expected, or those of two batches: who waits behind so many makes no
+difference yet."""
+
+LOAD_ERRORS: dict[str, type[EngineError]] = {
+    AdapterDeleted.code: AdapterDeleted,
+    AdapterTooLarge.code: AdapterTooLarge,
+    ObjectNotFound.code: AdapterLost,
+    ObjectCorrupt.code: AdapterLost,
+}
+"""What a caller can act on; every other failure of a load is one for the operator's log."""
+
+
+class AdapterLeases:
+    """Asks the adapter manager on behalf of requests; one for the base model needs nothing.
+
+    A request has `lease` exactly as long as the adapter manager counts it.
+    """
+
+    def __init__(
+        self, manager: AdapterProvider, clock: Callable[[], float], *, max_num_seqs: int
+    ) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._max_expected = max(MAX_EXPECTED, 2 * max_num_seqs)
+        self._next_expect_time = 0.0
+
+    # --- what is expected -------------------------------------------------------------------------
+
+    def expect_last(self, request: Request) -> None:
+        """A request has come."""
+        if request.line:
+            self._manager.expect_last(request.line)
+
+    def expect_next(self, waiting: WaitingQueue[Request]) -> None:
+        """Say now and then whose turn is next, however full the batch is: their adapters are loaded
+        meanwhile, and stay for them."""
+        if self._clock() < self._next_expect_time:
+            return
+        self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
+        lines = waiting.next_lines(self._max_expected)
+        self._manager.expect(line for line in lines if isinstance(line, AdapterKey))
+
+    def expect_none(self) -> None:
+        """No request is left."""
+        self._manager.expect(())
+
+    # --- one request's lease ----------------------------------------------------------------------
+
+    def is_settled(self, request: Request) -> bool:
+        """Whether its adapter is on the device or has failed; if not, its wait for it begins."""
+        if request.line is None or self._manager.is_settled(request.line):
+            return True
+        self._note_missing(request)
+        return False
+
+    def load_error(self, request: Request) -> EngineError | None:
+        """Why the request must end: its adapter cannot be had."""
+        failure = self._manager.failure(request.line) if request.line else None
+        if failure is None:
+            return None
+        error = LOAD_ERRORS.get(failure.code, AdapterLoadFailed)
+        return error(f"{error.__doc__} {failure.message}")
+
+    def take(self, request: Request, cap: float) -> bool:
+        """Take the lease; False if the adapter is absent, or brings its tenant above the cap.
+
+        `cap`: the part of the arena that the tenant may lease; what it leases already is granted.
+        """
+        if request.line is None:
+            return True
+        tenant_id = request.tenant_id
+        before = self._manager.leased_share(tenant_id)
+        request.lease = self._manager.acquire(request.line, request.request_id)
+        if request.lease is None:
+            self._note_missing(request)
+            return False
+        if self._manager.leased_share(tenant_id) > max(before, cap):
+            self.give_back(request)
+            return False
+        if request.adapter_missing_since is not None:
+            request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
+            request.adapter_missing_since = None
+        return True
+
+    def give_back(self, request: Request) -> None:
+        """End the request's lease, if it has one."""
+        self._manager.release(request.request_id)
+        request.lease = None
+
+    def _note_missing(self, request: Request) -> None:
+        if request.adapter_missing_since is None:
+            request.adapter_missing_since = self._clock()
+
+    # --- where the adapter is and was -------------------------------------------------------------
+
+    def tier_of(self, request: Request) -> Tier | None:
+        """Where the request's adapter is now; None for the base model."""
+        return None if request.line is None else self._manager.tier(request.line)
+
+    def found_tier(self, request: Request) -> Tier | None:
+        """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
+        if request.line is None or request.adapter_tier is not Tier.STORE:
+            return request.adapter_tier
+        return self._manager.loaded_from(request.line) or Tier.STORE
+
+    def load_ms(self, request: Request) -> float | None:
+        """How long the load took that the request waited for; None for the base model."""
+        if request.line is None:
+            return None
+        if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
+            return 0.0
+        return 1e3 * self._manager.load_seconds(request.line)

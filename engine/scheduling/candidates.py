@@ -1,0 +1,174 @@
+"""One step's walk over the waiting requests. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heappop, heappush
+from typing import Generic
+
+from .tenant_order import TenantOrder
+from .waiting_lines import Entry, Line, Ticket, WaitingTenant
+
+
+class Candidates(Generic[Entry]):
+    """The requests that the step may admit: `for request in (walk := queue.candidates()):`.
+
+    Each candidate is answered: by one of the methods below, or by `admit` or `remove` of the queue.
+    Only leaving the loop needs no answer. What is added during the walk is not part of it.
+    """
+
+    def __init__(
+        self, order: TenantOrder[Entry], may_run: Callable[[Entry], bool], last_number: int
+    ) -> None:
+        """`last_number`: tickets with greater ones are not part of the walk."""
+        self._order = order
+        self._may_run = may_run
+        self._aside: _SetAside[Entry] = _SetAside(last_number)
+        self._visits: dict[WaitingTenant[Entry], Visit[Entry]] = {}
+        self._place = (0.0, 0)
+        """Of the tenant that is visited, when the visit began or went on."""
+        self._visit: Visit[Entry] | None = None
+        """The candidate's tenant, its line and its ticket; None once they are answered for."""
+        self._line: Line[Entry] | None = None
+        self._ticket: Ticket[Entry] | None = None
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self
+
+    def __next__(self) -> Entry:
+        visit = self._put_back()
+        while visit or (visit := self._next_visit()):
+            if taken := visit.take():
+                self._visit, (self._line, self._ticket) = visit, taken
+                return self._ticket.entry
+            visit = None
+        raise StopIteration
+
+    def park_line(self) -> None:
+        """Its adapter is absent: nothing more of this line in this step; other lines go on."""
+        assert self._visit, "one answer for each candidate"
+        assert self._line, "one answer for each candidate"
+        self._visit.park(self._line)
+        self._line = self._ticket = None
+
+    def skip(self) -> None:
+        """Not this one in this step, but those behind it: it waits for another of its group."""
+        assert self._line, "one answer for each candidate"
+        self._aside.take_first(self._line)
+        self._ticket = None
+
+    def stop_tenant(self) -> None:
+        """A cap is reached: nothing more of this tenant in this step."""
+        self._visit = self._line = self._ticket = None
+
+    def end(self) -> None:
+        """Return to their lines those that the walk has set aside."""
+        self._aside.put_back()
+
+    def _next_visit(self) -> Visit[Entry] | None:
+        tenant = self._order.take()
+        if tenant is None:
+            return None
+        self._place = self._order.place_of(tenant)
+        visit = self._visits.get(tenant)
+        if visit is None:
+            visit = self._visits[tenant] = Visit(tenant, self._aside)
+            visit.offer_all(self._may_run)
+            if visit.is_held_up:
+                self._order.hold_up(tenant)
+        return visit
+
+    def _put_back(self) -> Visit[Entry] | None:
+        """Return the last candidate's line and tenant to the order, unless this goes on with it."""
+        assert self._ticket is None or not self._ticket.is_waiting, "every candidate is answered"
+        visit, line = self._visit, self._line
+        self._visit = self._line = self._ticket = None
+        if visit is None:
+            return None
+        if line:
+            visit.offer(line)
+        tenant = visit.tenant
+        if not tenant.num_waiting:
+            return None
+        if visit.is_held_up:
+            self._order.hold_up(tenant)
+            return None
+        if self._order.place_of(tenant) == self._place:
+            return visit
+        self._order.offer(tenant)
+        return None
+
+
+class _SetAside(Generic[Entry]):
+    """Tickets that are out of their lines until the walk ends."""
+
+    def __init__(self, last_number: int) -> None:
+        self._last_number = last_number
+        self._tickets: list[tuple[Line[Entry], Ticket[Entry]]] = []
+
+    def first_of(self, line: Line[Entry]) -> Ticket[Entry] | None:
+        """The first of a line, those aside that were added after the walk began."""
+        while (ticket := line.first()) and ticket.number > self._last_number:
+            self.take_first(line)
+        return ticket
+
+    def take_first(self, line: Line[Entry]) -> None:
+        ticket = line.first()
+        assert ticket, "only what waits is set aside"
+        line.pop()
+        self._tickets.append((line, ticket))
+
+    def put_back(self) -> None:
+        for line, ticket in self._tickets:
+            if ticket.is_waiting:
+                line.push(ticket)
+        self._tickets.clear()
+
+
+class Visit(Generic[Entry]):
+    """One tenant's part of a walk: its lines that may still be served in this step.
+
+    A line is in the heap, parked, the candidate's, or has no ticket left for this walk. A heap
+    entry has the service as it was when the line was offered, as in `TenantOrder`.
+    """
+
+    def __init__(self, tenant: WaitingTenant[Entry], aside: _SetAside[Entry]) -> None:
+        self.tenant = tenant
+        self._aside = aside
+        self._parked: set[Hashable] = set()
+        self._heap: list[tuple[bool, float, int, Line[Entry]]] = []
+
+    def offer_all(self, may_run: Callable[[Entry], bool]) -> None:
+        """Offer all lines but those whose first request may not run: these are parked."""
+        for line in self.tenant.lines.values():
+            first = self._aside.first_of(line)
+            if first and not may_run(first.entry):
+                self.park(line)
+            else:
+                self.offer(line)
+
+    def park(self, line: Line[Entry]) -> None:
+        self._parked.add(line.name)
+        self.tenant.service.deactivate(line.name)
+
+    def offer(self, line: Line[Entry]) -> None:
+        first = self._aside.first_of(line)
+        if first:
+            served = self.tenant.service.counter(line.name)
+            heappush(self._heap, (not first.is_preempted, served, line.turn, line))
+
+    def take(self) -> tuple[Line[Entry], Ticket[Entry]] | None:
+        """The line that is next, out of the heap, and its first ticket."""
+        while self._heap:
+            was_fresh, was_served, _, line = heappop(self._heap)
+            first, served = self._aside.first_of(line), self.tenant.service.counter(line.name)
+            if first and (was_fresh, was_served) == (not first.is_preempted, served):
+                return line, first
+            self.offer(line)  # its place in the order is a later one by now
+        return None
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether every line of the tenant is parked."""
+        lines = self.tenant.lines
+        return len(self._parked) >= len(lines) and self._parked.issuperset(lines)

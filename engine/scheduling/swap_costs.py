@@ -1,0 +1,40 @@
+"""What it takes to move KV blocks between device and host. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..kv.block_pool import NULL_BLOCK
+from ..kv.layout import KvOperation, SwapIn, SwapOut
+from ..kv.sequence_blocks import SequenceBlocks
+from .step_costs import StepCosts
+
+
+class SwapCosts:
+    """Learns from the swaps of each step."""
+
+    def __init__(self, costs: StepCosts, block_bytes: tuple[int, ...]) -> None:
+        """`block_bytes`: per KV group; empty: nothing is known, and swapping is free."""
+        self._costs = costs
+        self._block_bytes = block_bytes
+
+    def observe(self, operations: Iterable[KvOperation], seconds: float) -> None:
+        """So long the swaps among these operations took."""
+        num_bytes = sum(
+            self._bytes(operation.group, len(operation.block_ids))
+            for operation in operations
+            if isinstance(operation, SwapIn | SwapOut)
+        )
+        if num_bytes and seconds > 0:
+            self._costs.observe_swap(num_bytes, seconds)
+
+    def round_trip_seconds(self, seq: SequenceBlocks) -> float:
+        """Moving all that a sequence has on the device to the host and back."""
+        num_bytes = sum(
+            self._bytes(group, len(table) - table.count(NULL_BLOCK))
+            for group, table in enumerate(seq.tables)
+        )
+        return 2 * self._costs.swap_seconds(num_bytes)
+
+    def _bytes(self, group: int, num_blocks: int) -> int:
+        return num_blocks * self._block_bytes[group] if self._block_bytes else 0

@@ -1,0 +1,150 @@
+"""Waiting requests by tenant and, within a tenant, by adapter. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from typing import Generic, Protocol, TypeVar
+
+from .fairness import VirtualTokenCounters
+
+
+class Waiter(Protocol):
+    """What the queue knows of a request."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def tenant_weight(self) -> float: ...
+    @property
+    def line(self) -> Hashable:
+        """The adapter; None is the base model."""
+
+    @property
+    def priority(self) -> int:
+        """The lower the earlier, within its line."""
+
+    @property
+    def arrival_time(self) -> float: ...
+
+
+Entry = TypeVar("Entry", bound=Waiter)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[Entry]):
+    """One stay of an entry in the queue; a preempted request comes back with a new one."""
+
+    entry: Entry
+    number: int
+    """Later tickets have greater numbers."""
+    is_preempted: bool
+    rank: float
+    """Arrival, moved by the priority."""
+    is_waiting: bool = True
+
+    @property
+    def place(self) -> tuple[bool, float, int]:
+        """Its place in its line; it never changes."""
+        return not self.is_preempted, self.rank, self.number
+
+
+class Line(Generic[Entry]):
+    """The waiting requests of one tenant for one adapter.
+
+    The heap has every waiting ticket but those that a walk has taken out with `pop`; `push` puts
+    them back. Who left stays inside until it surfaces or the heap is compacted.
+    """
+
+    def __init__(self, name: Hashable, turn: int) -> None:
+        self.name = name
+        self.turn = turn
+        """When it was served last: the order among lines of equal service."""
+        self.num_waiting = 0
+        self._heap: list[tuple[tuple[bool, float, int], Ticket[Entry]]] = []
+
+    def enter(self, ticket: Ticket[Entry]) -> None:
+        self.num_waiting += 1
+        self.push(ticket)
+
+    def leave(self) -> None:
+        """One of its tickets does not wait any more."""
+        self.num_waiting -= 1
+        if len(self._heap) > 2 * self.num_waiting + 16:
+            self._heap = [item for item in self._heap if item[1].is_waiting]
+            heapify(self._heap)
+
+    def first(self) -> Ticket[Entry] | None:
+        while self._heap and not self._heap[0][1].is_waiting:
+            heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def push(self, ticket: Ticket[Entry]) -> None:
+        heappush(self._heap, (ticket.place, ticket))
+
+    def pop(self) -> None:
+        """Take out what `first` just gave."""
+        heappop(self._heap)
+
+    @property
+    def is_urgent(self) -> bool:
+        """A preempted request waits in it."""
+        first = self.first()
+        return first is not None and first.is_preempted
+
+
+class WaitingTenant(Generic[Entry]):
+    """The lines of one tenant: exactly those in which a request waits.
+
+    It exists as long as it has one. `service` has what each line was charged; a line is active in
+    it unless a walk has parked it.
+    """
+
+    def __init__(self, tenant_id: str, turn: int, now: float) -> None:
+        self.tenant_id = tenant_id
+        self.weight = 1.0
+        self.turn = turn
+        """When it was served last: the order among tenants of equal service."""
+        self.waiting_since = now
+        """Since its last admission or, if later, its first entry."""
+        self.num_waiting = 0
+        self.lines: dict[Hashable, Line[Entry]] = {}
+        self.service: VirtualTokenCounters[Hashable] = VirtualTokenCounters()
+
+    def enter(self, ticket: Ticket[Entry]) -> None:
+        entry = ticket.entry
+        line = self.lines.get(entry.line)
+        if line is None:
+            line = self.lines[entry.line] = Line(entry.line, ticket.number)
+        self.weight = entry.tenant_weight
+        self.num_waiting += 1
+        line.enter(ticket)
+        self.service.activate(line.name)
+
+    def leave(self, ticket: Ticket[Entry]) -> None:
+        line = self.lines[ticket.entry.line]
+        ticket.is_waiting = False
+        self.num_waiting -= 1
+        line.leave()
+        if not line.num_waiting:
+            del self.lines[line.name]
+            self.service.deactivate(line.name)
+
+    def note_admission(self, ticket: Ticket[Entry], turn: int, now: float) -> None:
+        """The ticket, which still waits, is served: the tenant and its line have had their turn."""
+        line = self.lines[ticket.entry.line]
+        self.service.activate(line.name)
+        self.turn = line.turn = turn
+        self.waiting_since = now
+
+    def lines_in_order(self) -> list[Hashable]:
+        """The names of its lines, the next one first."""
+        places = [
+            (not line.is_urgent, self.service.counter(name), line.turn, name)
+            for name, line in self.lines.items()
+        ]
+        return [name for *_, name in sorted(places, key=itemgetter(0, 1, 2))]
