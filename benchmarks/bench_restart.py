@@ -38,8 +38,9 @@ begun_at = time.monotonic()
 import msgspec
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
+from loraplex.engine.parts import open_parts
 imported_at = time.monotonic()
-EngineCore(msgspec.json.decode(sys.argv[1], type=EngineConfig))
+EngineCore(open_parts(msgspec.json.decode(sys.argv[1], type=EngineConfig)))
 print(imported_at - begun_at, time.monotonic() - imported_at)
 """
 

@@ -57,16 +57,16 @@ class TimedEngine(LocalEngine):
     @property
     def weight_bytes(self) -> int:
         """Of the base, what every step reads; of the embedding it reads some rows alone."""
-        return self.core._cost.shared_bytes
+        return self.core.parts.cost.shared_bytes
 
     @property
     def matmul_rate(self) -> float:
         """Operations per second that the device reached in a large product when this was opened."""
-        return self.core._utilization._peak.flops_per_second
+        return self.core.parts.utilization.peak.flops_per_second
 
     def prompt_flops(self, num_prompts: int, length: int) -> float:
         """Of the base's products, without attention, for prompts of so many tokens each."""
-        cost = self.core._cost
+        cost = self.core.parts.cost
         per_token = num_prompts * length * cost.shared_parameters
         return 2.0 * (per_token + num_prompts * cost.head_parameters)
 

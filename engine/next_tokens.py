@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from .errors import EngineError
 from .execution.execution import Drawn
-from .execution.grammar_masks import Restricted
+from .execution.grammars import Grammars
+from .execution.runner import StepOutput
 from .execution.sampler import logprobs_of
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
 from .speculation.acceptors import Accepted, Acceptor
 
-Restrict = Callable[[Sequence[Request], Tensor], Restricted]
-"""See `grammars.masks.restrict`."""
+
+class NextTokens:
+    """Draws tokens under the requests' grammars and verifies drafts with an acceptor."""
+
+    def __init__(self, acceptor: Acceptor, grammars: Grammars) -> None:
+        self._acceptor = acceptor
+        self._grammars = grammars
+
+    def draw(
+        self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
+    ) -> list[Drawn | EngineError]:
+        """Verify each request's draft and draw behind what was accepted; see `execution.Draw`.
+
+        Log-probabilities are the model's own, whatever a grammar forbids.
+        """
+        logits = output.logits
+        if len(rows) < len(logits):  # a copy, and a wait for the device
+            logits = logits[rows]
+        allowed, failed = self._grammars.restrict(requests, logits)
+        verified = self._acceptor.accept(requests, allowed)
+        kept = _kept_rows(requests, verified)
+        logprobs = _logprobs(requests, verified, kept, logits)
+        return [
+            failed.get(request)
+            or Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
+            for request, accepted, own_rows, entries in zip(
+                requests, verified, kept, logprobs, strict=True
+            )
+        ]
 
 
-def draw_next_tokens(
-    requests: Sequence[Request], logits: Tensor, acceptor: Acceptor, restrict: Restrict
-) -> list[Drawn | EngineError]:
-    """Verify each request's draft and draw behind what was accepted of it; changes nothing.
-
-    `logits`: for each request the row of its last known token, then one for each token of its
-    draft. What a request gets may be the error that ends it. Log-probabilities are the model's own,
-    whatever a grammar forbids.
-    """
-    allowed, failed = restrict(requests, logits)
-    verified = acceptor.accept(requests, allowed)
+def _kept_rows(requests: Sequence[Request], verified: Sequence[Accepted]) -> list[list[int]]:
+    """Rows that precede each request's new tokens."""
     rows, start = [], 0
     for request, accepted in zip(requests, verified, strict=True):
         rows.append([start, *(start + 1 + index for index in accepted.path)])
         start += 1 + len(request.draft)
-    logprobs = _logprobs(requests, verified, rows, logits)
-    return [
-        failed.get(request)
-        or Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
-        for request, accepted, own_rows, entries in zip(
-            requests, verified, rows, logprobs, strict=True
-        )
-    ]
+    return rows
 
 
 def _event(

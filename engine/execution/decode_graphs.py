@@ -24,8 +24,8 @@ from ...kernels.lora_batch import LoraBatch, LoraTiles
 from ..config import EngineConfig
 from ..kv.cache import KvCache
 from ..kv.layout import KvGroup
+from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
-from ..memory.plan import available_bytes
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk

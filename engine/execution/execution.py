@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
 from ..errors import EngineError, GrammarFailed, NumericalError, StaleExtent
-from ..messages import FinishReason, TokensGenerated
+from ..messages import FinishReason, PromptRead, TokensGenerated
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.scheduler import Scheduler
@@ -58,17 +58,19 @@ class Observer(Protocol):
     def observe(self, request: Request, accepted: Sequence[int], hidden_state: Any) -> None: ...
 
 
-class Finish(Protocol):
-    """Ends a request and announces it."""
+class Requests(Protocol):
+    """See `RequestLifecycle`."""
 
-    def __call__(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: EngineError | None = None,
-        *,
-        stop_token_id: int | None = None,
+    def read(self, read: PromptRead) -> None: ...
+
+    def generate(self, request: Request, generated: TokensGenerated) -> None:
+        """The request has these tokens only afterwards."""
+
+    def finish(
+        self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None
     ) -> None: ...
+
+    def fail(self, request: Request, error: EngineError) -> None: ...
 
 
 class Drawn(NamedTuple):
@@ -89,9 +91,9 @@ class StepRows(NamedTuple):
     """Its rows among all."""
 
 
-Read = Callable[[ScheduledSequence, OutputT, StepRows], None]
-"""Hands on what is asked of the prompt's positions `sequence.read`. Raises EngineError if what it
-finds ends the request."""
+Read = Callable[[ScheduledSequence, OutputT, StepRows], PromptRead | None]
+"""Gives what is asked of the prompt's positions `sequence.read`, if it is complete. Raises
+EngineError if what it finds ends the request."""
 Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
 known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
@@ -118,18 +120,15 @@ class Execution(Generic[OutputT]):
         read: Read[OutputT],
         draw: Draw[OutputT],
         eos_token_ids: Container[int],
-        emit: Callable[[Request, TokensGenerated], None],
-        finish: Finish,
+        requests: Requests,
     ) -> None:
-        """`emit` is told of a request's new tokens before the request has them."""
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation
         self._read_prompt = read
         self._draw_tokens = draw
         self._eos_token_ids = eos_token_ids
-        self._emit = emit
-        self._finish = finish
+        self._requests = requests
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
         """Those whose adapter is what their lease says; the requests of the others end."""
@@ -138,7 +137,7 @@ class Execution(Generic[OutputT]):
             if self._runner.is_current(sequence):
                 current.append(sequence)
             else:
-                self._finish(sequence.request, FinishReason.ERROR, StaleExtent())
+                self._requests.fail(sequence.request, StaleExtent())
         return tuple(current)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
@@ -170,7 +169,7 @@ class Execution(Generic[OutputT]):
                     failed.append(sequence)
                     continue
             if not is_finite:
-                self._finish(sequence.request, FinishReason.ERROR, NumericalError())
+                self._requests.fail(sequence.request, NumericalError())
             elif sequence.request.unread and not self._read(sequence, output, rows):
                 continue
             elif sequence.samples and sequence.request.generates:
@@ -180,7 +179,7 @@ class Execution(Generic[OutputT]):
                 is_complete = sequence.samples
                 self._scheduler.advance(sequence)
                 if is_complete:
-                    self._finish(sequence.request, FinishReason.LENGTH)
+                    self._requests.finish(sequence.request, FinishReason.LENGTH)
         if drawing:
             self._draw(drawing, output)
         for sequence in failed:
@@ -192,14 +191,15 @@ class Execution(Generic[OutputT]):
         """Hand on what is asked of the prompt; False if that ended the request."""
         request, read = sequence.request, sequence.read
         try:
-            if read:
-                self._read_prompt(sequence, output, rows)
+            found = self._read_prompt(sequence, output, rows) if read else None
         except EngineError as exc:
-            self._finish(request, FinishReason.ERROR, exc)
+            self._requests.fail(request, exc)
             return False
         except Exception:
             self._fail(request)
             return False
+        if found is not None:
+            self._requests.read(found)
         request.unread = range(max(read.stop, request.unread.start), request.unread.stop)
         return True
 
@@ -227,7 +227,7 @@ class Execution(Generic[OutputT]):
             return
         for entry, result in zip(drawing, drawn, strict=True):
             if isinstance(result, EngineError):
-                self._finish(entry.sequence.request, FinishReason.ERROR, result)
+                self._requests.fail(entry.sequence.request, result)
             else:
                 self._append(entry, *result, output)
 
@@ -241,7 +241,7 @@ class Execution(Generic[OutputT]):
         if not self._keeps(request, path):
             path, generated = (), generated.first(1)
         num_tokens = len(generated.token_ids)
-        self._emit(request, generated)
+        self._requests.generate(request, generated)
         self._scheduler.append(request, generated.token_ids)
         self._scheduler.advance(sequence, num_accepted=len(path))
         row = entry.rows[1 + path[num_tokens - 2] if num_tokens > 1 else 0]
@@ -271,9 +271,9 @@ class Execution(Generic[OutputT]):
 
     def _finish_if_done(self, request: Request, token: int) -> bool:
         if request.is_ended_by(token, self._eos_token_ids):
-            self._finish(request, FinishReason.STOP, stop_token_id=token)
+            self._requests.finish(request, FinishReason.STOP, stop_token_id=token)
         elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
-            self._finish(request, FinishReason.LENGTH)
+            self._requests.finish(request, FinishReason.LENGTH)
         else:
             return False
         return True
@@ -287,11 +287,11 @@ class Execution(Generic[OutputT]):
         except Exception as exc:
             if not isinstance(exc, GrammarFailed):
                 logger.exception("the grammar of request %s failed", request.request_id)
-            self._finish(request, FinishReason.ERROR, GrammarFailed())
+            self._requests.fail(request, GrammarFailed())
 
     def _fail(self, request: Request) -> None:
         logger.exception("request %s cannot be computed", request.request_id)
-        self._finish(request, FinishReason.ERROR, EngineError())
+        self._requests.fail(request, EngineError())
 
 
 def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:

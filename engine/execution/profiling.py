@@ -12,7 +12,10 @@ from ..config import EngineConfig
 from ..kv.cache import KvCache, kv_bytes_per_block
 from ..kv.groups import group_layers, one_group
 from ..kv.layout import KvGroup
-from ..memory.plan import DraftDemand, MemoryPlan, available_bytes, peak_bytes, plan_memory
+from ..memory.demands import BaseDemand, ProposerDemand
+from ..memory.device_memory import measure_memory, peak_bytes
+from ..memory.kv_budget import KvDemand
+from ..memory.plan import MemoryPlan, plan_memory
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk, make_inputs
@@ -44,33 +47,22 @@ def plan_engine(
         attention_sinks=config.attention_sinks,
     )
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
-    demand = DraftDemand()
+    proposers = ProposerDemand(head_bytes=head_bytes)
     if draft:
-        demand, draft_activation_bytes = _profile_draft(config, draft)
+        draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)
         activation_bytes = max(activation_bytes, draft_activation_bytes)
-    graph_bytes = _graph_bytes(config, base, groups) if serves_graphs(config, base) else 0
-    plan = plan_memory(
-        config,
-        available_bytes=available_bytes(base.device),
+        proposers = ProposerDemand(draft.weight_bytes, kv_block_bytes, head_bytes)
+    demand = BaseDemand(
         weight_bytes=base.weight_bytes,
         activation_bytes=activation_bytes,
-        groups=groups,
-        bytes_per_block=[
-            kv_bytes_per_block(
-                group,
-                base.kv_shapes,
-                block_size=config.kv_block_size,
-                kv_format=base.kv_format,
-            )
+        kv=tuple(
+            KvDemand(config, group, _kv_block_bytes(config, base, group), base.max_model_len)
             for group in groups
-        ],
-        max_model_len=base.max_model_len,
-        is_host=base.device.type == "cpu",
+        ),
+        graph_bytes=_graph_bytes(config, base, groups) if serves_graphs(config, base) else 0,
         has_windows=has_window(base.dtype, base.device),
-        draft=demand,
-        head_bytes=head_bytes,
-        graph_bytes=graph_bytes,
     )
+    plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_error:
         line = (
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
@@ -79,14 +71,17 @@ def plan_engine(
     return plan
 
 
-def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand, int]:
-    """What the draft model takes, and the bytes of the activations of its largest step."""
+def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[int, int]:
+    """Bytes of the activations of the draft model's largest step, and of a block of its KV."""
     groups = one_group(len(draft.kv_shapes), 2)
-    bytes_per_block = kv_bytes_per_block(
-        groups[0], draft.kv_shapes, block_size=config.kv_block_size, kv_format=draft.kv_format
-    )
     activation_bytes = peak_bytes(draft.device, lambda: profile_step(config, draft, groups))
-    return DraftDemand(draft.weight_bytes, bytes_per_block), activation_bytes
+    return activation_bytes, _kv_block_bytes(config, draft, groups[0])
+
+
+def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:
+    return kv_bytes_per_block(
+        group, model.kv_shapes, block_size=config.kv_block_size, kv_format=model.kv_format
+    )
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:

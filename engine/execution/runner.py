@@ -73,6 +73,11 @@ class ModelRunner:
             LoraBatchBuilder(arena, base.device), base.layout, base.head_name
         )
 
+    @property
+    def max_graph_rows(self) -> int | None:
+        """The most rows that a captured graph computes; None where there are no graphs."""
+        return self._graphs.max_rows if self._graphs else None
+
     def capture(self) -> list[str]:
         """Capture what can be; once, when `keeps_hidden_states` stands and before the first step.
 

@@ -97,7 +97,7 @@ class Utilization:
     """Adds up the steps' work against the time they took."""
 
     def __init__(self, peak: DevicePeak) -> None:
-        self._peak = peak
+        self.peak = peak
         self._work = StepWork(0.0, 0.0)
         self._seconds = 0.0
         self._reported = (self._work, self._seconds)
@@ -114,14 +114,14 @@ class Utilization:
         before, seconds_before = self._reported
         self._reported = (self._work, self._seconds)
         seconds = self._seconds - seconds_before
-        memory = (self._work.num_bytes - before.num_bytes) / self._peak.bytes_per_second
-        compute = (self._work.num_flops - before.num_flops) / self._peak.flops_per_second
+        memory = (self._work.num_bytes - before.num_bytes) / self.peak.bytes_per_second
+        compute = (self._work.num_flops - before.num_flops) / self.peak.flops_per_second
         return UtilizationStats(
             step_seconds=self._seconds,
             num_bytes=self._work.num_bytes,
             num_flops=self._work.num_flops,
             memory=memory / seconds if seconds else 0.0,
             compute=compute / seconds if seconds else 0.0,
-            peak_bytes_per_second=self._peak.bytes_per_second,
-            peak_flops_per_second=self._peak.flops_per_second,
+            peak_bytes_per_second=self.peak.bytes_per_second,
+            peak_flops_per_second=self.peak.flops_per_second,
         )

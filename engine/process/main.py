@@ -88,8 +88,9 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
 
 def _load_core(config: EngineConfig) -> Core:
     from ..core import EngineCore  # here: the parent is watched while torch is imported
+    from ..parts import open_parts
 
-    return EngineCore(config)
+    return EngineCore(open_parts(config))
 
 
 def _serve(core: Core, parent: ParentSocket, heartbeat: Heartbeat) -> Never:

@@ -75,10 +75,11 @@ def compute_reference_logits(request: ReferenceRequest) -> list[bytes]:
     Raises EngineError or AdapterError if the base or the block cannot be used.
     """
     from ..core import EngineCore
+    from ..parts import open_parts
 
     block = Path(request.block_path)
     header = read_block_header(block)
-    core = EngineCore(_config(request, header))
+    core = EngineCore(open_parts(_config(request, header)))
     try:
         if not core.info.base_id == request.base_id == header.base_id:
             raise EngineError("the reference base is no longer the base that is served")

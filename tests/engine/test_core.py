@@ -104,8 +104,8 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
 
     assert num_near_ties <= 3
     stats = crowded.core.stats()
-    assert crowded.core._scheduler.num_forks > 0, "groups were meant to fork"
-    assert bool(crowded.core._scheduler.num_swaps) == bool(swap_bytes)
+    assert crowded.core.parts.scheduler.num_forks > 0, "groups were meant to fork"
+    assert bool(crowded.core.parts.scheduler.num_swaps) == bool(swap_bytes)
     assert stats.num_preemptions > 0, "the pool was meant to be too small"
     assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"
     assert stats.num_free_kv_blocks == crowded.core.info.num_kv_blocks, "blocks leaked"
@@ -204,7 +204,7 @@ def test_a_chunk_that_overflows_inside_a_prompt_is_not_reused(
 ) -> None:
     """The token that overflows comes in an early chunk; nothing of that chunk may be published."""
     engine = LocalEngine(tiny_base, tmp_path, max_num_batched_tokens=64, max_num_seqs=8)
-    engine.core._base.model.get_input_embeddings().weight[77] = float("inf")
+    engine.core.parts.base.model.get_input_embeddings().weight[77] = float("inf")
     prefix = list(range(48))
     expected = engine.submit([*prefix, 5], cache_namespace="reference")
     poisoned = engine.submit([*prefix, 77, *range(40)])
@@ -324,14 +324,14 @@ def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(
 ) -> None:
     prompt = list(range(20))
     expected = engine.generate(prompt)
-    run = engine.core._runner.run
+    run = engine.core.parts.runner.run
 
     def fail_on_poison(sequences: Any) -> StepOutput:
         if any(7 in sequence.request.submitted.sampling.logit_bias for sequence in sequences):
             raise RuntimeError("a defect that this request triggers")
         return run(sequences)
 
-    monkeypatch.setattr(engine.core._runner, "run", fail_on_poison)
+    monkeypatch.setattr(engine.core.parts.runner, "run", fail_on_poison)
     good = engine.submit(prompt)
     poison = engine.submit(prompt, logit_bias={7: 1.0})
     engine.run()
@@ -412,7 +412,7 @@ def test_adapters_at_work_are_told_from_a_lease_that_went_stale(
     request_id = engine.submit([1, 2, 3], adapter, max_tokens=50, ignore_eos=True)
     while not engine.answers[request_id].token_ids:
         engine.step()
-    request = engine.core._scheduler.get(request_id)
+    request = engine.core.parts.scheduler.get(request_id)
     assert request is not None
     assert request.lease is not None
     request.lease = request.lease._replace(generation=request.lease.generation + 1)

@@ -133,7 +133,7 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert engines.num_eager == 0
     # Base and rank 16 for all sizes at the start; rank 64 when the adapter of rank 24 came, once
     # for each size of its steps: how the prompts were cut into steps decides which sizes.
-    graphs = engines.replayed.core._runner._graphs
+    graphs = engines.replayed.core.parts.runner._graphs
     assert graphs is not None
     sizes = row_sizes(6, 256)
     at_start = {(size, rank) for size in sizes for rank in (0, 16)}
@@ -226,7 +226,7 @@ def test_a_row_that_is_not_finite_ends_its_own_request_alone(
     ]
     while len(engine.answers[ids[2]].token_ids) < 2:
         engine.step()
-    engine.core._arena.flat.fill_(torch.inf)
+    engine.core.parts.tiers.arena.flat.fill_(torch.inf)
     engine.run()
     assert engine.tokens(ids[:2]) == expected
     error = engine.answers[ids[2]].end.error
@@ -329,7 +329,7 @@ def test_hidden_states_are_those_of_the_step(
     engines = Engines(tiny_base, tmp_path, monkeypatch)
     seen: list[list[Tensor]] = [[], []]
     for engine, states in zip((engines.replayed, engines.eager), seen, strict=True):
-        watching = engine.core._runner
+        watching = engine.core.parts.runner
         watching.keeps_hidden_states = True
         watching.capture()
         run = watching.run
@@ -355,7 +355,7 @@ def test_graphs_with_adapters_are_captured_again_when_the_arena_s_table_grows(
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
     assert engines.serve(key)[0] == engines.serve(key)[1]
     num_captured = engines.recorder.num_captured
-    arena = engines.replayed.core._arena
+    arena = engines.replayed.core.parts.tiers.arena
     before, arena.table = arena.table, arena.table.clone()
     before.fill_(1 << 40)
     replayed, eager = engines.serve(key)

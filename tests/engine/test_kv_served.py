@@ -74,7 +74,7 @@ def test_crowded_sequences_answer_as_the_models_own_forward(
         assert_greedy(dense, prompt, engine.answers[request_id].token_ids)
     stats = engine.core.stats()
     assert stats.num_preemptions > 0, "the pool was meant to be too small"
-    assert (engine.core._scheduler.num_swaps > 0) == (swap_bytes > 0)
+    assert (engine.core.parts.scheduler.num_swaps > 0) == (swap_bytes > 0)
     assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks, "blocks leaked"
     engine.close()

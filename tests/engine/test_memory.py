@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,39 @@ from loraplex.engine.errors import InsufficientMemory
 from loraplex.engine.execution import profiling
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
-from loraplex.engine.memory.kv_budget import MIB
-from loraplex.engine.memory.plan import DraftDemand, MemoryPlan, available_bytes, plan_memory
+from loraplex.engine.memory.demands import BaseDemand, ProposerDemand
+from loraplex.engine.memory.device_memory import DeviceMemory, available_bytes
+from loraplex.engine.memory.kv_budget import MIB, KvDemand
+from loraplex.engine.memory.plan import MemoryPlan, plan_memory
 from loraplex.engine.model.forward import run_model
 from support.engine import LocalEngine
 
-SIZES: dict[str, Any] = {
-    "available_bytes": 1000 * MIB,
-    "weight_bytes": 100 * MIB,
-    "activation_bytes": 100 * MIB,
-    "groups": one_group(2, 2),
-    "bytes_per_block": [MIB],
-    "max_model_len": 1600,
-    "is_host": False,
-}
+DEVICE = DeviceMemory(1000 * MIB, is_host=False)
+HOST = DeviceMemory(1000 * MIB, is_host=True)
+WHOLE = one_group(2, 2)
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / ".src")}
 
 
+def plan_for(
+    config: EngineConfig,
+    memory: DeviceMemory = DEVICE,
+    *groups: KvGroup,
+    bytes_per_block: Sequence[int] | None = None,
+    has_windows: bool = False,
+    proposers: ProposerDemand = ProposerDemand(),
+) -> MemoryPlan:
+    """For a base with 100 MiB of weights and of activations, up to 1600 tokens long."""
+    groups = groups or WHOLE
+    kv = tuple(
+        KvDemand(config, group, size, max_model_len=1600)
+        for group, size in zip(groups, bytes_per_block or [MIB] * len(groups), strict=True)
+    )
+    base = BaseDemand(100 * MIB, 100 * MIB, kv, has_windows=has_windows)
+    return plan_memory(config, memory, base, proposers)
+
+
 def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
-    plan = plan_memory(EngineConfig("m"), **SIZES)
+    plan = plan_for(EngineConfig("m"))
     assert plan.arena_bytes == 200 * MIB  # a quarter of 1000 - 100 reserve - 100 activations
     assert plan.num_kv_blocks == 600
     assert plan.max_model_len == 1600
@@ -42,34 +57,33 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
 
 
 def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None:
-    sizes = {**SIZES, "is_host": True, "has_windows": True}
     config = EngineConfig("m", host_cache_bytes=200 * MIB)
-    plan = plan_memory(config, **sizes)
+    plan = plan_for(config, HOST, has_windows=True)
     assert plan.arena_bytes == 150 * MIB  # a quarter of 800 - 200
     assert plan.window_bytes == 150 * MIB // 16
     assert plan.num_kv_blocks == 600 - 150 - 10
     config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
-    plan = plan_memory(config, **sizes)
+    plan = plan_for(config, HOST, has_windows=True)
     assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 400)
     with pytest.raises(InsufficientMemory):
-        plan_memory(EngineConfig("m", host_cache_bytes=900 * MIB), **sizes)
+        plan_for(EngineConfig("m", host_cache_bytes=900 * MIB), HOST, has_windows=True)
 
 
 def test_where_no_windows_are_made_nothing_is_set_aside_for_them() -> None:
     config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
-    plan = plan_memory(config, **{**SIZES, "is_host": True})
+    plan = plan_for(config, HOST)
     assert (plan.window_bytes, plan.num_kv_blocks) == (0, 450)
     assert not any("window" in line for line in plan.lines)
 
 
 def test_kv_takes_no_more_than_the_batch_can_use() -> None:
-    plan = plan_memory(EngineConfig("m", max_num_seqs=3), **SIZES)
+    plan = plan_for(EngineConfig("m", max_num_seqs=3))
     assert plan.num_kv_blocks == 3 * 100
 
 
 def test_given_sizes_are_taken_as_they_are() -> None:
     config = EngineConfig("m", arena_bytes=7 * MIB, kv_cache_bytes=200 * MIB)
-    plan = plan_memory(config, **SIZES)
+    plan = plan_for(config)
     assert (plan.arena_bytes, plan.num_kv_blocks) == (7 * MIB, 200)
 
 
@@ -83,42 +97,42 @@ def test_given_sizes_are_taken_as_they_are() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(sizes: dict[str, int]) -> None:
     with pytest.raises(InsufficientMemory, match="adapter arena"):
-        plan_memory(EngineConfig("m", **sizes), **SIZES)  # type: ignore[arg-type]
+        plan_for(EngineConfig("m", **sizes))  # type: ignore[arg-type]
 
 
 def test_a_context_nobody_asked_for_shrinks_to_what_fits() -> None:
-    plan = plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB), **SIZES)
+    plan = plan_for(EngineConfig("m", kv_cache_bytes=50 * MIB))
     assert plan.max_model_len == 50 * 16
     with pytest.raises(InsufficientMemory, match="needs 100 KV blocks"):
-        plan_memory(EngineConfig("m", kv_cache_bytes=50 * MIB, max_model_len=1600), **SIZES)
+        plan_for(EngineConfig("m", kv_cache_bytes=50 * MIB, max_model_len=1600))
 
 
 def test_a_draft_model_gets_as_many_tokens_of_kv_as_the_base() -> None:
-    draft = DraftDemand(weight_bytes=30 * MIB, bytes_per_block=MIB // 2)
-    plan = plan_memory(EngineConfig("m"), **SIZES, draft=draft)
+    draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
+    plan = plan_for(EngineConfig("m"), proposers=draft)
     assert plan.arena_bytes == 200 * MIB
     assert plan.num_kv_blocks == plan.num_draft_blocks == 400  # of 1.5 MiB together
     assert any("draft model 30.0 MiB, its KV cache 400 blocks" in line for line in plan.lines)
-    assert plan_memory(EngineConfig("m"), **SIZES).num_draft_blocks == 0
+    assert plan_for(EngineConfig("m")).num_draft_blocks == 0
 
 
 def test_a_draft_model_takes_what_is_given_besides_the_bases_own_kv() -> None:
-    draft = DraftDemand(weight_bytes=30 * MIB, bytes_per_block=MIB // 2)
+    draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
     config = EngineConfig("m", kv_cache_bytes=200 * MIB, arena_bytes=0)
-    plan = plan_memory(config, **SIZES, draft=draft)
+    plan = plan_for(config, proposers=draft)
     assert (plan.num_kv_blocks, plan.num_draft_blocks) == (200, 200)
     config = EngineConfig("m", kv_cache_bytes=540 * MIB, arena_bytes=0)  # 270 more, of 800
     with pytest.raises(InsufficientMemory, match="draft model 30"):
-        plan_memory(config, **SIZES, draft=draft)
+        plan_for(config, proposers=draft)
     config = EngineConfig("m", memory_bytes=630 * MIB, arena_bytes=0)
-    plan = plan_memory(config, **SIZES, draft=draft)
+    plan = plan_for(config, proposers=draft)
     # Of 630 - 100 - 30 for weights a tenth is the reserve, 100 are for activations.
     assert plan.num_draft_blocks == 350 * 2 // 3
 
 
 def test_medusa_heads_are_part_of_what_the_engine_may_use() -> None:
     config = EngineConfig("m", memory_bytes=630 * MIB, arena_bytes=0)
-    plan = plan_memory(config, **SIZES, head_bytes=30 * MIB)
+    plan = plan_for(config, proposers=ProposerDemand(head_bytes=30 * MIB))
     assert plan.num_kv_blocks == 350  # of 630 - 100 - 30, less a tenth and 100 for activations
     assert "Medusa heads 30.0 MiB" in plan.lines
 
@@ -146,15 +160,10 @@ WINDOWED = KvGroup((2, 3), window=160, sinks=0, num_blocks=2)
 LIMITED = KvGroup((0, 1), window=160, sinks=4, num_blocks=2)
 
 
-def plan_groups(config: EngineConfig, *groups: KvGroup, **sizes: Any) -> MemoryPlan:
-    each = {**SIZES, "groups": groups, "bytes_per_block": [MIB] * len(groups), **sizes}
-    return plan_memory(config, **each)
-
-
 def test_no_group_of_layers_runs_out_long_before_the_others() -> None:
     """600 MiB for 10 sequences that may be 1600 tokens long, of which two layers see 160."""
     config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64)
-    plan = plan_groups(config, *one_group(2, 2), WINDOWED)
+    plan = plan_for(config, DEVICE, *WHOLE, WINDOWED)
     whole, windowed = plan.kv_groups
     # (160 + 16 - 2) // 16 + 2 = 12 blocks each wherever the window lies, and a step of prefill.
     assert windowed.num_usable == 10 * 12 + 64 // 16
@@ -166,28 +175,26 @@ def test_no_group_of_layers_runs_out_long_before_the_others() -> None:
 
 def test_short_sequences_in_little_memory_need_as_many_blocks_in_every_group() -> None:
     config = EngineConfig("m", max_num_seqs=10, kv_cache_bytes=100 * MIB)
-    whole, windowed = plan_groups(config, *one_group(2, 2), WINDOWED).kv_groups
+    whole, windowed = plan_for(config, DEVICE, *WHOLE, WINDOWED).kv_groups
     assert (whole.num_usable, windowed.num_usable) == (50, 50)
 
 
 def test_layers_with_windows_alone_serve_sequences_longer_than_what_they_hold() -> None:
-    plan = plan_groups(EngineConfig("m", kv_cache_bytes=13 * MIB), LIMITED)
+    plan = plan_for(EngineConfig("m", kv_cache_bytes=13 * MIB), DEVICE, LIMITED)
     assert plan.num_kv_blocks == 13
     assert plan.max_model_len == 1600 > 13 * 16
     assert any("160 tokens and 4 first ones: 1 sequences" in line for line in plan.lines)
     with pytest.raises(InsufficientMemory, match="needs 13 KV blocks"):
-        plan_groups(EngineConfig("m", kv_cache_bytes=12 * MIB), LIMITED)
+        plan_for(EngineConfig("m", kv_cache_bytes=12 * MIB), DEVICE, LIMITED)
 
 
 def test_swap_space_has_slots_in_the_proportion_of_the_blocks() -> None:
     config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64, swap_bytes=300 * MIB)
-    plan = plan_groups(config, *one_group(2, 2), WINDOWED)
+    plan = plan_for(config, DEVICE, *WHOLE, WINDOWED)
     assert plan.num_swap_slots == tuple(g.num_usable // 2 for g in plan.kv_groups)
     assert any("300.0 MiB" in line for line in plan.lines)
-    assert plan_groups(EngineConfig("m"), WINDOWED).num_swap_slots == ()
-    on_host = plan_groups(
-        config, *one_group(2, 2), WINDOWED, is_host=True, available_bytes=3000 * MIB
-    )
+    assert plan_for(EngineConfig("m"), DEVICE, WINDOWED).num_swap_slots == ()
+    on_host = plan_for(config, DeviceMemory(3000 * MIB, is_host=True), *WHOLE, WINDOWED)
     assert on_host.arena_bytes == (2700 - 100 - 300 - 1024) * MIB // 4
 
 
@@ -209,13 +216,12 @@ def test_pools_never_exceed_what_is_given_and_hold_what_one_sequence_needs(
         max_num_batched_tokens=65,
         max_model_len=1600,
     )
-    first = one_group(2, 2)[0] if has_whole else LIMITED
+    first = WHOLE[0] if has_whole else LIMITED
     windowed = KvGroup((2, 3), window=window, sinks=0, num_blocks=2)
     needed = [group.peak_blocks(1600, 16, 16) for group in (first, windowed)]
     try:
-        plan = plan_groups(
-            config, first, windowed, bytes_per_block=list(sizes), available_bytes=10_000 * MIB
-        )
+        memory = DeviceMemory(10_000 * MIB, is_host=False)
+        plan = plan_for(config, memory, first, windowed, bytes_per_block=sizes)
     except InsufficientMemory:
         assert kv_mib * MIB < sum(s * n for s, n in zip(sizes, needed, strict=True))
         return
@@ -227,7 +233,7 @@ def test_pools_never_exceed_what_is_given_and_hold_what_one_sequence_needs(
 def test_the_peak_of_a_run_is_seen_though_it_is_freed_again() -> None:
     # In a process of its own: this one's allocator may hold pages of earlier tests.
     script = (
-        "import torch; from loraplex.engine.memory.plan import peak_bytes; "
+        "import torch; from loraplex.engine.memory.device_memory import peak_bytes; "
         "run = lambda: torch.ones(64 << 20, dtype=torch.uint8).max(); "
         "print(peak_bytes(torch.device('cpu'), run))"
     )

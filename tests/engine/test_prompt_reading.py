@@ -225,7 +225,7 @@ def test_no_step_computes_more_logits_than_were_planned_for(
 
     monkeypatch.setattr("loraplex.engine.execution.runner.run_model", noting)
     engine = LocalEngine(base, tmp_path, max_num_batched_tokens=200, max_num_seqs=4)
-    limits = engine.core._scheduler.limits
+    limits = engine.core.parts.scheduler.limits
     object.__setattr__(limits, "max_read_rows", 32)
     prompts = [tokens(90, seed=number) for number in range(4)]
     ids = [engine.submit(prompt, num_prompt_logprobs=0, max_tokens=4) for prompt in prompts]

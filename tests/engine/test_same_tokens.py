@@ -196,7 +196,7 @@ WAYS = {
     ),
     "recomputed": Way(
         {"max_num_batched_tokens": 64, "max_num_seqs": 6, "max_model_len": 128},
-        lambda core: core._scheduler.num_preemptions > core._scheduler.num_swaps,
+        lambda core: core.parts.scheduler.num_preemptions > core.parts.scheduler.num_swaps,
         serve=serve_rivals,
         num_kv_tokens=240,
     ),
@@ -207,7 +207,7 @@ WAYS = {
             "max_model_len": 128,
             "swap_bytes": 4 * MIB,
         },
-        lambda core: core._scheduler.num_swaps > 0,
+        lambda core: core.parts.scheduler.num_swaps > 0,
         serve=serve_rivals,
         num_kv_tokens=240,
     ),

@@ -13,7 +13,13 @@ from loraplex.engine.errors import AdapterDeleted, EngineError
 from loraplex.engine.execution.execution import Execution
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
-from loraplex.engine.messages import EvictionReceipt, FinishReason, GenerationRequest
+from loraplex.engine.messages import (
+    EvictionReceipt,
+    FinishReason,
+    GenerationRequest,
+    PromptRead,
+    TokensGenerated,
+)
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.drains import Drains
@@ -81,15 +87,14 @@ class SimulatedEngine:
             read=self.readings.read,
             draw=draw,
             eos_token_ids={STOP_TOKEN},
-            emit=lambda request, generated: None,
-            finish=self._finish,
+            requests=self,
         )
         self.drains = Drains(
             scheduler=self.scheduler,
             manager=self.manager,
             kv=self.kv,
             clock=clock,
-            abort=lambda request, error: self._finish(request, FinishReason.ERROR, error),
+            abort=self.fail,
         )
         self.executed: ScheduledBatch | None = None
         """What of the last step really ran."""
@@ -130,11 +135,29 @@ class SimulatedEngine:
         request = self.scheduler.get(request_id)
         if request is None:
             return False
-        self._finish(request, FinishReason.ABORTED)
+        self.finish(request, FinishReason.ABORTED)
         return True
 
     def evict(self, key: AdapterKey, drain_seconds: float = 0.0) -> None:
         self.drains.begin(key, drain_seconds)
+
+    # --- what comes of requests, see `execution.Requests` -----------------------------------------
+
+    def read(self, read: PromptRead) -> None:
+        raise AssertionError("`readings` keeps what was read")
+
+    def generate(self, request: Request, generated: TokensGenerated) -> None:
+        """The request's tokens say it all."""
+
+    def finish(
+        self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None
+    ) -> None:
+        self.scheduler.finish(request)
+        self._announce_end(request, reason.value)
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        self.scheduler.finish(request)
+        self._announce_end(request, error.code)
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -166,17 +189,6 @@ class SimulatedEngine:
             sequences = self.draft_tokens.draft(sequences)
             self.executed = batch.running(sequences)
             self.execution.run(sequences)
-
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: EngineError | None = None,
-        *,
-        stop_token_id: int | None = None,
-    ) -> None:
-        self.scheduler.finish(request)
-        self._announce_end(request, error.code if error else reason.value)
 
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +15,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
+from loraplex.engine.execution.grammars import Grammars
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
@@ -36,6 +37,7 @@ from loraplex.engine.messages import (
     TokenLogprobs,
     TokensGenerated,
 )
+from loraplex.engine.parts import open_parts
 from loraplex.engine.sampling_params import SamplingParams
 
 MIB = 1 << 20
@@ -66,8 +68,9 @@ class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
     def __init__(self, model: Path, blocks: Path, **config: object) -> None:
-        """`config`: fields of EngineConfig, and the engine's `clock`."""
+        """`config`: fields of EngineConfig, the engine's `clock` and its `grammars`."""
         clock = cast(Callable[[], float], config.pop("clock", time.monotonic))
+        grammars = cast(Grammars | None, config.pop("grammars", None))
         settings: dict[str, object] = {
             "device": "cpu",
             "kv_cache_bytes": 4 * MIB,
@@ -76,7 +79,8 @@ class LocalEngine:
             **config,
         }
         engine_config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
-        self.core = EngineCore(engine_config, clock=clock)
+        parts = open_parts(engine_config, clock=clock)
+        self.core = EngineCore(replace(parts, grammars=grammars or parts.grammars))
         self.blocks = Path(tempfile.mkdtemp(dir=blocks))
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.evicted: list[AdapterKey] = []

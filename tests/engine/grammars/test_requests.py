@@ -88,8 +88,7 @@ def adapter_folder(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def engine(tiny_base: Path, tmp_path: Path, backend: ScriptedBackend) -> Iterator[LocalEngine]:
-    engine = LocalEngine(tiny_base, tmp_path)
-    engine.core._grammars = backend.grammars()
+    engine = LocalEngine(tiny_base, tmp_path, grammars=backend.grammars())
     yield engine
     backend.may_go_on.set()
     engine.close()
@@ -149,8 +148,7 @@ def test_who_waits_for_a_grammar_counts_as_queued(
     limits: dict[str, int],
     code: str,
 ) -> None:
-    engine = LocalEngine(tiny_base, tmp_path, **limits)
-    engine.core._grammars = backend.grammars()
+    engine = LocalEngine(tiny_base, tmp_path, grammars=backend.grammars(), **limits)
     backend.may_go_on.clear()
     waiting = [submit(engine, "odd") for _ in range(2)]
     assert engine.core.stats().num_waiting == 2
@@ -174,8 +172,7 @@ def test_a_deadline_passes_while_a_grammar_is_compiled(
     tiny_base: Path, tmp_path: Path, backend: ScriptedBackend
 ) -> None:
     clock = SettableClock()
-    engine = LocalEngine(tiny_base, tmp_path, clock=clock)
-    engine.core._grammars = backend.grammars()
+    engine = LocalEngine(tiny_base, tmp_path, clock=clock, grammars=backend.grammars())
     backend.may_go_on.clear()
     late, patient = "late", submit(engine, "odd")
     engine.answers[late] = Answer()
@@ -304,12 +301,13 @@ def test_what_has_failed_is_compiled_anew(engine: LocalEngine, backend: Scripted
     assert backend.compiled == ["breaks", "breaks", "nonsense", "nonsense", "odd"]
 
 
-def test_without_the_library_a_grammar_is_refused_by_name(engine: LocalEngine) -> None:
-    engine.core._grammars = Grammars(None)
+def test_without_the_library_a_grammar_is_refused_by_name(tiny_base: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, grammars=Grammars(None))
     refused, other = submit(engine, "odd"), submit(engine, None)
     engine.run()
     assert error_code(engine, refused) == "grammar_not_served"
     assert error_code(engine, other) is None
+    engine.close()
 
 
 def test_the_choices_of_a_request_each_follow_the_grammar(engine: LocalEngine) -> None:
@@ -338,8 +336,8 @@ def test_a_preempted_output_goes_on_where_its_grammar_stood(
             kv_cache_bytes=num_blocks * 8192,
             max_model_len=64,
             swap_bytes=swap_bytes,
+            grammars=ScriptedBackend({"count": counting}).grammars(),
         )
-        engine.core._grammars = ScriptedBackend({"count": counting}).grammars()
         ids = [submit(engine, "count", max_tokens=40, seed=seed) for seed in range(6)]
         engine.run()
         outputs.append(engine.tokens(ids))

@@ -102,7 +102,7 @@ def heads(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _one_seed_for_requests_without() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loraplex.engine.core.secrets.randbits", lambda _: ENGINE_SEED)
+        patch.setattr("loraplex.engine.request_lifecycle.secrets.randbits", lambda _: ENGINE_SEED)
         yield
 
 
@@ -186,7 +186,7 @@ def test_a_combination_answers_as_with_plain_decoding(
     for number, row in enumerate(ROWS):
         for choice in range(row["n"]):
             request_id = f"{number}.{choice}"
-            assert_sound(row, engine.answers[request_id], engine.core._base.eos_token_ids)
+            assert_sound(row, engine.answers[request_id], engine.core.parts.base.eos_token_ids)
             assert_grammatical(row, engine.answers[request_id], tokenizer)
             if acceptance is Acceptance.COUPLED or row["temperature"] == 0:
                 assert_same_answer(engine.answers[request_id], plain.answers[request_id])

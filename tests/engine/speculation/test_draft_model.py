@@ -215,7 +215,7 @@ def test_under_pressure_nothing_changes_and_nothing_leaks(tiny_base: Path, tmp_p
     speculated, engine = run(f"draft:{tiny_base}")
     assert speculated == plain
     assert engine.core.stats().num_preemptions > 0
-    (proposer,) = engine.core._speculation._proposers.values()
+    (proposer,) = engine.core.parts.speculation._proposers.values()
     assert isinstance(proposer, DraftModelProposer)
     proposer.cache.check_integrity()
     assert proposer.cache.num_free_blocks == proposer.cache.num_blocks

@@ -196,12 +196,12 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
 
     The verification behind it fails too: nobody writes again what was drafted.
     """
-    runner = engine.core._runner
+    runner = engine.core.parts.runner
     run_chunks, num_calls, spoiled, fails_next = runner.run_chunks, 0, [], False
 
     def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
         nonlocal num_calls, fails_next
-        if len(engine.core._base.model.model.layers) > 1:
+        if len(engine.core.parts.base.model.model.layers) > 1:
             fails, fails_next = fails_next, False
             if fails and len(chunks) > 1:  # who fails alone is ended
                 raise RuntimeError("the device is out of memory")

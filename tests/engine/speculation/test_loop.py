@@ -112,7 +112,7 @@ class Noted(NamedTuple):
 def note_steps(engine: LocalEngine) -> list[list[Noted]]:
     """What the steps compute that the engine runs from now on."""
     steps: list[list[Noted]] = []
-    run = engine.core._runner.run
+    run = engine.core.parts.runner.run
 
     def noting(sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         steps.append(
@@ -123,7 +123,7 @@ def note_steps(engine: LocalEngine) -> list[list[Noted]]:
         )
         return run(sequences)
 
-    vars(engine.core._runner)["run"] = noting
+    vars(engine.core.parts.runner)["run"] = noting
     return steps
 
 
@@ -132,7 +132,7 @@ def assert_nothing_is_held(engine: LocalEngine) -> None:
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks
     assert stats.num_running == stats.num_waiting == 0
     assert all(adapter.num_leases == 0 for adapter in stats.adapters)
-    assert not engine.core._speculation._choices
+    assert not engine.core.parts.speculation._choices
 
 
 def load(engine: LocalEngine, keys: Sequence[AdapterKey | None]) -> None:
@@ -251,7 +251,7 @@ def test_a_crowd_that_runs_out_of_blocks_answers_as_with_plain_decoding(
     engine.run()
     assert_same_answers(engine, plain)
     assert_nothing_is_held(engine)
-    scheduler = engine.core._scheduler
+    scheduler = engine.core.parts.scheduler
     assert scheduler.num_preemptions > 0, "the pool was meant to be too small"
     assert bool(scheduler.num_swaps) == bool(swap_bytes)
     assert sum(end_of(engine, name).num_accepted_tokens for name in answers) > 50
@@ -307,7 +307,7 @@ def test_a_stop_token_inside_an_accepted_draft_ends_the_answer_there(
 def test_the_end_of_sequence_inside_an_accepted_draft_ends_the_answer_there(
     open_engine: Open, plain: LocalEngine
 ) -> None:
-    (eos,) = plain.core._base.eos_token_ids
+    (eos,) = plain.core.parts.base.eos_token_ids
     answer = answer_of(plain, PROMPT, max_tokens=12, logit_bias={eos: 100.0})
     assert answer == [eos] * 12
     engine = open_engine(ScriptedProposer({"r0": answer, "r1": answer}))
@@ -415,7 +415,7 @@ def test_a_draft_that_overflows_harms_nothing(
         return Draft((*draft.token_ids[:place], overflowing, *draft.token_ids[place:])[:5])
 
     engine = open_engine(Misbehaving(spoil, *expected))
-    engine.core._base.model.get_input_embeddings().weight[overflowing] = float("inf")
+    engine.core.parts.base.model.get_input_embeddings().weight[overflowing] = float("inf")
     engine.submit(PROMPT, speculation=EAGER)
     other = engine.submit(PROMPT[:5], max_tokens=40, ignore_eos=True)
     engine.run()
@@ -431,14 +431,14 @@ def test_a_step_that_fails_for_a_draft_runs_without_it(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch, expected: list[int]
 ) -> None:
     engine = open_engine(ScriptedProposer({"r0": expected, "r1": expected}))
-    run = engine.core._runner.run
+    run = engine.core.parts.runner.run
 
     def fail_on_drafts(sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         if any(sequence.num_draft_tokens for sequence in sequences):
             raise RuntimeError("a defect that drafts trigger")
         return run(sequences)
 
-    monkeypatch.setattr(engine.core._runner, "run", fail_on_drafts)
+    monkeypatch.setattr(engine.core.parts.runner, "run", fail_on_drafts)
     ids = [engine.submit(PROMPT, speculation=EAGER) for _ in range(2)]
     engine.run()
     assert engine.tokens(ids) == [expected] * 2
@@ -449,7 +449,7 @@ def test_a_verification_that_fails_for_a_draft_draws_without_it(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch, expected: list[int]
 ) -> None:
     engine = open_engine(ScriptedProposer({"r0": expected, "r1": expected}))
-    acceptor = engine.core._speculation.acceptor
+    acceptor = engine.core.parts.speculation.acceptor
     accept = acceptor.accept
 
     def fail_on_drafts(requests: Sequence[Any], logits: torch.Tensor) -> Any:
@@ -471,7 +471,7 @@ def test_drafts_that_cannot_be_put_in_their_places_are_done_without(
             raise RuntimeError("a defect that accepted drafts trigger")
 
     engine = open_engine(ScriptedTreeProposer({"r0": expected}))
-    monkeypatch.setattr(engine.core._runner, "keep", fail_on_drafts)
+    monkeypatch.setattr(engine.core.parts.runner, "keep", fail_on_drafts)
     engine.submit(PROMPT, speculation=EAGER)
     other = engine.submit(PROMPT, speculation=SpeculationParams(num_tokens=0))
     engine.run()
@@ -579,8 +579,8 @@ def test_tenants_are_charged_for_what_they_get(open_engine: Open) -> None:
     engine.run()
     assert end_of(engine).num_draft_tokens > end_of(engine).num_accepted_tokens > 0
     assert engine.core.stats().tenant_service == plain.core.stats().tenant_service
-    assert engine.core._scheduler.counters.counter("acme") == pytest.approx(
-        plain.core._scheduler.counters.counter("acme")
+    assert engine.core.parts.scheduler.counters.counter("acme") == pytest.approx(
+        plain.core.parts.scheduler.counters.counter("acme")
     )
 
 
@@ -591,7 +591,7 @@ def test_blocks_of_rejected_drafts_are_given_back_at_once(open_engine: Open) -> 
     steps = note_steps(engine)
     while not engine.answers["r0"].finished:
         engine.step()
-        request = engine.core._scheduler.get("r0")
+        request = engine.core.parts.scheduler.get("r0")
         if request:
             assert len(request.kv.tables[0]) <= -(-len(request.token_ids) // 16)
     assert max(entry.num_draft_tokens for step in steps for entry in step) > 48

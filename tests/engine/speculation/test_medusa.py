@@ -215,7 +215,7 @@ def test_states_are_kept_for_running_requests_only(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
     engine = LocalEngine(tiny_base, tmp_path, speculation=(f"medusa:{checkpoint}",))
-    proposer = engine.core._speculation._proposers["medusa"]
+    proposer = engine.core.parts.speculation._proposers["medusa"]
     assert isinstance(proposer, MedusaProposer)
     for _ in range(2):
         engine.submit([1, 2, 3], max_tokens=8, ignore_eos=True)
@@ -253,7 +253,7 @@ def test_the_states_are_those_that_the_models_own_head_meets(family: str, tmp_pa
         base_id=compute_base_id(base),
     )
     engine = LocalEngine(base, tmp_path, speculation=(f"medusa:{tmp_path / 'heads'}",))
-    proposer = engine.core._speculation._proposers["medusa"]
+    proposer = engine.core.parts.speculation._proposers["medusa"]
     assert isinstance(proposer, MedusaProposer)
     engine.submit([5, 80, 33, 7], max_tokens=9, ignore_eos=True)
     seen: list[tuple[int, torch.Tensor]] = []

@@ -1,0 +1,45 @@
+"""Memory that the loaded models need on the device. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .kv_budget import KvDemand
+
+
+@dataclass(frozen=True, slots=True)
+class BaseDemand:
+    """Memory that the base needs."""
+
+    weight_bytes: int
+    """Weights, already loaded."""
+    activation_bytes: int
+    """Activations of a full step."""
+    kv: tuple[KvDemand, ...]
+    """By KV group."""
+    graph_bytes: int = 0
+    """Captured decode steps."""
+    has_windows: bool = False
+    """Whether decode windows are made: copies of the adapters that decode together."""
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block in every KV group."""
+        return sum(demand.bytes_per_block for demand in self.kv)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.kv[0].max_model_len
+
+
+class ProposerDemand(NamedTuple):
+    """Memory that a draft model and Medusa heads need; zeros without them."""
+
+    model_bytes: int = 0
+    """Weights of the draft model, already loaded."""
+    kv_block_bytes: int = 0
+    """One block of the draft model's KV cache. It gets as many blocks as a base without attention
+    windows would."""
+    head_bytes: int = 0
+    """Medusa heads, already loaded."""

@@ -1,0 +1,166 @@
+"""Events of the engine, its requests and its adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from ...adapters.identity import AdapterKey
+from ...adapters.manager import Tier
+from .engine_info import EngineInfo
+from .error_info import ErrorInfo
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token was generated."""
+    LENGTH = "length"
+    """`max_tokens` or the context length was reached."""
+    ABORTED = "aborted"
+    """The caller went away or asked for the end."""
+    ERROR = "error"
+    """See `RequestFinished.error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine process could not start or cannot go on; it exits behind this message."""
+
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """The request was scheduled for the first time: its adapter is resident and leased."""
+
+    request_id: str
+    queue_seconds: float
+    """From arrival in the engine to the first schedule, the adapter's wait included."""
+    adapter_wait_seconds: float
+    """Part of `queue_seconds` in which its adapter was not on the device."""
+    adapter_tier: Tier | None
+    """Where the adapter was when the request arrived; None for the base model."""
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    adapter_load_ms: float | None = None
+    """How long the load took that this request waited for; 0 if its adapter was on the device, None
+    for the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, from the model's unmodified distribution."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+    """The most likely tokens, best first."""
+    rank: int | None = None
+    """Of a prompt's token: 1 if none is likelier, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """What was asked of a part of the prompt that a step has computed; parts come in order."""
+
+    request_id: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's next tokens: of all parts together from its second to its last."""
+    embedding: bytes | None = None
+    """fp32 `[embedding_size]`, not normalized; only with the last part."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGenerated:
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    logits: bytes | None = None
+    """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
+    num_draft_tokens: int = 0
+    """Drafted in the step that gave these; all of them but the last are draft tokens that held."""
+
+    def first(self, num_tokens: int) -> TokensGenerated:
+        """What it says of its first tokens."""
+        if num_tokens == len(self.token_ids):
+            return self
+        logprobs = None if self.logprobs is None else self.logprobs[:num_tokens]
+        return replace(self, token_ids=self.token_ids[:num_tokens], logprobs=logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """The one terminal event of a request."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    error: ErrorInfo | None = None
+    stop_token_id: int | None = None
+    """The token that ended the output; the last one generated, and not part of the text."""
+    num_draft_tokens: int = 0
+    """Drafted and verified."""
+    num_accepted_tokens: int = 0
+    """Of these: they are among the generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """Everything that one step has to say; per request in order started, prompt, tokens,
+    finished."""
+
+    started: list[RequestStarted] = field(default_factory=list)
+    tokens: list[TokensGenerated] = field(default_factory=list)
+    finished: list[RequestFinished] = field(default_factory=list)
+    prompts: list[PromptRead] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWanted:
+    """A request waits for this adapter and no tier of the engine has it."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """The file that AdapterFetched named was read, or could not be: it need not stay."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionReceipt:
+    """What a deletion removed from the engine."""
+
+    device_bytes: int = 0
+    """Zeroed on the device."""
+    host_bytes: int = 0
+    """Zeroed in host memory."""
+    num_drained: int = 0
+    """Requests that ended by themselves after the deletion had begun."""
+    num_aborted: int = 0
+    """Requests that ended with `adapter_deleted`."""
+    seconds: float = 0.0
+    """From DeleteAdapter to this answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEvicted:
+    """The answer to DeleteAdapter: no tier of the engine holds this adapter, its bytes are zero."""
+
+    key: AdapterKey
+    receipt: EvictionReceipt = field(default_factory=EvictionReceipt)

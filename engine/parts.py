@@ -1,0 +1,189 @@
+"""The parts of an engine, opened from its configuration."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .adapter_tiers import AdapterTiers, open_adapter_tiers
+from .checkpoint.files import locate_base
+from .config import EngineConfig
+from .execution.decode_graphs import open_decode_graphs, serves_graphs
+from .execution.grammars import Grammars, open_grammars
+from .execution.profiling import plan_engine
+from .execution.runner import ModelRunner
+from .kv.blocks import KvBlocks
+from .kv.cache import KvCache, kv_bytes_per_block
+from .memory.device_peak import measure_peak
+from .memory.model_cost import model_cost
+from .memory.plan import MemoryPlan
+from .memory.utilization import KvReads, ModelCost, Utilization
+from .model.base_model import BaseModel, load_base_model
+from .outbox import Outbox
+from .scheduling.scheduler import Scheduler, SchedulerLimits
+from .scheduling.step_costs import StepCosts
+from .speculation.draft_loading import load_draft_model
+from .speculation.draft_model import open_draft_model
+from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
+from .speculation.speculation import Speculation, open_speculation
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """The parts of one engine, loaded and connected."""
+
+    config: EngineConfig
+    clock: Callable[[], float]
+    base: BaseModel
+    models: tuple[BaseModel, ...]
+    """The base, and the draft model if there is one."""
+    plan: MemoryPlan
+    grammars: Grammars
+    tiers: AdapterTiers
+    kv: KvBlocks
+    runner: ModelRunner
+    speculation: Speculation
+    scheduler: Scheduler
+    cost: ModelCost
+    """Bytes and operations of a step."""
+    utilization: Utilization
+    outbox: Outbox
+
+
+def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
+    """Load the model and size the pools. Raises EngineError if that is impossible."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    loaded = _load(config)
+    base, outbox = loaded.base, Outbox()
+    plan = plan_engine(config, base, loaded.draft, head_bytes=heads_bytes(loaded.medusas))
+    grammars = open_grammars(
+        locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
+    )
+    utilization = _open_utilization(config, base)
+    tiers = open_adapter_tiers(config, base, plan, clock=clock)
+    runner = _open_runner(config, base, plan, tiers)
+    kv = KvBlocks(
+        plan.kv_groups,
+        config.kv_block_size,
+        prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
+        num_swap_slots=plan.num_swap_slots,
+    )
+    costs = StepCosts(max_graph_rows=runner.max_graph_rows)
+    speculation = _open_speculation(config, loaded, plan, runner, costs, clock)
+    plan.lines.extend(runner.capture())
+    scheduler = Scheduler(
+        _limits(config, plan),
+        kv=kv,
+        manager=tiers.manager,
+        costs=costs,
+        clock=clock,
+        drafts=speculation,
+    )
+    return EngineParts(
+        config=config,
+        clock=clock,
+        base=base,
+        models=loaded.models,
+        plan=plan,
+        grammars=grammars,
+        tiers=tiers,
+        kv=kv,
+        runner=runner,
+        speculation=speculation,
+        scheduler=scheduler,
+        cost=model_cost(base, _kv_reads(base, plan)),
+        utilization=utilization,
+        outbox=outbox,
+    )
+
+
+class _Loaded(NamedTuple):
+    """Everything that is loaded before the remaining memory is divided."""
+
+    base: BaseModel
+    draft: BaseModel | None
+    medusas: Sequence[MedusaProposer]
+
+    @property
+    def models(self) -> tuple[BaseModel, ...]:
+        return (self.base,) if self.draft is None else (self.base, self.draft)
+
+
+def _load(config: EngineConfig) -> _Loaded:
+    base = load_base_model(config)
+    return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
+
+
+def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
+    peak = measure_peak(
+        base.device, base.dtype, bits=config.quantization.bits, threads=torch.get_num_threads()
+    )
+    return Utilization(peak)
+
+
+def _open_runner(
+    config: EngineConfig, base: BaseModel, plan: MemoryPlan, tiers: AdapterTiers
+) -> ModelRunner:
+    cache = KvCache(
+        plan.kv_groups,
+        base.kv_shapes,
+        block_size=config.kv_block_size,
+        kv_format=base.kv_format,
+        device=base.device,
+        num_swap_slots=plan.num_swap_slots,
+        has_spare_blocks=serves_graphs(config, base),
+    )
+    graphs = open_decode_graphs(config, base, cache, tiers.arena, max_model_len=plan.max_model_len)
+    return ModelRunner(base, cache, tiers.arena, graphs)
+
+
+def _open_speculation(
+    config: EngineConfig,
+    loaded: _Loaded,
+    plan: MemoryPlan,
+    runner: ModelRunner,
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> Speculation:
+    drafting = open_draft_model(config, loaded.base, loaded.draft, plan.num_draft_blocks)
+    return open_speculation(
+        config,
+        base=loaded.base,
+        runner=runner,
+        costs=costs,
+        clock=clock,
+        loaded=[*loaded.medusas, *([drafting] if drafting else [])],
+    )
+
+
+def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
+    target = config.target_itl_ms
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=config.kv_block_size,
+        target_itl_seconds=None if target is None else target / 1000,
+        max_queued=config.max_queued,
+        max_queued_per_tenant=config.max_queued_per_tenant,
+        tenant_cap=config.tenant_cap,
+        kv_block_bytes=plan.kv_block_bytes,
+    )
+
+
+def _kv_reads(base: BaseModel, plan: MemoryPlan) -> tuple[KvReads, ...]:
+    """What a query reads of the cache, by KV group."""
+    return tuple(
+        KvReads(
+            kv_bytes_per_block(group, base.kv_shapes, block_size=1, kv_format=base.kv_format),
+            group.window,
+            group.sinks,
+        )
+        for group in plan.kv_groups
+    )

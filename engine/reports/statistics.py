@@ -1,0 +1,90 @@
+"""The engine's statistics: counters since its start and current gauges."""
+
+from __future__ import annotations
+
+from ..messages import AdapterResidency, EngineStats, RequestStarted
+from ..parts import EngineParts
+from ..request import Request
+from ..scheduling.tenant_service import TenantService
+from .adapters import HitsByTier, tier_stats
+
+INTERVAL_SECONDS = 0.5
+
+
+class Statistics:
+    """Counts requests, tokens and steps, and adds the gauges of the engine's parts."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._num_steps = 0
+        self._num_step_sequences = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
+        self._tenant_service = TenantService()
+        self._hits = HitsByTier()
+        self._next_time = 0.0
+
+    def start(self, request: Request, event: RequestStarted) -> None:
+        """Count a request that was scheduled for the first time."""
+        num_computed = request.num_prompt_tokens - event.num_cached_tokens
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_cached_tokens += event.num_cached_tokens
+        self._tenant_service.add(request.tenant_id, num_computed)
+        self._hits.add(event)
+
+    def generate(self, request: Request, num_tokens: int) -> None:
+        """Count new tokens of a request."""
+        self._num_generated_tokens += num_tokens
+        self._tenant_service.add(request.tenant_id, num_tokens)
+
+    def step(self, num_sequences: int) -> None:
+        """Count a step."""
+        self._num_steps += 1
+        self._num_step_sequences += num_sequences
+
+    def poll(self) -> list[EngineStats]:
+        """Return a snapshot if one is due."""
+        now = self._parts.clock()
+        if now < self._next_time:
+            return []
+        self._next_time = now + INTERVAL_SECONDS
+        return [self.snapshot()]
+
+    def snapshot(self) -> EngineStats:
+        parts = self._parts
+        scheduler, manager = parts.scheduler, parts.tiers.manager
+        has_prefix_cache = parts.config.prefix_caching
+        return EngineStats(
+            num_steps=self._num_steps,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_free_kv_blocks=sum(map(parts.kv.num_free, self._kv_groups)),
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            num_adapter_loads=manager.num_loads,
+            num_adapter_evictions=manager.num_evictions,
+            adapters=[AdapterResidency(*entry) for entry in manager.reports.snapshot()],
+            kv_usage=max(map(self._kv_usage, self._kv_groups)),
+            num_swaps=scheduler.num_swaps,
+            num_swapped=scheduler.num_swapped,
+            num_prefix_query_tokens=self._num_prompt_tokens if has_prefix_cache else 0,
+            num_step_sequences=self._num_step_sequences,
+            num_graph_steps=parts.runner.num_graph_steps,
+            num_eager_decodes=parts.runner.num_eager_decodes,
+            utilization=parts.utilization.snapshot(),
+            tenant_service=self._tenant_service.snapshot(),
+            adapter_tiers=tier_stats(manager, self._hits),
+            speculation=parts.speculation.snapshot(),
+            speculation_totals=parts.speculation.totals(),
+        )
+
+    @property
+    def _kv_groups(self) -> range:
+        return range(len(self._parts.plan.kv_groups))
+
+    def _kv_usage(self, group: int) -> float:
+        kv = self._parts.kv
+        return 1 - kv.num_free(group) / kv.num_usable(group)

@@ -1,0 +1,211 @@
+"""The requests of an engine, from their submission to their end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable
+
+from ..adapters.identity import AdapterKey
+from .errors import AdapterDeleted, EngineError, InvalidParameter
+from .kv.prefix_cache import CacheNamespace
+from .messages import (
+    AdapterEvicted,
+    EngineInfo,
+    ErrorInfo,
+    FinishReason,
+    GenerationRequest,
+    PromptRead,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
+from .parts import EngineParts
+from .reports.statistics import Statistics
+from .request import Request
+from .sampling_params import MAX_LOGPROBS
+from .scheduling.drains import Drains
+from .token_journal import JournalCounters
+
+logger = logging.getLogger(__name__)
+
+REAP_INTERVAL_SECONDS = 5.0
+
+
+class RequestLifecycle:
+    """Accepts requests, announces their progress, and ends each exactly once."""
+
+    def __init__(self, parts: EngineParts, info: EngineInfo, statistics: Statistics) -> None:
+        self._info = info
+        self._clock = parts.clock
+        self._scheduler = parts.scheduler
+        self._manager = parts.tiers.manager
+        self._grammars = parts.grammars
+        self._speculation = parts.speculation
+        self._outbox = parts.outbox
+        self._statistics = statistics
+        self._journal: JournalCounters | None = None
+        self._next_reap_time = parts.clock() + REAP_INTERVAL_SECONDS
+        self._drains = Drains(
+            scheduler=parts.scheduler,
+            manager=parts.tiers.manager,
+            kv=parts.kv,
+            clock=parts.clock,
+            abort=self.fail,
+        )
+
+    def count_tokens_in(self, journal: JournalCounters) -> None:
+        """Keep the journal's counts of each request that has a slot there."""
+        self._journal = journal
+
+    def submit(self, submitted: GenerationRequest) -> None:
+        """Queue a request. One that is refused ends with the error."""
+        if self._scheduler.get(submitted.request_id):
+            # An end event under this id would end the first request's stream.
+            logger.error("request id %s is in use", submitted.request_id)
+            return
+        request = self._open(submitted)
+        try:
+            self._check(submitted)
+            self._queue(request)
+        except EngineError as exc:
+            self.fail(request, exc)
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request. Unknown and finished ids are ignored."""
+        if request := self._scheduler.get(request_id):
+            self.finish(request, FinishReason.ABORTED)
+
+    def delete_adapter(self, key: AdapterKey, drain_seconds: float) -> None:
+        """Refuse new requests for this adapter. End the others by the deadline; see `Drains`."""
+        self._drains.begin(key, drain_seconds)
+
+    def poll(self) -> None:
+        """Release requests whose grammar is compiled, advance deletions, reap lost leases."""
+        self._reap_if_due()
+        for request, error in self._grammars.poll():
+            if error is None:
+                self._scheduler.release(request)
+            else:
+                self.fail(request, error)
+        for key, receipt in self._drains.poll():
+            self._outbox.add(AdapterEvicted(key, receipt))
+
+    def start(self, events: Iterable[RequestStarted]) -> None:
+        """Announce requests that were scheduled for the first time."""
+        for event in events:
+            request = self._scheduler.get(event.request_id)
+            assert request is not None, "a request has not ended when it is scheduled"
+            slot = request.submitted.journal_slot
+            if self._journal and slot is not None:
+                self._journal.start(
+                    slot,
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_cached_tokens=event.num_cached_tokens,
+                )
+            self._statistics.start(request, event)
+            self._outbox.events.started.append(event)
+
+    def read(self, read: PromptRead) -> None:
+        """Announce log-probabilities or the embedding of a part of a prompt."""
+        self._outbox.events.prompts.append(read)
+
+    def generate(self, request: Request, generated: TokensGenerated) -> None:
+        """Announce new tokens, before they are appended to the request."""
+        num_tokens = len(generated.token_ids)
+        slot = request.submitted.journal_slot
+        if self._journal and slot is not None:  # first: no token is delivered uncounted
+            self._journal.generate(slot, request.num_generated_tokens + num_tokens)
+        self._statistics.generate(request, num_tokens)
+        self._outbox.events.tokens.append(generated)
+
+    def finish(
+        self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None
+    ) -> None:
+        """End a request that is complete or was aborted."""
+        self._end(request, reason, stop_token_id=stop_token_id)
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        """End a request with an error. The scheduler may have dropped it already."""
+        self._end(request, FinishReason.ERROR, error)
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: EngineError | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None:
+        self._scheduler.finish(request)
+        self._outbox.events.finished.append(
+            RequestFinished(
+                request_id=request.request_id,
+                reason=reason,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_generated_tokens=request.num_generated_tokens,
+                error=_as_info(error) if error else None,
+                stop_token_id=stop_token_id,
+                num_draft_tokens=request.num_draft_tokens,
+                num_accepted_tokens=request.num_accepted_tokens,
+            )
+        )
+        self._speculation.forget(request.request_id)
+        self._grammars.forget(request, error)
+        self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
+
+    def _reap_if_due(self) -> None:
+        """Release leases whose requests have ended without releasing them."""
+        now = self._clock()
+        if now >= self._next_reap_time:
+            self._next_reap_time = now + REAP_INTERVAL_SECONDS
+            self._manager.reap(
+                request.request_id for request in self._scheduler.requests() if request.lease
+            )
+
+    def _open(self, submitted: GenerationRequest) -> Request:
+        adapter, seed = submitted.adapter, submitted.sampling.seed
+        return Request(
+            submitted=submitted,
+            namespace=CacheNamespace(
+                submitted.tenant_id, self._info.runtime_id, adapter, submitted.cache_namespace
+            ),
+            seed=secrets.randbits(63) if seed is None else seed,
+            arrival_time=self._clock(),
+            adapter_tier=self._manager.tier(adapter) if adapter else None,
+        )
+
+    def _check(self, submitted: GenerationRequest) -> None:
+        _check_token_ids(submitted, self._info.vocab_size)
+        _check_reading(submitted)
+        self._speculation.check(submitted.speculation)
+        if submitted.adapter in self._drains:
+            raise AdapterDeleted
+
+    def _queue(self, request: Request) -> None:
+        """Hand the request to the scheduler, which holds it until its grammar is compiled."""
+        has_grammar = request.submitted.sampling.grammar is not None
+        self._scheduler.add(request, is_held=has_grammar)
+        if has_grammar:
+            self._grammars.prepare(request)
+
+
+def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
+    if not request.prompt_token_ids:
+        raise InvalidParameter("prompt", "is empty")
+    if not all(0 <= token < vocab_size for token in request.prompt_token_ids):
+        raise InvalidParameter("prompt", f"has token ids outside [0, {vocab_size})")
+    if not all(0 <= token < vocab_size for token in request.sampling.logit_bias):
+        raise InvalidParameter("logit_bias", f"has token ids outside [0, {vocab_size})")
+
+
+def _check_reading(request: GenerationRequest) -> None:
+    num_logprobs, pooling = request.num_prompt_logprobs, request.pooling
+    if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
+        raise InvalidParameter("prompt_logprobs", f"must be from 0 to {MAX_LOGPROBS}")
+    if pooling is not None and (num_logprobs is not None or request.sampling.max_tokens):
+        raise InvalidParameter("pooling", "goes with neither output nor log-probabilities")
+
+
+def _as_info(error: EngineError) -> ErrorInfo:
+    return ErrorInfo(error.code, str(error), error.retry_after_seconds, error.is_retryable)

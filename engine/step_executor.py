@@ -1,0 +1,99 @@
+"""Execution and measurement of scheduled batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .execution.execution import Execution
+from .execution.prompt_reading import read_prompt
+from .execution.runner import StepOutput
+from .heartbeat import Heartbeat
+from .next_tokens import NextTokens
+from .parts import EngineParts
+from .reports.statistics import Statistics
+from .request_lifecycle import RequestLifecycle
+from .scheduling.batch import ScheduledBatch
+from .scheduling.lone_steps import Part, parts_of
+
+
+class StepExecutor:
+    """Runs batches, and reports their cost to the scheduler, speculation and utilization."""
+
+    def __init__(
+        self, parts: EngineParts, requests: RequestLifecycle, statistics: Statistics
+    ) -> None:
+        self._clock = parts.clock
+        self._runner = parts.runner
+        self._arena = parts.tiers.arena
+        self._scheduler = parts.scheduler
+        self._speculation = parts.speculation
+        self._cost = parts.cost
+        self._utilization = parts.utilization
+        self._statistics = statistics
+        self._heartbeat: Heartbeat | None = None
+        self._execution: Execution[StepOutput] = Execution(
+            runner=parts.runner,
+            scheduler=parts.scheduler,
+            speculation=parts.speculation,
+            read=read_prompt,
+            draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
+            eos_token_ids=parts.base.eos_token_ids,
+            requests=requests,
+        )
+
+    def report_progress_to(self, heartbeat: Heartbeat) -> None:
+        """Name each step's requests before it runs."""
+        self._heartbeat = heartbeat
+
+    def run(self, batch: ScheduledBatch) -> None:
+        """Run one step and process its output."""
+        start = self._clock()
+        self._runner.prepare_blocks(batch)
+        prepared = self._clock()
+        sequences = self._execution.current(batch.sequences)
+        if not sequences:
+            return
+        ran = []
+        end = start
+        for part in parts_of(sequences):
+            ran.append(self._run_part(part, since=end))
+            end = self._clock()
+        self._statistics.step(len(sequences))
+        if len(ran) > 1 or not ran[0].is_one_step:
+            return  # several forwards: not the cost of one step
+        computed = batch.running(ran[0].sequences)
+        if not computed.shape.num_prefill_tokens:
+            self._speculation.observe_step(end - prepared)
+        self._scheduler.observe(
+            computed,
+            end - start - ran[0].draft_seconds,
+            swap_seconds=prepared - start,
+        )
+
+    def _run_part(self, sequences: Part, *, since: float) -> _Ran:
+        """Run the sequences of one forward. `since`: when its measured time begins."""
+        start = self._clock()
+        if self._heartbeat:
+            self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
+        sequences = self._speculation.draft(sequences)
+        drafted = self._clock()
+        work = self._cost.work(sequences, adapter_bytes=self._adapter_bytes(sequences))
+        is_one_step = self._execution.run(sequences)
+        self._utilization.add(work, self._clock() - since)
+        return _Ran(sequences, is_one_step, drafted - start)
+
+    def _adapter_bytes(self, sequences: Part) -> int:
+        """Bytes of the sequences' distinct adapters."""
+        leases = (sequence.request.lease for sequence in sequences)
+        rows = {lease.row for lease in leases if lease is not None}
+        return sum(map(self._arena.row_bytes, rows))
+
+
+class _Ran(NamedTuple):
+    """The outcome of one part of a step."""
+
+    sequences: Part
+    """With their drafts."""
+    is_one_step: bool
+    """Whether one forward was enough."""
+    draft_seconds: float
