@@ -25,8 +25,9 @@ import msgspec
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.process.client import EngineClient, FetchedBlock
-from loraplex.engine.process.supervisor import engine_environment
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.engine_process import engine_environment
 from support.models import make_tiny_llama
 
 MARGIN_SECONDS = 2.0

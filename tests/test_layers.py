@@ -98,8 +98,7 @@ ENGINE_IMAGE = {"torch", "triton", "transformers", "safetensors", "numpy"}
 EDGES = {
     "engine/process/transport.py": {"msgspec"},
     "engine/process/main.py": {"msgspec"},
-    "engine/process/client.py": {"msgspec"},
-    "engine/process/supervisor.py": {"msgspec"},
+    "engine/process/engine_process.py": {"msgspec"},
     "engine/text/tokenizer.py": {"tokenizers", "jinja2"},
     "engine/text/detokenizer.py": {"tokenizers"},
     "engine/text/token_coverage.py": {"tokenizers"},

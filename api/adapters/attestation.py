@@ -19,7 +19,7 @@ from ...adapters.identity import AdapterKey
 from ...adapters.tenant_lines import TenantLines
 from ...engine.errors import EngineError
 from ...engine.messages import GenerationRequest, RequestFinished, TokensGenerated
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...engine.sampling_params import SamplingParams
 from ...platform.adapters import repository, service, uploads
 from ...platform.adapters.models import AdapterVersion
@@ -88,7 +88,7 @@ class Attestations:
     def __init__(
         self,
         *,
-        engine: EngineClient,
+        engine: Engine,
         control_plane: ControlPlane,
         prompts: list[list[int]],
         leases: Leases,

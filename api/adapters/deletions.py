@@ -22,7 +22,7 @@ from ...adapters.fetcher_client import FetcherClient
 from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, object_key
 from ...engine.errors import EngineError
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...platform.adapters import repository, service
 from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.service import Deletion
@@ -55,7 +55,7 @@ class Deletions:
     def __init__(
         self,
         *,
-        engine: EngineClient,
+        engine: Engine,
         fetcher: FetcherClient,
         store: ObjectStore,
         control_plane: ControlPlane,

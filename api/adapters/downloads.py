@@ -14,7 +14,7 @@ from ...adapters.disk_room import DiskRoom, full_disk_told
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
 from ...adapters.export import run_export
 from ...adapters.identity import AdapterKey
-from ...engine.process.client import FetchedBlock
+from ...engine.process.adapter_fetches import FetchedBlock
 from ..control_plane.tenant_turns import TenantTurns
 
 NUM_EXPORTERS = 2

@@ -23,8 +23,8 @@ from ...adapters.fetcher import FetchedBlock
 from ...adapters.identity import AdapterKey
 from ...adapters.niceness import yield_processor
 from ...engine.checkpoint.base_identity import compute_base_id
+from ...engine.process.engine_process import engine_environment
 from ...engine.process.reference_base import ReferenceRequest
-from ...engine.process.supervisor import engine_environment
 from ...platform.errors import InvalidValue, PlatformError
 from .probes import Logits, kl_divergence
 

@@ -13,7 +13,7 @@ import structlog
 
 from ...adapters.identity import AdapterKey
 from ...engine.errors import EngineError
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...platform.adapters import wishes
 from ...platform.adapters.states import WishKind
 from ...platform.adapters.wishes import WishedContent
@@ -30,7 +30,7 @@ MAX_PAUSE_SECONDS = 60.0
 class Reconciliation:
     """Compares and corrects, every few seconds and when told to; one for the server."""
 
-    def __init__(self, *, engine: EngineClient, control_plane: ControlPlane) -> None:
+    def __init__(self, *, engine: Engine, control_plane: ControlPlane) -> None:
         self._engine = engine
         self._control_plane = control_plane
         self._is_due = asyncio.Event()

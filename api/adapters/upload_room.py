@@ -7,7 +7,8 @@ adapters, and then the uploads that nobody carried on for an hour, the oldest be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import structlog
@@ -53,6 +54,8 @@ class UploadRoom:
         self._trim_cache = trim_cache
         self._threads = WorkerThreads("upload-room", 1)
         self._making = asyncio.Lock()
+        self._receiving: set[str] = set()
+        """The uploads that receive now."""
         self._task: asyncio.Task[None] | None = None
 
     async def refresh(self) -> Sequence[StagedUpload]:
@@ -71,10 +74,18 @@ class UploadRoom:
             await self._threads.run(self.release, upload_id)
         return unfinished
 
-    async def make(self, lacking_bytes: Callable[[], int], *, keep: Collection[str]) -> bool:
+    @contextmanager
+    def receiving(self, upload_id: str) -> Iterator[None]:
+        """An upload that receives is not given up, however long ago bytes were acknowledged."""
+        self._receiving.add(upload_id)
+        try:
+            yield
+        finally:
+            self._receiving.discard(upload_id)
+
+    async def make(self, lacking_bytes: Callable[[], int]) -> bool:
         """Give up what is missed least until nothing lacks; False if that was not enough.
 
-        `keep`: the uploads that receive now, however long their last bytes were acknowledged ago.
         Raises a PlatformError.
         """
         async with self._making:
@@ -84,7 +95,7 @@ class UploadRoom:
             for upload in _silent(unfinished):
                 if lacking_bytes() <= 0:
                     break
-                if upload.id not in keep:
+                if upload.id not in self._receiving:
                     await self._abandon(upload)
         lacking = lacking_bytes()
         if lacking > 0:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from ...engine.text.tokenizer import Tokenizer
-from ..inference.inference import Order
+from ..inference.order import Order
 from ..inference.sequence_text import Delta
 from ..schemas.answers import (
     CalledFunction,

@@ -8,7 +8,8 @@ from starlette.requests import Request
 
 from ...platform.keys.principal import Principal
 from ..http.request_context import split_key
-from ..inference.inference import Inference, Order
+from ..inference.inference import Inference
+from ..inference.order import Order
 from ..schemas.chat import ChatBody
 from ..schemas.responses import ResponsesBody
 from ..tools.answer_plan import AnswerPlan
@@ -25,13 +26,13 @@ async def order_chat(
     request: Request, inference: Inference, principal: Principal, body: ChatBody | ResponsesBody
 ) -> ChatOrder:
     """Raises ApiError, PlatformError or EngineError if it cannot be generated."""
-    model = await inference.resolve(principal, body.model, request_id=split_key(request))
+    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
     use = body.tool_use
-    plan = inference.plan_answer(
+    plan = inference.prompts.plan_answer(
         use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
     )
     tools = use.tools if use else ()
-    prompt = await inference.encode_chat(principal, body.conversation(), tools)
+    prompt = await inference.prompts.encode_chat(principal, body.conversation(), tools)
     order = Order(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
@@ -44,7 +45,7 @@ async def order_chat(
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
         sampling=body.sampling(
-            max_tokens=body.output_limit or inference.room_for_output(prompt),
+            max_tokens=body.output_limit or inference.prompts.room_for_output(prompt),
             num_logprobs=body.num_logprobs,
             grammar=plan.grammar,
         ),

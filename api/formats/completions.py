@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ...engine.messages import TokenLogprobs
 from ...engine.text.tokenizer import Tokenizer
 from ..inference.echo import Echo
-from ..inference.inference import Order
+from ..inference.order import Order
 from ..inference.sequence_text import Delta
 from ..schemas.answers import (
     Completion,

@@ -14,7 +14,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError, error_body
 from ..http.json_response import encode_json
 from ..http.sse import sse_data
-from ..inference.inference import Order
+from ..inference.order import Order
 from ..inference.sequence_text import Delta
 from ..schemas.answers import Usage
 from ..schemas.response_objects import (

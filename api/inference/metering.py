@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from ...engine.errors import Overloaded, TenantQueueFull
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...engine.token_journal import Entry, TokenJournal
 from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
@@ -60,7 +60,7 @@ class Metering:
         self,
         *,
         journal: TokenJournal,
-        engine: EngineClient,
+        engine: Engine,
         ledger: LedgerWriter,
         metrics: Metrics,
     ) -> None:

@@ -19,7 +19,7 @@ from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.disconnects import unless_disconnected
 from ..http.request_context import split_key
 from ..inference.echo import Echo
-from ..inference.inference import Order
+from ..inference.order import Order
 from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
 from ..server.runtime import CurrentRuntime
@@ -42,8 +42,8 @@ async def create_completion(
 ) -> Response:
     """Complete one or more prompts, as one response or as a stream of events."""
     inference = runtime.inference
-    model = await inference.resolve(principal, body.model, request_id=split_key(request))
-    prompts = await inference.encode(
+    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
+    prompts = await inference.prompts.encode(
         principal,
         body.prompt,
         add_special_tokens=body.adds_special_tokens,
@@ -72,7 +72,7 @@ async def create_completion(
     echoes: Sequence[Echo] = ()
     if body.echo:
         is_cut = body.truncate_prompt_tokens is not None
-        echoes = await inference.echo(principal, body.prompt, prompts, is_cut=is_cut)
+        echoes = await inference.prompts.echo(principal, body.prompt, prompts, is_cut=is_cut)
     running = await unless_disconnected(request.receive, inference.start(order))
     form = CompletionFormat(
         order,

@@ -25,7 +25,8 @@ from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.disconnects import unless_disconnected
 from ..http.json_response import encode_json
 from ..http.request_context import split_key
-from ..inference.inference import Order, Running
+from ..inference.inference import Running
+from ..inference.order import Order
 from ..schemas.embeddings import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
 from ..server.runtime import CurrentRuntime
 
@@ -50,8 +51,8 @@ async def create_embeddings(
     if body.dimensions is not None and body.dimensions > size:
         message = f"dimensions: this model's embeddings have {size}"
         raise ApiError("invalid_parameter", message, param="dimensions")
-    model = await inference.resolve(principal, body.model, request_id=split_key(request))
-    prompts = await inference.encode(
+    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
+    prompts = await inference.prompts.encode(
         principal,
         body.input,
         add_special_tokens=body.adds_special_tokens,

@@ -44,7 +44,7 @@ async def get_model(
     request: Request, model: str, runtime: CurrentRuntime, principal: Caller
 ) -> Response:
     """The model that answers a request for `model` with the same `X-Request-Id`."""
-    served = await runtime.inference.resolve(principal, model, request_id=split_key(request))
+    served = await runtime.inference.models.resolve(principal, model, request_id=split_key(request))
     base = _base_card(runtime)
     if served.adapter is None:
         return json_response(base)

@@ -37,7 +37,7 @@ async def tokenize(
     inference = runtime.inference
     await _check_model(request, runtime, principal, body.model)
     if body.messages is not None:
-        tokens = await inference.encode_chat(
+        tokens = await inference.prompts.encode_chat(
             principal,
             as_conversation(body.messages),
             [tool.as_tool() for tool in body.tools or ()],
@@ -45,7 +45,7 @@ async def tokenize(
             is_bounded=False,
         )
     else:
-        (tokens,) = await inference.encode(
+        (tokens,) = await inference.prompts.encode(
             principal,
             [body.prompt or ""],
             add_special_tokens=body.add_special_tokens is not False,
@@ -75,7 +75,7 @@ async def detokenize(
     if max(body.tokens, default=0) >= vocab_size:
         message = f"tokens: contains token ids outside [0, {vocab_size})"
         raise ApiError("invalid_parameter", message, param="tokens")
-    return json_response(Text(await runtime.inference.decode(principal, body.tokens)))
+    return json_response(Text(await runtime.inference.prompts.decode(principal, body.tokens)))
 
 
 async def _check_model(
@@ -83,4 +83,4 @@ async def _check_model(
 ) -> None:
     """All adapters have the base's tokenizer, but only a model that there is has one."""
     if model is not None:
-        await runtime.inference.resolve(principal, model, request_id=split_key(request))
+        await runtime.inference.models.resolve(principal, model, request_id=split_key(request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...engine.process.client import EngineClient, EngineState
+from ...engine.process.engine import Engine, EngineState
 from ..contract.errors import ApiError
 
 _REASONS = {
@@ -16,7 +16,7 @@ _REASONS = {
 class Readiness:
     """Whether requests are taken, and how many are being answered."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.is_draining = False
         self.num_requests = 0

@@ -1,174 +1,39 @@
-"""One life of the engine process, seen from its parent, and when the next one may begin."""
+"""The engine over all its processes: it is started, watched, and started again when it dies."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-import sys
-import tempfile
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
-
-import msgspec
+from typing import NamedTuple
 
 from ..config import EngineConfig
-from ..heartbeat import Heartbeat
-from ..messages import FromEngine, ToEngine
-from .engine_socket import EngineSocket
-from .frames import Frames
-from .transport import decode_from_engine, encode
-
-# -P: the working directory is no place to import from.
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.main")
-STOP_SECONDS = 5.0
-DUMP_SECONDS = 0.5
-"""For how long a stuck process may write down where it is stuck."""
-DRAIN_SECONDS = 0.05
-"""For how long the last words of a dead process are listened for."""
-
-# What the maths and the model hub (its token included) read. The credentials of the database, the
-# store and the platform are not among it: the engine has no use for them.
-_PASSED_VARIABLES = frozenset(
-    (
-        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
-    )
+from ..errors import (
+    BASE_ERRORS,
+    EngineError,
+    EngineUnavailable,
+    InsufficientMemory,
+    InvalidParameter,
+    UnsupportedModel,
 )
-_PASSED_PREFIXES = (
-    *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
-)
+from ..heartbeat import SILENT_LOOKS, StallWatch
+from ..messages import EngineInfo, ErrorInfo, FromEngine, ToEngine
+from .engine import EngineState
+from .engine_process import ENGINE_COMMAND, EngineProcess
 
-_STDERR = 2
+STALLED = "stalled"
+"""The code of the failure where a process was ended because it made no progress."""
+_START_ERRORS: Mapping[str, type[EngineError]] = {
+    **{error.code: error for error in BASE_ERRORS},
+    InsufficientMemory.code: InsufficientMemory,
+}
 
 _log = logging.getLogger(__name__)
-
-
-class EngineProcess:
-    """A running engine process and the socket to it. Its logs go to our standard error."""
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        socket: EngineSocket,
-        heartbeat: Heartbeat,
-        resources: ExitStack,
-    ) -> None:
-        self._process = process
-        self._socket = socket
-        self.heartbeat = heartbeat
-        self._resources = resources
-
-    @classmethod
-    async def spawn(
-        cls,
-        config: EngineConfig,
-        *,
-        command: Sequence[str] = ENGINE_COMMAND,
-        journal: Path | None = None,
-    ) -> Self:
-        """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
-        with ExitStack() as resources:
-            # A file without a name: nobody else can reach it, and it is gone with both processes.
-            beats = resources.enter_context(tempfile.TemporaryFile())
-            heartbeat_path = Path(f"/dev/fd/{beats.fileno()}")
-            heartbeat = Heartbeat(heartbeat_path)
-            ours, theirs = socket.socketpair()
-            resources.enter_context(ours)
-            stdin, lifeline = os.pipe()  # its end closes however this process ends
-            resources.callback(os.close, lifeline)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    str(theirs.fileno()),
-                    str(heartbeat_path),
-                    msgspec.json.encode(config).decode(),
-                    *([str(journal)] if journal else []),
-                    stdin=stdin,
-                    stdout=_STDERR,
-                    env=engine_environment(os.environ),
-                    pass_fds=[theirs.fileno(), beats.fileno()],
-                    # Its own group: a signal to ours reaches us alone, and draining is ours to do.
-                    start_new_session=True,
-                )
-            finally:
-                os.close(stdin)
-                theirs.close()
-            kept = resources.pop_all()
-        return cls(process, EngineSocket(ours), heartbeat, kept)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def run(self, on_message: Callable[[FromEngine], None]) -> int:
-        """Hand over every message until the process has ended; its exit status.
-
-        A process whose messages cannot be understood is killed: what its requests have come to is
-        unknown from then on.
-        """
-        self._socket.listen(lambda frames: self._take(frames, on_message))
-        try:
-            status = await self._process.wait()
-            await asyncio.sleep(DRAIN_SECONDS)
-        finally:
-            self._socket.close()
-            self._resources.close()
-        return status
-
-    def send(self, message: ToEngine) -> None:
-        """Send without waiting. To a process that has ended nothing is sent: `run` tells of it."""
-        if not self._socket.send(encode(message)):
-            _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
-
-    async def stop(self) -> None:
-        """End the process: at once if it listens, by force if it does not. `run` then returns."""
-        with suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self.kill()
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
-
-    async def dump_and_kill(self) -> None:
-        """End a process that is stuck; the stacks of its threads go to standard error first."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
-            self._process.send_signal(signal.SIGCONT)  # one that was stopped cannot dump
-            await asyncio.sleep(DUMP_SECONDS)
-        self.kill()
-
-    def _take(self, frames: Frames, on_message: Callable[[FromEngine], None]) -> None:
-        try:
-            on_message(decode_from_engine(frames))
-        except Exception:
-            _log.exception("engine_message_not_understood")
-            self.kill()  # before it learns that nobody listens, which is no failure of its own
-            self._socket.close()
-
-
-def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an engine process gets: it imports from where this process does."""
-    passed = {
-        name: value
-        for name, value in environment.items()
-        if name in _PASSED_VARIABLES or name.startswith(_PASSED_PREFIXES)
-    }
-    return {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @dataclass(slots=True)
@@ -198,3 +63,205 @@ class RestartPolicy:
         self._num_short_lives += 1
         doubled = self.first_delay_seconds * 2.0 ** min(self._num_short_lives - 1, 32)
         return min(doubled, self.max_delay_seconds)
+
+
+class Death(NamedTuple):
+    """How a process ended."""
+
+    cause: ErrorInfo
+    step_request_ids: Set[str]
+    """The requests of the step that it was in."""
+    lived_seconds: float
+    """Since it was ready; 0 if it never was."""
+
+
+class Supervisor:
+    """Runs one engine process at a time, and knows the engine's state."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        restarts: RestartPolicy | None = None,
+        journal: Path | None = None,
+    ) -> None:
+        """Each process counts tokens in `journal`."""
+        self._config = config
+        self._command = command
+        self._restarts = restarts or RestartPolicy()
+        self._journal = journal
+        self._process: EngineProcess | None = None
+        self._reported: ErrorInfo | None = None
+        """What is known of the process's end before it has ended."""
+        self._spawned_at = 0.0
+        self._ready_at: float | None = None
+        self._info: EngineInfo | None = None
+        self._is_stopping = asyncio.Event()
+        self._has_first_outcome = asyncio.Event()
+        self.state = EngineState.STARTING
+        self.start_seconds: float | None = None
+        """How long the last start took that succeeded; None before the first."""
+        self.failure: ErrorInfo | None = None
+        """Why the engine is down; None while it starts for the first time, and when it is ready."""
+        self.num_restarts = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process takes requests."""
+        return self.state is EngineState.READY
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the engine was told to end."""
+        return self._is_stopping.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process, where one runs."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves, also while it restarts. Raises EngineUnavailable before that."""
+        if self._info is None:
+            raise EngineUnavailable
+        return self._info
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long the process has been ready; 0 if it is not yet."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+
+    def send(self, message: ToEngine) -> None:
+        """Send without waiting; while there is no process, to nobody."""
+        if self._process is not None:
+            self._process.send(message)
+
+    async def run_process(
+        self, receive: Callable[[FromEngine], None], *, has_work: Callable[[], bool]
+    ) -> Death:
+        """Start a process and hand over its messages until it has ended.
+
+        One that makes no progress while it is ready and `has_work` is made to end.
+        """
+        step_request_ids: Set[str] = frozenset()
+        try:
+            process = await self._spawn()
+            status = await self._run(process, receive, has_work)
+            step_request_ids = process.heartbeat.step_request_ids
+            message = f"the engine process ended with status {status}"
+        except OSError as exc:
+            message = f"the engine process could not be started: {exc}"
+        finally:
+            self._process = None
+        return self._note_death(step_request_ids, message)
+
+    def note_ready(self, info: EngineInfo) -> None:
+        """The process is ready. Raises UnsupportedModel if it serves another base than before."""
+        if self._info is not None and self._info.base_id != info.base_id:
+            error = UnsupportedModel("the base model's files have changed while it was served")
+            self.note_failure(ErrorInfo(error.code, str(error)))
+            raise error
+        self._info = info
+        self.state = EngineState.READY
+        self._ready_at = time.monotonic()
+        self.start_seconds = self._ready_at - self._spawned_at
+        self.failure = None
+        self._has_first_outcome.set()
+
+    def note_failure(self, error: ErrorInfo) -> None:
+        """The process is about to end, for this reason."""
+        self._reported = error
+
+    async def until_first_outcome(self) -> None:
+        """Return once the engine is ready for the first time.
+
+        Raises UnsupportedModel, InsufficientMemory, InvalidParameter, or EngineUnavailable for all
+        other reasons; `failure` has the engine's own code.
+        """
+        await self._has_first_outcome.wait()
+        if not self.is_ready:
+            failure = self.failure or ErrorInfo(EngineUnavailable.code, str(EngineUnavailable()))
+            raise _start_error(failure)
+
+    async def until_restart(self, death: Death) -> bool:
+        """Return True once the next process may be started; False if there is none."""
+        if self.is_stopping or self._info is None:  # `start` raises why
+            return False
+        _log.error("engine_died", extra={"code": death.cause.code, "error": death.cause.message})
+        delay = self._restarts.next_delay(now=time.monotonic(), lived_seconds=death.lived_seconds)
+        plan = "engine_stays_down" if delay is None else "engine_restart_planned"
+        _log.warning(plan, extra={"delay_seconds": delay})
+        if delay is None or await self._is_stopped_within(delay):
+            return False
+        self.num_restarts += 1
+        return True
+
+    async def stop(self) -> None:
+        """End the process; no other is started."""
+        self._is_stopping.set()
+        if self._process is not None:
+            await self._process.stop()
+
+    def note_down(self) -> None:
+        """There is no next process."""
+        self.state = EngineState.DOWN
+        self._has_first_outcome.set()
+
+    async def _spawn(self) -> EngineProcess:
+        self._spawned_at = time.monotonic()
+        self._process = process = await EngineProcess.spawn(
+            self._config, command=self._command, journal=self._journal
+        )
+        if self.is_stopping:
+            process.kill()
+        return process
+
+    async def _run(
+        self,
+        process: EngineProcess,
+        receive: Callable[[FromEngine], None],
+        has_work: Callable[[], bool],
+    ) -> int:
+        watching = asyncio.create_task(self._watch_progress(process, has_work))
+        try:
+            return await process.run(receive)
+        finally:
+            watching.cancel()
+
+    async def _watch_progress(self, process: EngineProcess, has_work: Callable[[], bool]) -> None:
+        """End a process that has work and does not get on with it."""
+        watch, seconds = StallWatch(), self._restarts.stall_seconds
+        while True:
+            await asyncio.sleep(seconds / SILENT_LOOKS)
+            if watch.look(process.heartbeat.count, has_work=self.is_ready and has_work()):
+                break
+        self.state = EngineState.STALLED
+        message = f"the engine made no progress for {seconds:g} s while requests were open"
+        self.note_failure(ErrorInfo(STALLED, message))
+        _log.error("engine_stalled", extra={"pid": process.pid, "seconds": seconds})
+        await process.dump_and_kill()
+
+    def _note_death(self, step_request_ids: Set[str], message: str) -> Death:
+        cause = self._reported or ErrorInfo(EngineUnavailable.code, message)
+        death = Death(cause, step_request_ids, self.ready_seconds)
+        self.state = EngineState.RESTARTING
+        self._ready_at = self._reported = None
+        if not self.is_stopping:
+            self.failure = cause
+        return death
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_stopping.wait()
+        return self.is_stopping
+
+
+def _start_error(failure: ErrorInfo) -> EngineError:
+    """Why the engine did not start, by the kinds that the operator can do something about."""
+    if failure.code == InvalidParameter.code:
+        param, _, message = failure.message.partition(": ")
+        return InvalidParameter(param, message)
+    return _START_ERRORS.get(failure.code, EngineUnavailable)(failure.message)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.api.formats.completions import CompletionFormat
-from loraplex.api.inference.inference import Order, ServedModel
+from loraplex.api.inference.order import Order
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer

@@ -13,7 +13,9 @@ import pytest
 import uvloop
 
 from loraplex.api.inference.grammar_checks import CHECK_COMMAND, GrammarChecks
-from loraplex.api.inference.inference import Inference, Order, ServedModel
+from loraplex.api.inference.inference import Inference
+from loraplex.api.inference.order import Order
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.errors import EngineUnavailable, GrammarNotServed, InvalidGrammar
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.sampling_params import SamplingParams

@@ -97,7 +97,7 @@ class Installation:
             server_id="gone",
             note_stored=lambda key: None,
         )
-        cast(Any, pushes)._examine = examine
+        cast(Any, pushes)._examiner._examine = examine
         return pushes
 
 

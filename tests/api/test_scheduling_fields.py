@@ -15,7 +15,9 @@ from starlette.requests import Request
 
 from loraplex.api.contract.errors import ApiError, as_api_error, from_error_info
 from loraplex.api.http.error_responses import error_response
-from loraplex.api.inference.inference import Inference, Order, ServedModel
+from loraplex.api.inference.inference import Inference
+from loraplex.api.inference.order import Order
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import (
     EngineError,

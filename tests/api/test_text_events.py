@@ -13,8 +13,9 @@ from loraplex.api.formats.answering import PlainEvents
 from loraplex.api.formats.chat import ChatFormat
 from loraplex.api.formats.completions import CompletionFormat
 from loraplex.api.http.text_events import TextEvents
-from loraplex.api.inference.inference import Order, ServedModel
+from loraplex.api.inference.order import Order
 from loraplex.api.inference.sequence_text import Delta
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.tools.answer_plan import AnswerPlan
 from loraplex.engine.messages import TokenLogprob, TokenLogprobs
 from loraplex.engine.sampling_params import SamplingParams

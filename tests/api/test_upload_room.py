@@ -96,8 +96,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.staging.close()
 
 
-def make(room: UploadRoom, lacking: Callable[[], int], *keep: str) -> bool:
-    return asyncio.run(room.make(lacking, keep=keep))
+def make(room: UploadRoom, lacking: Callable[[], int]) -> bool:
+    return asyncio.run(room.make(lacking))
 
 
 def test_the_oldest_that_were_silent_for_an_hour_go_first_and_no_more_than_needed(
@@ -125,7 +125,8 @@ def test_the_oldest_that_were_silent_for_an_hour_go_first_and_no_more_than_neede
 def test_what_receives_now_stays_however_long_nothing_was_acknowledged(server: Server) -> None:
     slow = server.upload(timedelta(hours=2))
     room = server.room()
-    assert not make(room, lambda: 1, slow)
+    with room.receiving(slow):
+        assert not make(room, lambda: 1)
     assert server.is_whole(slow)
 
 

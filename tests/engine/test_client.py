@@ -25,8 +25,9 @@ from loraplex.engine.messages import (
     RequestStarted,
     TokensGenerated,
 )
-from loraplex.engine.process import supervisor
-from loraplex.engine.process.client import EngineClient, FetchedBlock
+from loraplex.engine.process import engine_process
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
 from support.fake_client import (
     FAKE_ENGINE,
     TIMEOUT_SECONDS,
@@ -558,7 +559,7 @@ def test_stopping_ends_the_process_and_what_is_open(tmp_path: Path) -> None:
 def test_stopping_ends_even_a_process_that_does_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.05)
 
     async def scenario() -> None:
         async with running(tmp_path) as client:

@@ -16,8 +16,10 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import AdapterQuarantined, Overloaded, RequestQuarantined
 from loraplex.engine.messages import FinishReason
-from loraplex.engine.process import client as client_module
-from loraplex.engine.process.client import EngineClient, EngineState, FetchedBlock
+from loraplex.engine.process import supervisor
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.engine import EngineState
 from loraplex.engine.process.request_stream import RequestEvent
 from support.fake_client import (
     collect,
@@ -75,7 +77,7 @@ def test_a_stuck_engine_is_replaced_and_has_written_down_where_it_was(
 def test_a_stopped_engine_is_found_within_twelve_seconds_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the client's own pauses, which are a tenth as long here as it asks for."""
+    """By the supervisor's own pauses, which are a tenth as long here as it asks for."""
     asked: list[float] = []
     sleep = asyncio.sleep
 
@@ -96,7 +98,7 @@ def test_a_stopped_engine_is_found_within_twelve_seconds_by_default(
             await until(lambda: client.is_ready)
             assert tokens_of(await collect(client.submit(make_request("next", [5])))) == [5] * 4
 
-    monkeypatch.setattr(client_module, "asyncio", hurried_asyncio)
+    monkeypatch.setattr(supervisor, "asyncio", hurried_asyncio)
     asyncio.run(scenario())
 
 

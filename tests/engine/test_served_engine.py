@@ -16,7 +16,8 @@ from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated
-from loraplex.engine.process.client import EngineClient, FetchedBlock
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
 from loraplex.engine.sampling_params import SamplingParams
 from support.engine import MIB, LocalEngine
 from support.models import make_adapter

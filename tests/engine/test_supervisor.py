@@ -12,9 +12,10 @@ import uvloop
 
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import FromEngine, StepEvents
+from loraplex.engine.process.engine_process import EngineProcess, engine_environment
 from loraplex.engine.process.engine_socket import EngineSocket
 from loraplex.engine.process.frames import FrameReader, Frames, pack
-from loraplex.engine.process.supervisor import EngineProcess, RestartPolicy, engine_environment
+from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.process.transport import encode
 
 

@@ -23,7 +23,8 @@ from loraplex.engine.messages import (
     SpeculationParams,
     TokensGenerated,
 )
-from loraplex.engine.process.client import EngineClient, FetchedBlock
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.request_stream import RequestEvent, RequestStream
 from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.sampling_params import SamplingParams

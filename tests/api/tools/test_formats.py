@@ -21,8 +21,9 @@ from tokenizers import AddedToken
 from loraplex.api.formats.chat import ChatFormat
 from loraplex.api.formats.responses import ResponsesFormat
 from loraplex.api.http.json_response import encode_json
-from loraplex.api.inference.inference import Order, ServedModel
+from loraplex.api.inference.order import Order
 from loraplex.api.inference.sequence_text import Delta
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.schemas.answers import (
     CompletionTokensDetails,
     PromptTokensDetails,

@@ -1,0 +1,114 @@
+"""The examination of uploads, each in a confined process of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from ...adapters.disk_room import full_disk_told
+from ...adapters.errors import AdapterRejected, StorageFull
+from ...adapters.examination import IntakeReport
+from ...adapters.intake import IntakeRequest, run_intake
+from ...engine.messages import EngineInfo
+from ...platform.adapters.models import Upload
+from ..control_plane.tenant_turns import TenantTurns
+from .staging import Staging
+from .staging_budget import EXAMINATION_COPIES
+from .upload_room import UploadRoom
+
+log = structlog.get_logger(__name__)
+
+NUM_EXAMINERS = 1 + max(1, min(2, (os.cpu_count() or 1) // 2))
+"""Intake processes at a time; all but one may be of one tenant."""
+
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Examiner:
+    """Examines uploads that are all here, and leaves their blocks beside them."""
+
+    def __init__(
+        self,
+        *,
+        info: EngineInfo,
+        layout_path: Path,
+        staging: Staging,
+        room: UploadRoom,
+        max_full_matrix_bytes: int,
+    ) -> None:
+        """`max_full_matrix_bytes`: what whole matrices of one adapter may take together."""
+        self._info = info
+        self._layout_path = layout_path
+        self._staging = staging
+        self._room = room
+        self._max_full_matrix_bytes = max_full_matrix_bytes
+        self._turns = TenantTurns("intake", NUM_EXAMINERS)
+
+    async def examine(self, upload: Upload) -> IntakeReport:
+        """Examine when it is the tenant's turn; once more if room had to be made for it.
+
+        Raises AdapterRejected, StorageFull or another AdapterError.
+        """
+        try:
+            return await self._turns.run(upload.tenant_id, self._examine, upload)
+        except StorageFull:
+            self._staging.discard_block(upload.id)
+            needed = _needed_bytes(upload)
+            if not await self._room.make(lambda: self._room.budget.lacking_to_write(needed)):
+                raise
+            return await self._turns.run(upload.tenant_id, self._examine, upload)
+
+    def close(self) -> None:
+        """Let what runs end; start nothing more."""
+        self._turns.close()
+
+    def _examine(self, upload: Upload) -> IntakeReport:
+        """In a thread."""
+        with self._room.budget.writing(_needed_bytes(upload)) as room_bytes, full_disk_told():
+            self._check_bytes(upload)
+            report = run_intake(self._prepare(upload, room_bytes))
+        check_fits(report, self._info)
+        return report
+
+    def _check_bytes(self, upload: Upload) -> None:
+        if self._staging.num_bytes(upload.id) != upload.size_bytes:
+            raise AdapterRejected("intake_failed", "The received bytes were lost; push again.")
+        if self._staging.sha256(upload.id) != upload.sha256:
+            raise AdapterRejected("digest_mismatch", "The bytes do not have the declared SHA-256.")
+
+    def _prepare(self, upload: Upload, room_bytes: int) -> IntakeRequest:
+        """Lay the configuration beside the weights."""
+        config_path = self._staging.config_path(upload.id)
+        block_path = self._staging.block_path(upload.id)
+        config_path.write_text(upload.config_json)
+        block_path.unlink(missing_ok=True)
+        return IntakeRequest(
+            config_path=str(config_path),
+            weights_path=str(self._staging.weights_path(upload.id)),
+            output_path=str(block_path),
+            layout_path=str(self._layout_path),
+            serving_dtype=self._info.dtype,
+            max_full_matrix_bytes=self._max_full_matrix_bytes,
+            room_bytes=room_bytes,
+        )
+
+
+def check_fits(report: IntakeReport, info: EngineInfo) -> None:
+    """Raise AdapterRejected if the adapter exceeds the memory for all adapters.
+
+    How much that is says the log: it is the machine's, and the answer is the tenant's.
+    """
+    room = min(info.arena_bytes, info.host_cache_bytes)
+    needed = report.size_bytes * _ELEMENT_BYTES[info.dtype] // _ELEMENT_BYTES[report.dtype]
+    if needed > room:
+        log.info("adapter_too_large", adapter_digest=report.digest, needed=needed, room=room)
+        raise AdapterRejected(
+            "adapter_too_large",
+            f"The adapter needs {needed} bytes, more than the memory reserved for adapters.",
+        )
+
+
+def _needed_bytes(upload: Upload) -> int:
+    return EXAMINATION_COPIES * upload.size_bytes

@@ -1,0 +1,169 @@
+"""Uploads as the database knows them, and the versions that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ...adapters.examination import IntakeReport
+from ...platform.adapters import repository, service, uploads
+from ...platform.adapters.models import AdapterVersion, Upload
+from ...platform.adapters.service import NewVersion
+from ...platform.adapters.states import UploadState, VersionState
+from ...platform.adapters.uploads import NewUpload
+from ...platform.audit.event import Changed, Event, Origin
+from ...platform.errors import UploadElsewhere
+from ...platform.sessions import TenantSession
+from ..contract.errors import ApiError
+from ..control_plane.control_plane import ControlPlane
+
+
+class UploadRecords:
+    """Each change is one transaction, with its audit entry where it has one.
+
+    All raise a PlatformError: UploadNotFound for what is not the tenant's, InvalidTransition for
+    what is not possible in the upload's state.
+    """
+
+    def __init__(self, control_plane: ControlPlane, server_id: str | None) -> None:
+        self._control_plane = control_plane
+        self._server_id = server_id
+
+    async def get(self, tenant_id: str, upload_id: str) -> Upload:
+        """Where the upload stands."""
+        return await self._control_plane.read(
+            tenant_id, lambda session: uploads.get_upload(session, upload_id)
+        )
+
+    async def get_here(self, tenant_id: str, upload_id: str) -> Upload:
+        """Where it stands. Raises UploadElsewhere if another server receives or examines it."""
+        upload = await self.get(tenant_id, upload_id)
+        is_open = upload.state in (UploadState.RECEIVING, UploadState.VALIDATING)
+        if is_open and not self._is_here(upload):
+            raise UploadElsewhere
+        return upload
+
+    async def get_version(self, upload: Upload) -> AdapterVersion:
+        """The version that the upload became. Raises ApiError with the reason if it became none."""
+        if upload.version_id is None:
+            reason = upload.reason_code or "upload_not_found"
+            raise ApiError(reason, upload.reason_message)
+        version_id = upload.version_id
+        version = await self._control_plane.read(
+            upload.tenant_id, lambda session: repository.find_version(session, version_id)
+        )
+        assert version is not None, "versions' rows stay"
+        return version
+
+    async def list_validating_here(self) -> Sequence[Upload]:
+        """The uploads of all tenants that this server was examining when it stopped."""
+        unfinished = await self._control_plane.read_all_tenants(
+            repository.list_unfinished_uploads_of_all_tenants
+        )
+        return [
+            upload
+            for upload in unfinished
+            if upload.state is UploadState.VALIDATING and self._is_here(upload)
+        ]
+
+    async def find_known_version(
+        self, tenant_id: str, new: NewUpload, *, base_id: str
+    ) -> AdapterVersion | None:
+        """The adapter's live version that was made from these bytes."""
+        return await self._control_plane.read(
+            tenant_id, lambda session: uploads.find_known_content(session, new, base_id=base_id)
+        )
+
+    async def acknowledge(self, upload: Upload, num_bytes: int) -> Upload:
+        """So many more bytes are on the disk."""
+        return await self._control_plane.write(
+            upload.tenant_id,
+            lambda session: uploads.advance_upload(
+                session, upload.id, offset=upload.received_bytes, num_bytes=num_bytes
+            ),
+        )
+
+    async def begin_validation(self, upload: Upload) -> Upload:
+        """All bytes are here. Raises UploadConflict if some are missing."""
+        return await self._control_plane.write(
+            upload.tenant_id, lambda session: uploads.begin_validation(session, upload.id)
+        )
+
+    async def reopen(self, upload: Upload) -> None:
+        """The server failed, not the upload: it waits to be committed again."""
+        await self._control_plane.write(
+            upload.tenant_id, lambda session: uploads.reopen(session, upload.id)
+        )
+
+    async def refuse(self, upload: Upload, *, reason: str, message: str) -> None:
+        """Nothing comes of the upload."""
+        await self._control_plane.write(
+            upload.tenant_id,
+            lambda session: uploads.mark_refused(
+                session, upload.id, reason=reason, message=message
+            ),
+        )
+
+    async def abandon(self, tenant_id: str, upload_id: str, origin: Origin) -> Upload:
+        """The owner does not want it any more. Idempotent."""
+        return await self._control_plane.change(
+            tenant_id, origin, lambda session: _abandon(session, upload_id)
+        )
+
+    async def add_version(
+        self, upload: Upload, report: IntakeReport, origin: Origin
+    ) -> AdapterVersion:
+        """The version of what was examined. Raises QuotaExceeded."""
+        return await self._control_plane.change(
+            upload.tenant_id, origin, lambda session: _add_version(session, upload, report)
+        )
+
+    def _is_here(self, upload: Upload) -> bool:
+        return upload.server_id in (None, self._server_id)
+
+
+def set_wanted_aliases(
+    session: TenantSession, upload: Upload, version: AdapterVersion
+) -> Event | None:
+    """Set those that the upload asks for if its version is ready; else its attestation does."""
+    if version.state is not VersionState.READY or not upload.aliases:
+        return None
+    for alias in upload.aliases:
+        service.set_alias(
+            session, upload.adapter_name, alias, version.number, changed_by=upload.created_by
+        )
+    resource = f"{upload.adapter_name}@{version.number}"
+    return Event("version.alias", resource, {"aliases": upload.aliases})
+
+
+def _abandon(session: TenantSession, upload_id: str) -> Changed[Upload]:
+    upload = uploads.get_upload(session, upload_id)
+    if upload.state is UploadState.ABANDONED:
+        return Changed(upload, None)
+    event = Event("upload.abandon", upload.id, {"adapter": upload.adapter_name})
+    return Changed(uploads.abandon_upload(session, upload_id), event)
+
+
+def _add_version(
+    session: TenantSession, upload: Upload, report: IntakeReport
+) -> Changed[AdapterVersion]:
+    """The version, with the upload's end in the same unit of work."""
+    version, is_new = service.create_version(
+        session,
+        NewVersion(
+            adapter_name=upload.adapter_name,
+            digest=report.digest,
+            base_id=report.base_id,
+            object_sha256=report.file_sha256,
+            size_bytes=report.size_bytes,
+            intake_report=asdict(report),
+            created_by=upload.created_by,
+        ),
+    )
+    service.note_stored(session, report.digest, report.file_sha256, report.size_bytes)
+    uploads.mark_accepted(session, upload.id, version.id)
+    event = set_wanted_aliases(session, upload, version)
+    if is_new:
+        details = {"digest": version.digest, "upload": upload.id, "pushed_by": upload.created_by}
+        event = Event("version.create", f"{upload.adapter_name}@{version.number}", details)
+    return Changed(version, event)

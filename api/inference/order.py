@@ -1,0 +1,65 @@
+"""What a caller orders: everything that determines one generation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ...engine.messages import Pooling, SpeculationParams
+from ...engine.sampling_params import SamplingParams
+from ...platform.keys.principal import Principal
+from ..telemetry.request_measures import RequestMeasures
+from .served_models import ServedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything that determines one generation."""
+
+    request_id: str
+    arrived_at: float
+    principal: Principal
+    model: ServedModel
+    prompts: Sequence[list[int]]
+    num_choices: int
+    priority: int = 0
+    """Among the tenant's own requests: lower ones first."""
+    deadline_ms: int | None = None
+    """Counted from `arrived_at`, to the last token."""
+    speculation: SpeculationParams | None = None
+    """None: the engine decides."""
+    sampling: SamplingParams
+    """Of the first choice; the others differ in their seed."""
+    stop: tuple[str, ...]
+    continues_prompt: bool
+    """Plain completions: the text goes on where the prompt's ends."""
+    visible_token_ids: Collection[int] = ()
+    """Special tokens that are part of the text: the markers of calls."""
+    num_prompt_logprobs: int | None = None
+    """Asked of each prompt once, whatever the number of choices."""
+    pooling: Pooling | None = None
+    """Each prompt's embedding is asked for, and no output."""
+    grammar_param: str = "structured_outputs"
+    """What the caller knows the grammar of the answer by."""
+    prompt_param: str = "prompt"
+    """What the caller knows the prompts by."""
+    measures: RequestMeasures = field(default_factory=RequestMeasures)
+    """Where its figures are noted for the request's log line and span."""
+
+    @property
+    def num_sequences(self) -> int:
+        """One for each choice of each prompt."""
+        return len(self.prompts) * self.num_choices
+
+    @property
+    def deadline_at(self) -> float | None:
+        """On the monotonic clock, as `arrived_at`."""
+        return None if self.deadline_ms is None else self.arrived_at + self.deadline_ms / 1000
+
+    def sequence_id(self, index: int) -> str:
+        """By which the engine knows one of the sequences."""
+        return f"{self.request_id}-{index}"
+
+    def is_first_choice(self, index: int) -> bool:
+        """The sequence is its prompt's first, which pays for the prompt."""
+        return index % self.num_choices == 0

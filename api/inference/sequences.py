@@ -1,0 +1,71 @@
+"""The sequences of an order, as the engine gets them: one for each choice of each prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ...engine.messages import GenerationRequest
+from ...engine.sampling_params import SamplingParams
+from .generation import SequenceSpec
+from .order import Order
+
+
+def sequences_of(
+    order: Order, *, slots: Sequence[int], eos_token_ids: Collection[int]
+) -> list[SequenceSpec]:
+    """`slots`: of the journal, one for each."""
+    return [
+        SequenceSpec(
+            index=index,
+            request=_request(order, index, slot, eos_token_ids),
+            is_first_choice=order.is_first_choice(index),
+            stop=order.stop,
+            continues_prompt=order.continues_prompt,
+            visible_token_ids=order.visible_token_ids,
+        )
+        for index, slot in enumerate(slots)
+    ]
+
+
+def _request(
+    order: Order, index: int, slot: int, eos_token_ids: Collection[int]
+) -> GenerationRequest:
+    position, choice = divmod(index, order.num_choices)
+    adapter = order.model.adapter
+    is_one_of_many = order.num_choices > 1
+    return GenerationRequest(
+        request_id=order.sequence_id(index),
+        tenant_id=order.principal.tenant_id,
+        prompt_token_ids=order.prompts[position],
+        sampling=_choice_sampling(order.sampling, choice, eos_token_ids),
+        adapter=adapter.key if adapter else None,
+        group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
+        speculation=order.speculation,
+        priority=order.priority,
+        tenant_weight=order.principal.tenant_weight,
+        pooling=order.pooling,
+        num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,
+        journal_slot=slot,
+    )
+
+
+def _choice_sampling(
+    sampling: SamplingParams, choice: int, eos_token_ids: Collection[int]
+) -> SamplingParams:
+    """A choice's own seed, and every token that ends it: some only the tokenizer's files name."""
+    eos = () if sampling.ignore_eos else sorted(eos_token_ids)
+    return replace(
+        sampling,
+        seed=_choice_seed(sampling.seed, choice),
+        stop_token_ids=(*sampling.stop_token_ids, *eos),
+    )
+
+
+def _choice_seed(seed: int | None, choice: int) -> int | None:
+    """The first choice has the caller's seed, so that `n` does not change it."""
+    if seed is None or choice == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,0 +1,83 @@
+"""What the `model` of a request means: the base, or a version of an adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...engine.process.engine import Engine
+from ...platform.adapters import registry
+from ...platform.adapters.registry import AdapterRef, Meaning, ModelName
+from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
+from ...platform.keys.principal import Principal
+from ..control_plane.control_plane import ControlPlane
+from .seen_adapters import SeenAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the `model` of a request means, from its admission to its end."""
+
+    name: str
+    """The pinned name: `tenant/adapter@3`, or the base model's."""
+    adapter: AdapterRef | None
+    """None is the base model."""
+
+
+class ServedModels:
+    """Resolves names; one for the server."""
+
+    def __init__(
+        self,
+        *,
+        base_name: str,
+        engine: Engine,
+        control_plane: ControlPlane,
+        seen_adapters: SeenAdapters,
+    ) -> None:
+        """`base_name`: what the base model is called."""
+        self._base_name = base_name
+        self._engine = engine
+        self._control_plane = control_plane
+        self._seen_adapters = seen_adapters
+
+    async def resolve(
+        self, principal: Principal, model: str, *, request_id: str = ""
+    ) -> ServedModel:
+        """What `model` means now. The base's name is reserved; nothing falls back to the base.
+
+        Which version of a split alias answers depends on `request_id` alone. A name means what it
+        meant up to three seconds ago, unless this server has changed something since, and while
+        the database is away what it meant last. Raises a PlatformError: unknown, foreign, beyond
+        the key's restriction, not ready or of another base.
+        """
+        if model == self._base_name:
+            if not principal.may_use(None):
+                raise ModelNotFound(model)
+            return ServedModel(model, None)
+        name = registry.parse_model_name(model)
+        if not principal.may_use(name.adapter):
+            raise ModelNotFound(model)
+        meaning = self._seen_adapters.fresh(principal.tenant_id, model)
+        if meaning is None:
+            meaning = await self._look_up(principal, name)
+        adapter = meaning.of(request_id, base_id=self._engine.info.base_id)
+        return ServedModel(adapter.pinned, adapter)
+
+    async def _look_up(self, principal: Principal, name: ModelName) -> Meaning:
+        tenant_id = principal.tenant_id
+        ticket = self._seen_adapters.begin(tenant_id)
+        try:
+            meaning = await self._control_plane.read(
+                tenant_id,
+                lambda session: registry.resolve(session, name, tenant_slug=principal.tenant_slug),
+            )
+        except DatabaseUnavailable:
+            return self._seen_adapters.recall(tenant_id, name.text)
+        except PlatformError:
+            self._seen_adapters.forget(tenant_id, name.text)
+            raise
+        if meaning.is_ready:
+            self._seen_adapters.note(tenant_id, meaning, ticket)
+        else:
+            self._seen_adapters.forget(tenant_id, name.text)
+        return meaning

@@ -1,0 +1,65 @@
+"""The blocks that the engine wants, on their way to this machine's disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from ...adapters.errors import AdapterError, AdapterUnavailable
+from ...adapters.identity import AdapterKey
+from ...adapters.manager import Tier
+from ..messages import AdapterFetched, AdapterFetchFailed, ErrorInfo, ToEngine
+
+_log = logging.getLogger(__name__)
+
+
+class FetchedBlock(Protocol):
+    """An adapter's verified block on the local disk."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tier(self) -> Tier: ...
+
+
+class AdapterFetches:
+    """Fetches that one process waits for, side by side."""
+
+    def __init__(
+        self,
+        fetch: Callable[[AdapterKey], Awaitable[FetchedBlock]],
+        send: Callable[[ToEngine], None],
+    ) -> None:
+        self._fetch_block = fetch
+        self._send = send
+        self._fetches: set[asyncio.Task[None]] = set()
+
+    def start(self, key: AdapterKey) -> None:
+        """Fetch the adapter's block and tell the engine what came of it."""
+        fetch = asyncio.create_task(self._fetch(key))
+        self._fetches.add(fetch)
+        fetch.add_done_callback(self._fetches.discard)
+
+    def cancel(self) -> None:
+        """Nobody waits for them any more."""
+        for fetch in self._fetches:
+            fetch.cancel()
+
+    async def _fetch(self, key: AdapterKey) -> None:
+        try:
+            block = await self._fetch_block(key)
+        except AdapterError as exc:
+            self._send(_failed(key, exc))
+        except Exception:
+            _log.exception("adapter_fetch_failed", extra={"adapter_digest": key.digest})
+            self._send(_failed(key, AdapterUnavailable()))
+        else:
+            self._send(AdapterFetched(key, str(block.path), block.tier))
+
+
+def _failed(key: AdapterKey, error: AdapterError) -> AdapterFetchFailed:
+    return AdapterFetchFailed(key, ErrorInfo(error.code, str(error)))

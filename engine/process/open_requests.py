@@ -1,0 +1,201 @@
+"""Every request that the engine has been given and that has not ended, whatever the process does.
+
+When a process dies, the requests that had begun end with `engine_restarted`; those that had not are
+given to the next process, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import replace
+
+from ...adapters.identity import AdapterKey
+from ..errors import (
+    DeadlineExceeded,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    InvalidParameter,
+    Overloaded,
+)
+from ..messages import (
+    Abort,
+    ErrorInfo,
+    FinishReason,
+    GenerationRequest,
+    PromptRead,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    TokensGenerated,
+)
+from ..token_journal import TokenJournal
+from .quarantine import Quarantine
+from .request_stream import RequestEvent, RequestStream
+from .supervisor import Supervisor
+
+MAX_SUBMISSIONS = 2
+DEADLINE_SLACK_SECONDS = 0.5
+"""The engine ends what passes its deadline. Should it be stuck, it is ended here so much later."""
+OVERLOAD_RETRY_SECONDS = 1.0
+
+
+class OpenRequests:
+    """The requests' streams, and which of them the process may still work on."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        quarantine: Quarantine,
+        *,
+        max_requests: int,
+        journal: TokenJournal | None,
+    ) -> None:
+        self._supervisor = supervisor
+        self._quarantine = quarantine
+        self._max_requests = max_requests
+        self._journal = journal
+        self._streams: dict[str, RequestStream] = {}
+        """Every request that has not finished."""
+        self._in_process: dict[str, asyncio.Future[None]] = {}
+        """Every request that the process may still work on, with what becomes done when not."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # --- callers ----------------------------------------------------------------------------------
+
+    def submit(
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None
+    ) -> RequestStream:
+        """Send a request to the process; see `Engine.submit`."""
+        self._check_acceptable(request)
+        stream = RequestStream(request, abort=self._abort, take=take)
+        self._send(stream)  # what cannot be sent is not open
+        self._streams[request.request_id] = stream
+        if request.deadline_seconds is not None:
+            stream.expiry = asyncio.get_running_loop().call_later(
+                request.deadline_seconds + DEADLINE_SLACK_SECONDS, self._expire, stream
+            )
+        return stream
+
+    async def until_gone(self, request_ids: Iterable[str]) -> None:
+        """Return once the process does not work on these requests."""
+        waited_for = [self._in_process[name] for name in request_ids if name in self._in_process]
+        if waited_for:
+            await asyncio.wait(waited_for)
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def deliver(self, events: StepEvents) -> None:
+        """Give each request its events; late ones of finished requests have nobody to go to."""
+        for group in (events.started, events.prompts, events.tokens):
+            self._feed(group)
+        for end in events.finished:
+            self._finish(end)
+            self._note_gone(end.request_id)
+
+    def resubmit(self) -> None:
+        """Give a new process every open request; one that is in quarantine by now ends."""
+        for stream in list(self._streams.values()):
+            if objection := self._quarantine.objection(stream.request):
+                self._end(stream, objection)
+            else:
+                self._send(stream)
+
+    def note_crash(self, step_request_ids: Set[str]) -> None:
+        """The process died in a step of these requests: they are suspects."""
+        self._quarantine.note_crash(
+            [self._streams[name].request for name in step_request_ids & self._streams.keys()],
+            is_alone=len(step_request_ids) == 1,
+        )
+
+    def settle(self) -> None:
+        """The process has died: end what it had begun, and leave the rest to the next one."""
+        for request_id in list(self._in_process):
+            self._note_gone(request_id)
+        for stream in list(self._streams.values()):
+            if stream.is_started or stream.is_aborted or stream.num_submissions == MAX_SUBMISSIONS:
+                objection = self._quarantine.objection(stream.request)
+                self._end(stream, objection or EngineRestarted())
+
+    def end_adapter(self, key: AdapterKey, error: EngineError) -> int:
+        """End the requests for this adapter while there is no process; how many there were."""
+        streams = [s for s in self._streams.values() if s.request.adapter == key]
+        for stream in streams:
+            self._end(stream, error)
+        return len(streams)
+
+    def end_all(self, error: EngineError) -> None:
+        """End every request: there will be no process."""
+        for stream in list(self._streams.values()):
+            self._end(stream, error)
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _check_acceptable(self, request: GenerationRequest) -> None:
+        if not self._supervisor.is_ready:
+            raise EngineUnavailable
+        if request.request_id in self._streams:
+            raise InvalidParameter("request_id", "is in use")
+        if len(self._streams) >= self._max_requests:
+            raise Overloaded(retry_after_seconds=OVERLOAD_RETRY_SECONDS)
+        if objection := self._quarantine.objection(request):
+            raise objection
+
+    def _send(self, stream: RequestStream) -> None:
+        stream.num_submissions += 1
+        request = stream.request
+        if self._journal and request.journal_slot is not None:
+            self._journal.reset(request.journal_slot)  # what a dead process did was for nobody
+        if stream.expiry is not None and stream.num_submissions > 1:
+            seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
+            left = max(0.0, seconds - asyncio.get_running_loop().time())
+            request = replace(request, deadline_seconds=left)
+        if num_lone_steps := self._quarantine.num_lone_steps(request):
+            request = replace(request, num_lone_steps=num_lone_steps)
+        self._supervisor.send(Submit(request))
+        if request.request_id not in self._in_process:
+            self._in_process[request.request_id] = asyncio.get_running_loop().create_future()
+
+    def _feed(self, events: Sequence[RequestStarted | PromptRead | TokensGenerated]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.feed(event)
+
+    def _abort(self, stream: RequestStream) -> None:
+        if self._supervisor.is_ready:
+            self._supervisor.send(Abort(stream.request.request_id))
+        else:
+            self._end(stream, EngineRestarted())
+
+    def _expire(self, stream: RequestStream) -> None:
+        self._supervisor.send(Abort(stream.request.request_id))
+        self._end(stream, DeadlineExceeded())
+
+    def _end(self, stream: RequestStream, error: EngineError) -> None:
+        """End a request without the process."""
+        finished = RequestFinished(
+            request_id=stream.request.request_id,
+            reason=FinishReason.ERROR,
+            num_prompt_tokens=len(stream.request.prompt_token_ids),
+            num_generated_tokens=stream.num_generated_tokens,
+            error=ErrorInfo(error.code, str(error), error.retry_after_seconds),
+        )
+        if stream.is_aborted:
+            finished = replace(finished, reason=FinishReason.ABORTED, error=None)
+        self._finish(finished)
+
+    def _finish(self, event: RequestFinished) -> None:
+        stream = self._streams.pop(event.request_id, None)
+        if stream is not None:
+            self._quarantine.note_end(stream.request, event)
+            stream.feed(event)
+
+    def _note_gone(self, request_id: str) -> None:
+        gone = self._in_process.pop(request_id, None)
+        if gone is not None and not gone.done():
+            gone.set_result(None)
