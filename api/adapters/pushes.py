@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ class Pushes:
         control_plane: ControlPlane,
         attestations: Attestations,
         served_model_name: str,
-        server_id: str | None = None,
+        server_id: str,
         max_full_matrix_bytes: int = 0,
         is_store_here: bool = True,
         note_stored: Callable[[AdapterKey], None],
@@ -107,7 +107,8 @@ class Pushes:
         self._control_plane = control_plane
         self._attestations = attestations
         self._served_model_name = served_model_name
-        self._server_id = server_id
+        self.server_id = server_id
+        """Where the bytes of pushes lie."""
         self._max_full_matrix_bytes = max_full_matrix_bytes
         self._note_stored = note_stored
         self._examiners = TenantTurns("intake", NUM_EXAMINERS)
@@ -137,7 +138,6 @@ class Pushes:
         if self._served_model_name in (new.adapter_name, full_name):
             raise ApiError("invalid_parameter", "The base model has this name.", param="name")
         self._check_size(new)
-        new = replace(new, server_id=self._server_id)
         try:
             upload = await self._open_in_room(principal.tenant_id, new, origin)
         except StorageFull:
@@ -252,7 +252,7 @@ class Pushes:
 
     def _is_own(self, upload: Upload) -> bool:
         """The bytes lie here, not with another server."""
-        return upload.server_id in (None, self._server_id)
+        return upload.server_id == self.server_id
 
     def _check_size(self, new: NewUpload) -> None:
         """Raise AdapterRejected for more than is taken at all, whatever else lies here."""

@@ -123,7 +123,7 @@ def _create_uploads() -> None:
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("updated_at", MOMENT, nullable=False),
         sa.Column("created_by", AUTHOR),
-        sa.Column("server_id", ID),
+        sa.Column("server_id", ID, nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id", "version_id"], ["adapter_versions.tenant_id", "adapter_versions.id"]
         ),

@@ -66,7 +66,7 @@ def _create_api_keys() -> None:
         sa.Column("user_id", ID),
         sa.Column("adapters", sa.JSON()),
         sa.Column("successor_id", KEY_ID),
-        sa.Column("created_by", sa.String(64)),
+        sa.Column("created_by", sa.String(64), nullable=False),
         sa.UniqueConstraint("tenant_id", "id"),
         sa.ForeignKeyConstraint(["tenant_id", "user_id"], ["users.tenant_id", "users.id"]),
         sa.ForeignKeyConstraint(
@@ -80,7 +80,7 @@ def _stored_key() -> tuple[SchemaItem, ...]:
         sa.Column("id", KEY_ID, primary_key=True),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("mac", sa.LargeBinary(32), nullable=False),
-        sa.Column("secret_id", sa.String(8)),
+        sa.Column("secret_id", sa.String(8), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("expires_at", MOMENT),
         sa.Column("revoked_at", MOMENT),

@@ -90,7 +90,15 @@ def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
     forged = ApiKeyService(peppers("secret"))
     with database.transaction(acme.id) as session:
         session.add(
-            ApiKey(id=other.key_id, name="ci", mac=known.key.mac, scopes=[], created_at=NOON)
+            ApiKey(
+                id=other.key_id,
+                name="ci",
+                mac=known.key.mac,
+                secret_id=known.key.secret_id,
+                scopes=[],
+                created_at=NOON,
+                created_by="system:system",
+            )
         )
     errors = []
     for text in (make_token().text, other.text):
