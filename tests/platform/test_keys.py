@@ -157,11 +157,11 @@ def test_refuses_the_keys_of_a_suspended_tenant_until_it_is_resumed(
 ) -> None:
     text = issue(database, keys, acme).text
     with database.platform_transaction() as session:
-        tenants.suspend_tenant(session, "acme")
+        tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
     with pytest.raises(TenantSuspended):
         authenticate(database, keys, text)
     with database.platform_transaction() as session:
-        tenants.resume_tenant(session, "acme")
+        tenants.set_suspended(tenants.get_tenant(session, "acme"), False)
     assert authenticate(database, keys, text)
 
 
