@@ -25,6 +25,7 @@ from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate as PostgresUps
 from sqlalchemy.dialects.sqlite.dml import OnConflictDoUpdate as SqliteUpsert
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BooleanClauseList
+from sqlalchemy.sql.functions import FunctionElement
 
 TENANT_ID = "tenant_id"
 _MAX_STATEMENTS = 256
@@ -51,9 +52,8 @@ def is_pinned(statement: Executable) -> bool:
 
 
 def _adds_for_tenant(statement: Insert) -> bool:
-    if TENANT_ID not in statement.table.c:
-        return False
-    return TENANT_ID in statement.compile(column_keys=[TENANT_ID]).params
+    columns = statement.table.c.keys()
+    return TENANT_ID in columns and TENANT_ID in statement.compile(column_keys=columns).params
 
 
 def _finds_by_tenant(part: object) -> bool:
@@ -65,7 +65,7 @@ def _finds_by_tenant(part: object) -> bool:
 
 def _tables(parts: Iterable[object]) -> Iterator[FromClause]:
     for part in parts:
-        if isinstance(part, FromClause):
+        if isinstance(part, FromClause) and not isinstance(part, FunctionElement):
             yield part
         elif isinstance(part, Column):
             yield part.table
