@@ -52,8 +52,10 @@ def is_pinned(statement: Executable) -> bool:
 
 
 def _adds_for_tenant(statement: Insert) -> bool:
-    columns = statement.table.c.keys()
-    return TENANT_ID in columns and TENANT_ID in statement.compile(column_keys=columns).params
+    if TENANT_ID not in statement.table.c:
+        return False
+    given = [TENANT_ID, *(column.key for column in statement.table.primary_key)]
+    return TENANT_ID in statement.compile(column_keys=given).params
 
 
 def _finds_by_tenant(part: object) -> bool:

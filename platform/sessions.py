@@ -109,7 +109,7 @@ class TenantStatements:
         Once, or for each of several values. Raises ScopeViolation for one that does not.
         """
         if not is_pinned(statement):
-            raise ScopeViolation(f"not narrowed by :{TENANT_ID}: {statement}")
+            raise ScopeViolation(f"a {type(statement).__name__} that is not narrowed to the tenant")
         sets = [values] if isinstance(values, Mapping) else values
         pinned = [{**each, TENANT_ID: self.tenant_id} for each in sets]
         return self._connection.execute(statement, pinned if len(pinned) > 1 else pinned[0])
