@@ -25,20 +25,20 @@ class Needs(NamedTuple):
     """Of all logs; they are never signed again."""
 
 
-def count_needs(database: Database) -> dict[str | None, Needs]:
-    """By the secret's id; None stands for keys from before secrets had ids."""
+def count_needs(database: Database) -> dict[str, Needs]:
+    """By the secret's id."""
     with database.platform_transaction(read_only=True) as session:
         counted = (
             keys.count_by_secret(session),
             operators.count_by_secret(session),
             _count_audit_entries(session),
         )
-    names = sorted({name for counts in counted for name in counts}, key=lambda name: name or "")
+    names = sorted({name for counts in counted for name in counts})
     return {name: Needs(*(counts.get(name, 0) for counts in counted)) for name in names}
 
 
-def _count_audit_entries(session: PlatformSession) -> Mapping[str | None, int]:
-    counts: dict[str | None, int] = {}
+def _count_audit_entries(session: PlatformSession) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
     for table in (AuditEntry, PlatformAuditEntry):
         query = select(table.secret_id, func.count()).group_by(table.secret_id)
         for name, number in session.execute(query):

@@ -20,6 +20,7 @@ from sqlalchemy.orm import (
 
 from .base import TenantOwned
 from .models import Tenant  # from there, so that whoever has a session knows every table
+from .pinned_statements import TENANT_ID, is_pinned
 from .row_security import confine
 
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -105,10 +106,12 @@ class TenantStatements:
     def execute_pinned(self, statement: Executable, values: Values) -> Rows:
         """Run a Core statement that narrows itself by its parameter `tenant_id`, which is set here.
 
-        Once, or for each of several values.
+        Once, or for each of several values. Raises ScopeViolation for one that does not.
         """
+        if not is_pinned(statement):
+            raise ScopeViolation(f"a {type(statement).__name__} that is not narrowed to the tenant")
         sets = [values] if isinstance(values, Mapping) else values
-        pinned = [{**each, "tenant_id": self.tenant_id} for each in sets]
+        pinned = [{**each, TENANT_ID: self.tenant_id} for each in sets]
         return self._connection.execute(statement, pinned if len(pinned) > 1 else pinned[0])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +65,7 @@ class Pushes:
         control_plane: ControlPlane,
         attestations: Attestations,
         served_model_name: str,
-        server_id: str | None = None,
+        server_id: str,
         max_full_matrix_bytes: int = 0,
         is_store_here: bool = True,
         note_stored: Callable[[AdapterKey], None],
@@ -82,7 +81,8 @@ class Pushes:
         self._control_plane = control_plane
         self._attestations = attestations
         self._served_model_name = served_model_name
-        self._server_id = server_id
+        self.server_id = server_id
+        """Where the bytes of pushes lie."""
         self._note_stored = note_stored
         self._records = UploadRecords(control_plane, server_id)
         self._receiver = UploadReceiver(staging=staging, room=room, records=self._records)
@@ -114,7 +114,6 @@ class Pushes:
         store does not answer.
         """
         self._check_declaration(principal, new, declared_base_id)
-        new = replace(new, server_id=self._server_id)
         try:
             upload = await self._open(principal.tenant_id, new, origin)
         except StorageFull:

@@ -25,7 +25,7 @@ class UploadRecords:
     what is not possible in the upload's state.
     """
 
-    def __init__(self, control_plane: ControlPlane, server_id: str | None) -> None:
+    def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
         self._control_plane = control_plane
         self._server_id = server_id
 
@@ -119,7 +119,7 @@ class UploadRecords:
         )
 
     def _is_here(self, upload: Upload) -> bool:
-        return upload.server_id in (None, self._server_id)
+        return upload.server_id == self._server_id
 
 
 def set_wanted_aliases(

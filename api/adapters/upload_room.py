@@ -43,7 +43,7 @@ class UploadRoom:
         budget: StagingBudget,
         staging: Staging,
         control_plane: ControlPlane,
-        server_id: str | None,
+        server_id: str,
         trim_cache: Callable[[int], int] = lambda num_bytes: 0,
     ) -> None:
         """`trim_cache` gives up copies of stored adapters; it may raise an AdapterError."""

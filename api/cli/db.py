@@ -57,9 +57,7 @@ def secrets(
         print_rows(rows, ["secret", "status", *Needs._fields])
 
 
-def _status(name: str | None, present: str, previous: list[str]) -> str:
-    if name is None:
-        return "unknown"  # from before secrets had ids
+def _status(name: str, present: str, previous: list[str]) -> str:
     return "present" if name == present else "previous" if name in previous else "missing"
 
 

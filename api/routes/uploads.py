@@ -75,6 +75,7 @@ async def open_upload(
         config_json=json.dumps(body.config),
         size_bytes=body.size_bytes,
         sha256=body.sha256,
+        server_id=runtime.pushes.server_id,
         aliases=tuple(body.aliases),
         created_by=principal.actor.author,
     )

@@ -215,8 +215,8 @@ class KeyView(msgspec.Struct, frozen=True):
     networks: Sequence[str] | None
     user: str | None
     created_at: datetime
-    created_by: str | None
-    """Creator, as `kind:id`; null for old keys."""
+    created_by: str
+    """Creator, as `kind:id`."""
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None

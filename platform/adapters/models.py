@@ -233,5 +233,5 @@ class Upload(TenantOwned, Base):
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     """When bytes were acknowledged, or the state changed, for the last time."""
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
-    server_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """Where its bytes lie until they are examined; None for uploads older than that."""
+    server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    """Where its bytes lie until they are examined."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 
 from ..sessions import PlatformSession
 from .models import Upload
@@ -24,7 +24,7 @@ class StagedUpload(NamedTuple):
     updated_at: datetime
 
 
-def list_staged(session: PlatformSession, server_id: str | None) -> Sequence[StagedUpload]:
+def list_staged(session: PlatformSession, server_id: str) -> Sequence[StagedUpload]:
     """This server's unfinished uploads, those first that have been silent for the longest time."""
     query = (
         select(
@@ -34,10 +34,7 @@ def list_staged(session: PlatformSession, server_id: str | None) -> Sequence[Sta
             Upload.size_bytes + func.length(Upload.config_json),
             Upload.updated_at,
         )
-        .where(
-            Upload.state.in_(UNFINISHED_UPLOAD_STATES),
-            or_(Upload.server_id.is_(None), Upload.server_id == server_id),
-        )
+        .where(Upload.state.in_(UNFINISHED_UPLOAD_STATES), Upload.server_id == server_id)
         .order_by(Upload.updated_at, Upload.id)
     )
     return [StagedUpload(*row) for row in session.execute(query)]

@@ -29,7 +29,6 @@ def list_lost(session: PlatformSession, since: datetime) -> Sequence[Upload]:
         .outerjoin(Server, Server.id == Upload.server_id)
         .where(
             Upload.state == UploadState.VALIDATING,
-            Upload.server_id.is_not(None),
             Upload.updated_at < since,
             or_(Server.id.is_(None), Server.seen_at < since),
         )

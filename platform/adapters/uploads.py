@@ -33,10 +33,10 @@ class NewUpload:
     size_bytes: int
     sha256: str
     """64 hexadecimal digits, lower case."""
+    server_id: str
+    """The server that takes the bytes."""
     aliases: tuple[str, ...] = ()
     created_by: str | None = None
-    server_id: str | None = None
-    """The server that takes the bytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +71,7 @@ def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     the tenant has no room for, beside what it has and what is on its way.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
-        if _declares_the_same(upload, new) and upload.server_id in (None, new.server_id):
+        if _declares_the_same(upload, new) and upload.server_id == new.server_id:
             return upload
     check_adapter_name(new.adapter_name)
     quotas.check_room_for_version(session, new.adapter_name)

@@ -30,8 +30,8 @@ class ApiKey(StoredKey, TenantOwned, Base):
     """The names of the adapters it is restricted to; None: all, and the base model."""
     successor_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
     """The key that replaces it; `expires_at` is then the end of the overlap."""
-    created_by: Mapped[str | None] = mapped_column(String(MAX_ACTOR_LENGTH))
-    """The actor, as `str(Actor)` writes it; None for keys older than that."""
+    created_by: Mapped[str] = mapped_column(String(MAX_ACTOR_LENGTH))
+    """The actor, as `str(Actor)` writes it."""
 
     @property
     def grant(self) -> Grant:

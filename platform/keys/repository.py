@@ -75,7 +75,7 @@ def count_ending_in_all_tenants(session: PlatformSession, now: datetime, until: 
     return session.scalar(query) or 0
 
 
-def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
+def count_by_secret(session: PlatformSession) -> dict[str, int]:
     """How many unrevoked keys of all tenants are signed under each of the server's secrets."""
     query = (
         select(ApiKey.secret_id, func.count())

@@ -26,8 +26,8 @@ class StoredKey:
     name: Mapped[str] = mapped_column(String(MAX_KEY_NAME_LENGTH))
     mac: Mapped[bytes] = mapped_column(LargeBinary(32))
     """HMAC-SHA256 of the key's whole text under the server's pepper."""
-    secret_id: Mapped[str | None] = mapped_column(String(SECRET_ID_LENGTH))
-    """Of the server's secret that the pepper comes from; None for keys from before they had ids."""
+    secret_id: Mapped[str] = mapped_column(String(SECRET_ID_LENGTH))
+    """Of the server's secret that the pepper comes from."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -80,7 +80,7 @@ def count_ending(session: PlatformSession, now: datetime, until: datetime) -> in
     return session.scalar(query) or 0
 
 
-def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
+def count_by_secret(session: PlatformSession) -> dict[str, int]:
     """How many unrevoked keys are signed under each of the server's secrets."""
     query = (
         select(OperatorKey.secret_id, func.count())

@@ -52,20 +52,6 @@ def get_tenant_to_change(session: PlatformSession, slug: str) -> Tenant:
     return _found(repository.find_and_lock(session, slug), slug)
 
 
-def suspend_tenant(session: PlatformSession, slug: str) -> Tenant:
-    """Refuse the tenant's keys from now on; its adapters stay. Idempotent."""
-    tenant = get_tenant_to_change(session, slug)
-    set_suspended(tenant, True)
-    return tenant
-
-
-def resume_tenant(session: PlatformSession, slug: str) -> Tenant:
-    """Accept the tenant's keys again. Idempotent."""
-    tenant = get_tenant_to_change(session, slug)
-    set_suspended(tenant, False)
-    return tenant
-
-
 def set_suspended(tenant: Tenant, is_suspended: bool) -> None:
     """Refuse the tenant's keys, or accept them again; the first suspension's time stays."""
     tenant.suspended_at = (tenant.suspended_at or utc_now()) if is_suspended else None

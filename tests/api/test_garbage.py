@@ -79,7 +79,9 @@ class Installation:
             service.create_version(session, make_new_version(name, content))
 
     def open_upload(self, name: str) -> str:
-        declared = NewUpload(adapter_name=name, config_json="{}", size_bytes=9, sha256="0" * 64)
+        declared = NewUpload(
+            adapter_name=name, config_json="{}", size_bytes=9, sha256="0" * 64, server_id="here"
+        )
         with self.database.transaction(self.tenant_id) as session:
             return uploads.open_upload(session, declared).id
 

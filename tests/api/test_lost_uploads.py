@@ -60,7 +60,7 @@ class Installation:
         with self.database.platform_transaction() as session:
             session.get_one(Server, "gone").seen_at -= ago
 
-    def begin_examination(self, ago: timedelta, server_id: str | None = "gone") -> str:
+    def begin_examination(self, ago: timedelta, server_id: str = "gone") -> str:
         """An upload whose bytes have all been there for so long."""
         new = NewUpload(
             adapter_name="bot",
@@ -126,19 +126,18 @@ def test_an_upload_of_a_server_that_never_returned_fails_with_the_next_step(
 
 
 @pytest.mark.parametrize(
-    ("seen", "begun", "server_id"),
+    ("seen", "begun"),
     [
-        (timedelta(0), LATE, "gone"),  # it lives, and has much to examine
-        (PATIENCE / 2, LATE, "gone"),  # it may be starting again
-        (LATE, timedelta(0), "gone"),  # its sign of life is late, its upload is not
-        (LATE, LATE, None),  # from before servers had ids: whichever starts takes it
+        (timedelta(0), LATE),  # it lives, and has much to examine
+        (PATIENCE / 2, LATE),  # it may be starting again
+        (LATE, timedelta(0)),  # its sign of life is late, its upload is not
     ],
 )
 def test_an_upload_that_may_yet_be_examined_is_left_alone(
-    installation: Installation, seen: timedelta, begun: timedelta, server_id: str | None
+    installation: Installation, seen: timedelta, begun: timedelta
 ) -> None:
     installation.see(seen)
-    upload_id = installation.begin_examination(begun, server_id)
+    upload_id = installation.begin_examination(begun)
     installation.reap()
     assert installation.find(upload_id).state is UploadState.VALIDATING
 

@@ -52,8 +52,10 @@ class Engine:
     def __init__(self) -> None:
         self.is_idle = asyncio.Event()
         self.is_idle.set()
+        self.is_awaited = False
 
     async def until_gone(self, request_ids: object) -> None:
+        self.is_awaited = True
         await self.is_idle.wait()
 
 
@@ -265,6 +267,7 @@ def test_a_broken_answer_is_charged_when_the_engine_has_let_go_of_it(
         account = life.open(principal)
         life.engine.is_idle.clear()
         await life.metering.settle(account, BROKEN)
+        await until(lambda: life.engine.is_awaited)
         assert num_rows(life) == 0
         life.counters.generate(account.slots[1], 5)  # before it hears of the end
         life.engine.is_idle.set()

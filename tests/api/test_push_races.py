@@ -71,6 +71,7 @@ class Server:
             control_plane=self.control_plane,
             attestations=cast(Any, None),
             served_model_name="base",
+            server_id="here",
             note_stored=lambda key: None,
         )
 
@@ -80,6 +81,7 @@ class Server:
             config_json="{}",
             size_bytes=len(CONTENT),
             sha256=hashlib.sha256(CONTENT).hexdigest(),
+            server_id="here",
         )
         with self.database.transaction(self.tenant_id) as session:
             return uploads.open_upload(session, new).id

@@ -252,7 +252,7 @@ def test_a_suspended_tenants_key_is_in_its_log(database: Database, tenant_id: st
     with database.transaction(tenant_id) as session:
         key = plane.keys.issue(session, name="k", scopes=[Scope.INFER])
     with database.platform_transaction() as platform:
-        tenants.suspend_tenant(platform, "acme")
+        tenants.set_suspended(tenants.get_tenant(platform, "acme"), True)
 
     async def refuse() -> Party | None:
         try:

@@ -323,7 +323,7 @@ def test_a_suspended_tenants_user_is_refused(
     holder = enrol(database, accounts, invite_user(database, accounts, acme))
     token = sign_in(database, accounts, holder)
     with database.platform_transaction() as session:
-        tenants.suspend_tenant(session, "acme")
+        tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
     with pytest.raises(TenantSuspended):
         who(database, accounts, token)
 

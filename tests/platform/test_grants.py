@@ -353,6 +353,25 @@ def test_whoever_is_restricted_sees_and_ends_only_such_keys(
                 keys.rotate(session, key_id, overlap=HOUR, issuer=viewer)
 
 
+def test_whoever_is_restricted_gets_whole_pages_of_what_they_see(
+    database: Database, acme: Tenant
+) -> None:
+    clock = SettableClock(utc_now())
+    keys = ApiKeyService(peppers("secret"), clock=clock)
+    restrictions = (None, ["c"], ["a"], None, ["a", "b"], ["c"], ["b"], ["a", "c"], ["b"], None)
+    with database.transaction(acme.id) as session:
+        for number, adapters in enumerate(restrictions):
+            clock.now += HOUR
+            keys.issue(session, name=str(number), scopes=[Scope.INFER], adapters=adapters)
+    viewer = caller_of(acme, SCOPES_OF_ADAPTERS, adapters=["a", "b"])
+    pages, after = [], None
+    with database.transaction(acme.id, read_only=True) as session:
+        while page := keys.list_keys(session, after=after, limit=3, viewer=viewer):
+            pages.append([key.name for key in page])
+            after = page[-1].id
+    assert pages == [["2", "4", "6"], ["8"]]
+
+
 def test_rotating_on_and_on_makes_no_more_keys_than_are_allowed(
     database: Database, keys: ApiKeyService, acme: Tenant
 ) -> None:

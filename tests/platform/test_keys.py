@@ -90,7 +90,15 @@ def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
     forged = ApiKeyService(peppers("secret"))
     with database.transaction(acme.id) as session:
         session.add(
-            ApiKey(id=other.key_id, name="ci", mac=known.key.mac, scopes=[], created_at=NOON)
+            ApiKey(
+                id=other.key_id,
+                name="ci",
+                mac=known.key.mac,
+                secret_id=known.key.secret_id,
+                scopes=[],
+                created_at=NOON,
+                created_by="system:system",
+            )
         )
     errors = []
     for text in (make_token().text, other.text):
@@ -149,11 +157,11 @@ def test_refuses_the_keys_of_a_suspended_tenant_until_it_is_resumed(
 ) -> None:
     text = issue(database, keys, acme).text
     with database.platform_transaction() as session:
-        tenants.suspend_tenant(session, "acme")
+        tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
     with pytest.raises(TenantSuspended):
         authenticate(database, keys, text)
     with database.platform_transaction() as session:
-        tenants.resume_tenant(session, "acme")
+        tenants.set_suspended(tenants.get_tenant(session, "acme"), False)
     assert authenticate(database, keys, text)
 
 

@@ -38,7 +38,13 @@ def push(database: Database, tenant: Tenant, name: str, content: str) -> None:
 
 
 def make_new_upload(name: str = "bot", size_bytes: int = 10, sha256: str = "0" * 64) -> NewUpload:
-    return NewUpload(adapter_name=name, config_json="{}", size_bytes=size_bytes, sha256=sha256)
+    return NewUpload(
+        adapter_name=name,
+        config_json="{}",
+        size_bytes=size_bytes,
+        sha256=sha256,
+        server_id="here",
+    )
 
 
 def test_counts_adapters_while_a_version_of_them_is_left(database: Database, acme: Tenant) -> None:
@@ -128,7 +134,15 @@ def test_counts_usable_keys_and_active_users(database: Database, acme: Tenant) -
 
 
 def _key(number: int, **columns: object) -> ApiKey:
-    return ApiKey(id=f"key{number:09}", name="k", mac=bytes(32), scopes=[], **columns)
+    return ApiKey(
+        id=f"key{number:09}",
+        name="k",
+        mac=bytes(32),
+        secret_id="0" * 8,
+        scopes=[],
+        created_by="system:system",
+        **columns,
+    )
 
 
 def test_another_tenants_things_count_for_nothing(

@@ -137,7 +137,9 @@ def resolve_names(session: TenantSession) -> None:
 
 
 def register(session: TenantSession) -> None:
-    declared = NewUpload(adapter_name="new", config_json="{}", size_bytes=1, sha256="ab" * 32)
+    declared = NewUpload(
+        adapter_name="new", config_json="{}", size_bytes=1, sha256="ab" * 32, server_id="here"
+    )
     upload = uploads.open_or_resume_upload(session, declared)
     uploads.advance_upload(session, upload.id, offset=0, num_bytes=1)
     uploads.begin_validation(session, upload.id)

@@ -30,7 +30,6 @@ def test_signs_under_the_present_secret_and_verifies_under_every_one() -> None:
     signed = before.sign(b"text")
     assert signed == hmac.digest(derive_key(OLD, "purpose"), b"text", hashlib.sha256)
     assert after.is_signed(b"text", signed, before.current_id)
-    assert after.is_signed(b"text", signed, None)
     assert not after.is_signed(b"other", signed, before.current_id)
     assert not after.is_signed(b"text", signed, after.current_id)
     assert after.sign(b"text") != signed
@@ -63,20 +62,6 @@ def test_a_key_moves_to_the_present_pepper_when_it_is_used(
         assert new.authenticate(session, used)
         with pytest.raises(InvalidApiKey):  # who throws the old secret away loses what it signed
             new.authenticate(session, unused)
-
-
-def test_a_key_from_before_secrets_had_ids_is_found_under_any_of_them(
-    database: Database, acme: Tenant
-) -> None:
-    both = ApiKeyService(peppers("new-", "old-"))
-    with database.transaction(acme.id) as session:
-        text = ApiKeyService(peppers("old-")).issue(session, name="ci", scopes=[]).text
-    with database.transaction(acme.id) as session:
-        session.scalars(select(ApiKey)).one().secret_id = None
-    with database.platform_transaction(read_only=True) as session:
-        assert both.authenticate(session, text).is_use_to_be_noted
-        with pytest.raises(InvalidApiKey):
-            ApiKeyService(peppers("new-")).authenticate(session, text)
 
 
 def test_no_use_is_noted_of_a_key_whose_secret_is_wrong(database: Database, acme: Tenant) -> None:

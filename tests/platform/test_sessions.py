@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import delete, exists, func, insert, literal_column, select, text, update
+from sqlalchemy import (
+    Executable,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.orm import aliased, selectinload
 
 from loraplex.platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
@@ -21,7 +33,8 @@ from loraplex.platform.base import TenantOwned
 from loraplex.platform.database import Database
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.models import Base
-from loraplex.platform.sessions import ScopeViolation, TenantSession
+from loraplex.platform.pinned_statements import is_pinned
+from loraplex.platform.sessions import ScopeViolation, TenantSession, TenantStatements
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage.models import UsageRecord
 from support.catalog import make_version
@@ -138,6 +151,61 @@ def test_does_not_mix_up_tenants_that_ran_the_same_query(
 def test_refuses_what_it_cannot_narrow(acme_session: TenantSession, statement: object) -> None:
     with pytest.raises(ScopeViolation):
         acme_session.execute(statement)  # type: ignore[call-overload]
+
+
+QUOTAS, BUCKETS = Base.metadata.tables["quotas"], Base.metadata.tables["rate_buckets"]
+OWN_QUOTA = QUOTAS.c.tenant_id == bindparam("tenant_id")
+ADD_BUCKET = sqlite.insert(BUCKETS).values(level=1.0)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        text("SELECT * FROM quotas WHERE tenant_id = :tenant_id"),
+        select(QUOTAS),
+        select(func.count()).select_from(QUOTAS),
+        select(QUOTAS).where(QUOTAS.c.tenant_id == "another"),
+        select(QUOTAS).where(QUOTAS.c.tenant_id != bindparam("tenant_id")),
+        select(QUOTAS).where(OWN_QUOTA | (QUOTAS.c.adapters > 1)),
+        select(QUOTAS.c.adapters, BUCKETS.c.level).where(OWN_QUOTA),
+        select(QUOTAS).join(BUCKETS, BUCKETS.c.level > 0).where(OWN_QUOTA),
+        select(QUOTAS).where(OWN_QUOTA, exists(select(BUCKETS.c.kind))),
+        select(QUOTAS).where(OWN_QUOTA).union(select(QUOTAS)),
+        update(QUOTAS).where(OWN_QUOTA).values(tenant_id=func.lower("Another")),
+        delete(QUOTAS),
+        delete(QUOTAS).where(OWN_QUOTA, QUOTAS.c.adapters == BUCKETS.c.level),
+        insert(QUOTAS).values(tenant_id=func.lower("Another")),
+        insert(QUOTAS).values([{"tenant_id": "one"}, {"tenant_id": "two"}]),
+        insert(QUOTAS).from_select(["tenant_id"], select(BUCKETS.c.tenant_id)),
+        insert(Base.metadata.tables["servers"]),
+        ADD_BUCKET.on_conflict_do_update(index_elements=["kind"], set_={"level": 0.0}),
+    ],
+)
+def test_runs_no_plain_statement_that_is_not_narrowed_to_the_tenant(
+    database: Database, acme_session: TenantSession, acme: Tenant, statement: Executable
+) -> None:
+    with pytest.raises(ScopeViolation):
+        acme_session.execute_pinned(statement, {})
+    with pytest.raises(ScopeViolation):  # and on the second try, when it has been judged
+        TenantStatements(acme_session.connection(), acme.id).execute_pinned(statement, {})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        select(QUOTAS).where(OWN_QUOTA),
+        select(QUOTAS).where(OWN_QUOTA, (QUOTAS.c.adapters > 1) | (QUOTAS.c.users > 1)),
+        select(QUOTAS, BUCKETS).where(
+            OWN_QUOTA, BUCKETS.c.tenant_id == bindparam("tenant_id"), BUCKETS.c.level > 0
+        ),
+        delete(QUOTAS).where(OWN_QUOTA),
+        insert(QUOTAS),
+        ADD_BUCKET.on_conflict_do_nothing(index_elements=["kind"]),
+        ADD_BUCKET.on_conflict_do_update(index_elements=["tenant_id", "kind"], set_={"level": 0.0}),
+    ],
+)
+def test_plain_statements_may_narrow_themselves(statement: Executable) -> None:
+    assert is_pinned(statement)
 
 
 def test_gives_new_rows_its_tenant(acme_session: TenantSession, acme: Tenant) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from loraplex.platform.database import Database
@@ -41,14 +43,18 @@ def test_finds_no_tenant_of_an_unknown_slug(database: Database) -> None:
 
 
 def test_suspends_and_resumes(database: Database, acme: Tenant) -> None:
-    with database.platform_transaction() as session:
-        first = tenants.suspend_tenant(session, "acme").suspended_at
-    with database.platform_transaction() as session:
-        assert tenants.suspend_tenant(session, "acme").suspended_at == first
-        assert tenants.get_tenant(session, "acme").is_suspended
-        assert not tenants.resume_tenant(session, "acme").is_suspended
-    with database.platform_transaction() as session:
-        assert not tenants.resume_tenant(session, "acme").is_suspended
+    def suspend(is_suspended: bool) -> datetime | None:
+        with database.platform_transaction() as session:
+            tenant = tenants.get_tenant_to_change(session, "acme")
+            tenants.set_suspended(tenant, is_suspended)
+        with database.platform_transaction(read_only=True) as session:
+            return tenants.get_tenant(session, "acme").suspended_at
+
+    first = suspend(True)
+    assert first is not None
+    assert suspend(True) == first
+    assert suspend(False) is None
+    assert suspend(False) is None
 
 
 def test_times_are_in_utc(database: Database, acme: Tenant) -> None:

@@ -29,6 +29,7 @@ DECLARED = NewUpload(
     config_json="{}",
     size_bytes=10,
     sha256="ab" * 32,
+    server_id="here",
     aliases=("prod",),
 )
 

@@ -27,13 +27,9 @@ from loraplex.platform.base import UtcDateTime
 from loraplex.platform.models import Base
 
 LEFT_EMPTY = frozenset(
-    {
-        *("canary_version_id", "canary_percent", "canary_number", "previous_number"),
-        *("successor_id", "created_by", "changed_by"),
-    }
+    {"canary_version_id", "canary_percent", "canary_number", "previous_number", "successor_id"}
 )
-"""What is together or not at all, and other than what stands beside it; and authors, whom earlier
-revisions write otherwise."""
+"""What is together or not at all, and other than what stands beside it."""
 
 
 def fill_tables(connection: Connection, num_rows: int) -> None:

@@ -20,7 +20,7 @@ def make_upload_room(
     tenant_bytes: int | None = None,
     free_bytes: Callable[[], int] = lambda: GIB,
     trim_cache: Callable[[int], int] = lambda num_bytes: 0,
-    server_id: str | None = None,
+    server_id: str = "here",
 ) -> UploadRoom:
     """A server's room, on a disk of which the test says how much is free."""
     budget = StagingBudget(

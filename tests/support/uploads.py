@@ -39,6 +39,7 @@ def make_upload(
             config_json='{"peft_type": "LORA"}',
             size_bytes=size_bytes,
             sha256="ab" * 32,
+            server_id="here",
             aliases=aliases,
             created_by=created_by,
         ),
