@@ -1,8 +1,8 @@
-"""The device memory that holds adapters: one array, one extent per adapter, one table of rows.
+"""The device memory for adapters: one array, one extent per adapter, one table of rows.
 
-Kernels read `flat` through `table`, so adapters come and go without changing a tensor's address.
-A free extent and a free row hold zeros, and a row is never reused under the same generation: who
-compares (row, generation, key) cannot take one adapter for another.
+Kernels read `flat` through `table`, so loading and evicting adapters changes no tensor's address.
+Free extents and free rows hold zeros. A row is never reused with the same generation, so comparing
+(row, generation, key) cannot confuse two adapters.
 """
 
 from __future__ import annotations

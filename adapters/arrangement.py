@@ -1,7 +1,7 @@
-"""How a tensor of PEFT's lies in a block, and back.
+"""Layout of a PEFT tensor within a block, and its inverse.
 
-PEFT stores what its modules compute with; a block stores what the kernels read with adjacent
-values. Every arrangement is undone exactly, so an adapter can be written again as it came.
+PEFT stores tensors as its modules use them. A block stores them so that the kernels read adjacent
+values. Every layout is exactly invertible, so an adapter's original files can be restored.
 """
 
 from __future__ import annotations

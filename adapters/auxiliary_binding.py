@@ -1,7 +1,7 @@
-"""What an adapter brings beside A and B: magnitudes, biases, whole matrices, rows of tokens.
+"""Binds an adapter's auxiliary tensors: magnitudes, biases, full matrices, trained token rows.
 
-Each kind must be turned on in the configuration: PEFT ignores a tensor that its configuration does
-not announce, and fails without one that it does.
+Each kind must be enabled in the configuration: PEFT ignores a tensor that its configuration does
+not announce, and fails if an announced tensor is missing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The canonical block: one adapter as one contiguous array, alike on disk, in memory, on device.
+"""The canonical block: one adapter as one contiguous array, in the same format on disk, in memory
+and on the device.
 
-Element offsets do not depend on the element type, so a block loads by a plain copy into an extent
-of the arena. For each projection that the adapter touches, the A matrices `[rank, in]` of its
-slices lie one under another (one shrink serves them all), then each slice's B **transposed**,
-`[rank, out]` (see `SliceKind` for embeddings and experts). Behind them lie the *extras*: what PEFT
-features beyond A and B bring. Ranks are the adapter's own; what it does not touch takes no room.
+Element offsets do not depend on the element type, so a block is loaded by a plain copy into an
+extent of the arena. For each projection that the adapter changes, the block holds the A matrices
+`[rank, in]` of the slices, stacked so that one shrink serves them all, then each slice's B
+**transposed**, `[rank, out]` (see `SliceKind` for embeddings and experts). The auxiliary tensors
+follow. Each adapter has its own ranks, and layers that it does not change take no space.
 
 File: magic (8 bytes), header length (8 bytes, little endian), JSON header, zero padding to 64
-bytes, payload. The payload holds the tenant's own values: alpha's scale stands in the header and is
-folded into B when the block is read for serving.
+bytes, payload. The payload holds the tenant's original values. The header stores the scale from
+alpha, which is folded into B when the block is read for serving.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An adapter's tensors, each with the slice of the base it belongs to."""
+"""An adapter's tensors, each with its slice of the base."""
 
 from __future__ import annotations
 

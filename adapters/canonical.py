@@ -1,4 +1,4 @@
-"""Writing an adapter's canonical block from its original tensors, matrix by matrix."""
+"""Writes an adapter's canonical block from its original tensors, one matrix at a time."""
 
 from __future__ import annotations
 

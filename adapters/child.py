@@ -1,4 +1,4 @@
-"""How short-lived children are started: Python with nothing of the server's own environment."""
+"""Starts short-lived child processes without the server's environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which adapters to move so that free runs join: a decision without effects.
+"""Chooses which adapters to move to join free extents. Pure function, no side effects.
 
-When the free elements would do and no single run does, moving an idle adapter costs a copy within
-the device; displacing it costs the same copy and more when it comes back.
+If enough elements are free but no single extent is large enough, moving an idle adapter costs one
+copy within the device. Evicting it costs more, because it must be loaded again.
 """
 
 from __future__ import annotations

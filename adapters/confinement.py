@@ -1,16 +1,16 @@
-"""What the intake child gives up before it reads a tenant's first byte.
+"""Confines the intake child before it reads a tenant's first byte.
 
-Three mechanisms, each with its own reason where it cannot be had:
+There are three mechanisms. Each reports its own reason if it is unavailable:
 
-- namespaces: an own user, network and IPC namespace, in which there is no way out, not even to this
-  host (Linux with user namespaces);
-- Landlock: no file read but its input, Python and libraries, none changed but its output, no
-  program started, no TCP (Linux with Landlock);
+- namespaces: a new user, network and IPC namespace without a route to any host, including this one
+  (Linux with user namespaces);
+- Landlock: no file is readable except the input, Python and its libraries, none is writable except
+  the output, no program can be started, no TCP (Linux with Landlock);
 - limits on address space, processor time, file size, open files, processes and core dumps (every
   Unix).
 
-A fourth, a seccomp filter, is the container's: no maintained Python package makes one (decision
-39). `confinement_probe` measures what is in force.
+A fourth mechanism, a seccomp filter, is left to the container, because no maintained Python package
+provides one (decision 39). `confinement_probe` measures which mechanisms are active.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which parts of the intake child's confinement are in force here: measured, never assumed.
+"""Measures which parts of the intake child's confinement are active on this machine.
 
-`measure_confinement` starts a child as an examination is started. The child confines itself, then
-tries what must fail. A mechanism is in force if it could be had and every act that it must prevent
-failed.
+`measure_confinement` starts a child in the same way as an examination. The child confines itself,
+then attempts what must fail. A mechanism is active if it was available and every action that it
+must prevent failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adapters' blocks on this machine's disk: a bounded, crash-safe cache of the object store.
+"""Disk cache of adapter blocks from the object store: bounded and crash-safe.
 
 File names are hashes of the adapter key, never a tenant's text. A file gets its name only after its
-bytes are on the disk; what an earlier run left is verified before it is first used.
+bytes are on disk. Files left by an earlier run are verified before their first use.
 """
 
 from __future__ import annotations

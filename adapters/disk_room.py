@@ -1,4 +1,4 @@
-"""How much may still be written to a disk, beside a reserve that is the database's alone."""
+"""Free space on a disk, excluding the reserve for the database."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What has to be on the disk: names, which survive a crash once their directory has been written,
-and room that is taken before it is needed.
+"""Durable disk operations: names that survive a crash once their directory is synced, and space
+that is allocated in advance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which adapters to displace so that one more fits: a decision without effects.
+"""Chooses which adapters to evict to make room for one more. Pure function, no side effects.
 
-An adapter needs one contiguous extent, so dropping the least recently used one at a time may free
-much and help nobody. The unit of choice is therefore a window: neighbouring occupants whose
-removal leaves one hole that is large enough.
+An adapter needs one contiguous extent, so evicting the least recently used adapters one by one may
+free many bytes without making room. Therefore the unit of choice is a window: neighbouring adapters
+whose eviction leaves one extent that is large enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One look at an adapter: parse, bind, check, measure, and write its canonical block.
+"""Examines an adapter: parses, binds, checks and measures it, and writes its canonical block.
 
 A pure function of files. `intake` runs it in a process with limits; tests and self-checks call it
 directly.

@@ -1,9 +1,10 @@
-"""Writing an adapter's two files again from its block, as their owner sent them.
+"""Restores an adapter's two original files from its block.
 
-Names, element types, shapes and bytes of every tensor are the original ones, and so is what decides
-the output in the configuration: an examination of the files gives the same digest.
+Names, element types, shapes and bytes of every tensor are the original ones, and so are the
+configuration fields that affect the output. Examining the restored files gives the same digest.
 
-A server calls `run_export`: the bytes pass through a child process, and are gone with it.
+A server calls `run_export`, which uses a child process, so the bytes do not remain in the server's
+memory.
 """
 
 from __future__ import annotations

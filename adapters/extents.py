@@ -1,7 +1,7 @@
-"""Contiguous extents of one array: which elements belong to whom.
+"""Allocates contiguous extents of one array.
 
-Every element is either free or inside exactly one allocated extent, and free neighbours are always
-merged. Sizes and offsets count whatever unit the owner chooses (the arena: elements).
+Every element is either free or in exactly one allocated extent, and adjacent free extents are
+always merged. Sizes and offsets are in units that the owner chooses (the arena: elements).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Named places where a test may end the process, as a crash there would.
+"""Failpoints: named places where a test can end the process, as a crash would.
 
-Inert unless the environment names one when the process starts; nothing else can arm them. Each
-stands between two effects that a crash can part: bytes and their acknowledgement, an object and the
-row that names it.
+They are inert unless the environment names one when the process starts. Each lies between two
+effects that a crash can separate, such as storing bytes and acknowledging them, or writing an
+object and the row that names it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Bringing adapters' blocks from the store to this machine's disk, in threads of its own.
+"""Downloads adapter blocks from the store to the disk cache, in its own threads.
 
-One download per adapter, however many ask for it; different adapters in parallel, the tenants in
-turn. What is handed out has been verified against the SHA-256 that the control plane recorded.
+Concurrent requests for one adapter share one download. Different adapters are downloaded in
+parallel, and tenants take turns. Every returned file has been verified against the SHA-256 that the
+control plane recorded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The server's side of the fetcher process: starts it, asks it, and starts it again if it dies.
+"""The server's client of the fetcher process: starts it, calls it, and restarts it if it dies.
 
-The store's credentials are in the environment that this client is given, and go to that process
-alone. They are kept here, and nowhere else, for the next process.
+The store's credentials are passed to this client and given only to that process. The client keeps
+them to restart the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The environment of the fetcher process, and the store's credentials taken out of our own.
+"""Moves the store's credentials from this process's environment to the fetcher's.
 
-What is taken is neither inherited by children nor found in `os.environ` again. On Linux and macOS
-the bytes themselves are overwritten too, so `/proc/<pid>/environ` shows them no longer.
+Afterwards child processes do not inherit them and `os.environ` does not contain them. On Linux and
+macOS the bytes themselves are overwritten, so `/proc/<pid>/environ` no longer shows them.
 """
 
 from __future__ import annotations

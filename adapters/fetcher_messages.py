@@ -1,7 +1,7 @@
-"""What the server and its fetcher process say to each other: JSON, each message behind its length.
+"""Messages between the server and the fetcher process: length-prefixed JSON.
 
-Every call has a number; its answer carries the same one. Messages are checked against these types
-when they are read, so neither side acts on what the other could not have meant.
+Every call has a number, and its answer has the same number. Both sides check messages against these
+types when they read them.
 """
 
 from __future__ import annotations

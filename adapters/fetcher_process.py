@@ -1,10 +1,9 @@
 """The fetcher process: `python -m loraplex.adapters.fetcher_process`.
 
-It alone is given the store's credentials and owns the disk cache. Standard input is a socket to
-the server, see `fetcher_messages`; its end says that the server is gone, and nothing outlives it.
-The first message says what to open. Transfers run in threads of their own, and so do the calls on
-the store that the server makes, so that pushes and loads do not wait for each other. Tenants take
-turns at both.
+Only this process has the store's credentials, and it owns the disk cache. Standard input is a
+socket to the server (see `fetcher_messages`). When the socket closes, the process ends. The first
+message says what to open. Transfers and the server's store calls run in separate threads, so pushes
+and loads do not wait for each other. Tenants take turns at both.
 """
 
 from __future__ import annotations

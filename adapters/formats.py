@@ -1,7 +1,7 @@
-"""Which features of PEFT are served, how, and which are refused with which way out.
+"""The supported and refused PEFT features, with the reason and the alternative.
 
-The published list: `docs/formats.md` is what `python -m loraplex.adapters.formats` prints. Tests
-make one adapter per row with PEFT itself and prove the row.
+`python -m loraplex.adapters.formats` prints the published list, `docs/formats.md`. Tests create one
+adapter per row with PEFT and check the row.
 """
 
 from __future__ import annotations

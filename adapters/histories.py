@@ -1,4 +1,4 @@
-"""What happened to each adapter lately: every change of state, with its time and its reason."""
+"""Recent state changes of each adapter, with time and reason."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Host memory between the local disk and the device: blocks ready to be copied as they are.
+"""Host memory cache of blocks that are ready to be copied to the device.
 
-Reading a block folds each slice's scale into B in fp32 and rounds once to the serving type. All
-blocks lie in one pool that is allocated at start, so the bound in bytes is exact and
-loading allocates nothing. Bytes are zeroed before they are free again.
+Reading a block folds each slice's scale into B in fp32 and rounds once to the serving dtype. All
+blocks are in one pool that is allocated at start, so the bound in bytes is exact and loading
+allocates no memory. Bytes are zeroed before they are free again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where a tenant's bytes are parsed: in a process of its own, with limits, that is thrown away.
+"""Parses a tenant's upload in a separate, limited process that ends afterwards.
 
-`run_intake` starts `python -m loraplex.adapters.intake`, hands it one JSON request on standard
+`run_intake` starts `python -m loraplex.adapters.intake`, writes one JSON request to its standard
 input and reads one JSON answer, a report or a rejection, from its standard output. The child
-inherits no environment, no open files and no working directory, and confines itself before it
-reads the adapter (see `confinement` for what is guaranteed). A child that exceeds a limit, or
-crashes twice, rejects the adapter; the caller is never harmed. A child that was killed from outside
-says nothing about the adapter: it is run again once, then IntakeUnavailable is raised.
+inherits no environment, no open files and no working directory, and confines itself before it reads
+the adapter (see `confinement` for the guarantees). A child that exceeds a limit, or crashes twice,
+rejects the adapter; the caller is not affected. A child that was killed from outside says nothing
+about the adapter: it is run once more, then IntakeUnavailable is raised.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Linux's Landlock: a process gives up the right to use files and TCP, for good.
+"""Linux's Landlock: a process irrevocably gives up access to files and TCP.
 
-Any process may do it, where the kernel knows Landlock (5.13 and later; TCP 6.7 and later).
+Any process may use it if the kernel supports Landlock (5.13 and later; TCP 6.7 and later).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which layers of a base model an adapter can change, in the order the base runs them.
+"""The base model's layers that an adapter can change, in the order in which the base runs them.
 
-The engine derives the layout from the loaded model; intake binds tensors to it; the canonical
-block and the device tables follow its order. It is plain data and needs no torch.
+The engine derives the layout from the loaded model, intake binds tensors to it, and the canonical
+block and the device table follow its order. Plain data, torch-free.
 """
 
 from __future__ import annotations

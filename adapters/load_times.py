@@ -1,4 +1,4 @@
-"""How long loads take, stage by stage, in buckets that never change."""
+"""Histograms of load times by stage, with fixed buckets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The threads that read, copy and zero adapters' bytes beside the engine's loop.
+"""The threads that read, copy and zero adapters' bytes while the engine's loop runs.
 
-They never have more than a part of a core while a step could run (see `Pace`), and one of them is
-kept for small adapters, which therefore never wait for the end of a huge one.
+They use at most a set share of a core while a step could run (see `Pace`). One thread is reserved
+for small adapters, so these never wait for a very large one.
 """
 
 from __future__ import annotations

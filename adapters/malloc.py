@@ -1,4 +1,4 @@
-"""The C library's memory allocator, where it is glibc's; other C libraries are left as they are."""
+"""Control of the C library's memory allocator, if it is glibc's; a no-op with other C libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hashing, checking and measuring an adapter's values, one tensor at a time."""
+"""Hashes, checks and measures an adapter's values, one tensor at a time."""
 
 from __future__ import annotations
 

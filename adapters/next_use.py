@@ -1,11 +1,11 @@
-"""In which order the waiting requests will need their adapters.
+"""The order in which waiting requests will need their adapters.
 
-An adapter that a request waits for gives its place only to one that is needed sooner, and only if
-that one is needed soon: the order changes with every step, and further ahead it is no reason to
-load anything. What no request waits for gives its place to anyone.
+An adapter with a waiting request is evicted only for one that is needed sooner, and only if that
+one is needed soon: the order changes with every step, so needs that are further away justify no
+load. An adapter without waiting requests may be evicted for any other.
 
-Only as many loads begin as turns are soon: a tenant that names a thousand adapters has no more
-transfers and no more files on this machine's disk than its requests can use next.
+Only as many loads start as requests may run soon. So a tenant that names a thousand adapters has no
+more transfers and files on this machine than its requests can use next.
 """
 
 from __future__ import annotations

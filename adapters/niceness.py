@@ -1,4 +1,4 @@
-"""Who leaves the processor to the engine."""
+"""Lowers the priority of processes that must yield the processor to the engine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""adapter_config.json, reduced to what decides the adapter's output, or refused.
+"""Parses adapter_config.json into the fields that affect the output, or refuses it.
 
-The file is a tenant's: its size is bounded, its JSON strict, its keys known (`peft_fields`).
-Nothing in it is executed: `target_modules` may be a regular expression and is not run (tensor
-names decide), and the keys of `rank_pattern` and `alpha_pattern` must be literal.
+The file is untrusted: its size is bounded, its JSON is parsed strictly, and its keys must be known
+(`peft_fields`). Nothing in it is executed: `target_modules` may be a regular expression but is
+never run (tensor names decide), and the keys of `rank_pattern` and `alpha_pattern` must be literal.
 """
 
 from __future__ import annotations

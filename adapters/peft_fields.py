@@ -1,6 +1,6 @@
-"""Every field of PEFT's LoRA configuration: read, without effect on the output, or refused.
+"""Every field of PEFT's LoRA configuration: used, without effect on the output, or refused.
 
-What PEFT can express and is not served is refused by name, never ignored; so is what is not known.
+Unsupported features are refused by name, never ignored. Unknown fields are refused too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads of local block files into host memory, the most urgent first.
+"""Reads local block files into host memory, the most urgent first.
 
-One that finds no room is tried again once some was freed, and as long as there is one, reads run
-alone: nothing less urgent overtakes it, so small adapters cannot starve a large one.
+A read that finds no room is retried when room is freed. While such a read is pending, reads run one
+at a time and no less urgent read overtakes it, so small adapters cannot starve a large one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What residency knows of one adapter, from its first request to its eviction."""
+"""The adapter manager's record of one adapter, from its first request to its eviction."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Work that waits for a bounded number of workers, in one line per tenant.
+"""Fair queue for a bounded number of workers, with one line per tenant.
 
-The tenants take turns: the one that was served least recently is next. A tenant may begin another
-piece of work only while more workers are idle than it holds, so one tenant never holds all of them
-where there are two or more, and never holds more than `max_held`. Decides, never runs anything; not
-thread-safe.
+The tenant that was served least recently is next. A tenant may start another task only while more
+workers are idle than it occupies, so with two or more workers no tenant occupies all of them, and
+none occupies more than `max_held`. This class only decides and runs nothing; it is not thread-safe.
 """
 
 from __future__ import annotations

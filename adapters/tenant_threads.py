@@ -1,4 +1,4 @@
-"""Threads that tenants share by turns: a tenant with much work waits for itself."""
+"""A thread pool that tenants share fairly: a tenant with much work delays only itself."""
 
 from __future__ import annotations
 

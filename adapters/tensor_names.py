@@ -1,7 +1,7 @@
-"""What a tensor of an adapter is, by the name that PEFT gave it.
+"""Parses the names that PEFT gives to an adapter's tensors.
 
-`base_model.model.<module>.lora_A.weight` and its kin. A module that PEFT wrapped several times, as
-it does for several stacked parameters, adds `.base_layer` per wrapper to what lies inside.
+Names have the form `base_model.model.<module>.lora_A.weight`. If PEFT wraps a module several times,
+as it does for several stacked parameters, it adds `.base_layer` per wrapper to the inner names.
 """
 
 from __future__ import annotations

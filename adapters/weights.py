@@ -1,6 +1,6 @@
-"""The values of an adapter's matrices: reading, checking and measuring them, one at a time.
+"""Reads, checks and measures the values of an adapter's matrices, one at a time.
 
-Numpy has no bfloat16, so it is read as its bits and widened. Memory stays bounded by the largest
+Numpy has no bfloat16, so bfloat16 is read as bits and widened. Memory is bounded by the largest
 matrix, not by the file.
 """
 

@@ -1,7 +1,7 @@
-"""Bytes of adapters that leave no copy in this process's memory.
+"""Reads adapter bytes without leaving a copy in this process's memory.
 
-Freed memory keeps what it held until something else is written there. What reads an adapter
-therefore does it through buffers of its own, and zeroes them (decision 35).
+Freed memory keeps its content until it is overwritten. Code that reads an adapter therefore uses
+these buffers, which are zeroed after use (decision 35).
 """
 
 from __future__ import annotations

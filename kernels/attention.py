@@ -1,17 +1,17 @@
-"""Attention of a flat mixed batch over a paged KV cache: what it is, and how the CPU does it.
+"""Attention of a flat mixed batch over a paged KV cache: the reference, and the CPU implementation.
 
-`attend_gathered`, in plain PyTorch, is the meaning of the op and the oracle of `attention_triton`,
-which serves CUDA. One call serves one layer. Sequences with few new tokens, those that decode or
-verify guesses, are computed many at a time; long chunks of prompts one by one. Padding never
-reaches a sum through multiplication by zero alone: padded positions point at the null block, which
-is all zeros, and blocks are zeroed before they get a new owner.
+`attend_gathered`, in plain PyTorch, defines the operation and is the reference for
+`attention_triton`, which serves CUDA. One call serves one layer. Sequences with few new tokens
+(decoding or verifying drafts) are computed many at a time, long prompt chunks one by one.
+Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
+which is all zeros, and blocks are zeroed before they get a new owner.
 
-Layers with a window read only the blocks that a query can see: their block tables skip what lies
-behind the window, and say at which position each block begins.
+Layers with a window read only the blocks that a query can see: their block tables omit the blocks
+that have left the window and give the position at which each block begins.
 
-Guessed tokens may be a tree: branches are different continuations of the same text. Such tokens lie
-in adjacent slots whatever their depth, so the slot of one says nothing of its position, and none
-sees what lies on another branch.
+Draft tokens may form a tree, whose branches are alternative continuations. Such tokens occupy
+adjacent slots regardless of depth, so a token's slot does not determine its position, and no token
+attends to another branch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Paged attention in Triton: one kernel for decoding, verifying and prompts.
+"""Paged attention in Triton: one kernel for decoding, verification and prompts.
 
-A program takes a sequence, a head of keys and values, and a tile of the queries that share it: the
+A program processes a sequence, a key/value head, and a tile of the queries that share it: the
 sequence's new tokens times the query heads of that head. It walks the sequence's blocks through its
-table, keeps a running softmax, and reads only keys that one of its queries can see. Where queries
-are few, the context is cut into splits of a fixed number of keys, and a second kernel puts the
-splits together in their order: no atomics, and what shares the batch does not change a bit.
+block table, keeps a running softmax, and reads only keys that one of its queries can see. With few
+queries, the context is cut into splits of a fixed number of keys, and a second kernel combines the
+splits in order: no atomics, so results are bit-identical in any batch.
 
 Everything that changes from step to step is read from device memory, so a grid sized by the tables'
-capacity can be captured: what a sequence does not have costs a program that ends at once. Keys and
-values that are codes are multiplied as codes; their scales go to the scores and to the weights.
+capacity can be captured; a program without work ends at once. Quantized keys and values are
+multiplied as codes; their scales are applied to the scores and the attention weights.
 """
 # mypy: allow-untyped-decorators
 

@@ -1,4 +1,4 @@
-"""The base's matmul of an MoE layer: every pair by the matrix of its own expert."""
+"""The base matmul of an MoE layer: each pair is multiplied by its expert's matrix."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""int4 codes: a weight's rows in groups of 128 columns, each with a scale of its own.
+"""int4 quantization: a weight's rows in groups of 128 columns, each with its own scale.
 
     w[o, c] ≈ codes[o, c] × scale[o, group of c],   codes in -8..7
 
-There is no zero point: the scale's sign puts the group's largest value on the side of -8, so that
-all 16 codes are used. Scales are values of bfloat16, which every device multiplies alike.
+There is no zero point: the sign of the scale puts the group's largest value at -8, so that all 16
+codes are used. Scales are bfloat16 values, which every device multiplies in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""int8 on the CPU: codes of weights and of activations, multiplied as integers by oneDNN."""
+"""int8 linear layers on the CPU (W8A8): oneDNN multiplies quantized weights and activations."""
 
 from __future__ import annotations
 

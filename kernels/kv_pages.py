@@ -1,7 +1,7 @@
-"""Pages of keys or values: how one layer's cached vectors are held, written and read back.
+"""Pages of one layer's keys or values: storage, writing and gathering.
 
-A page is a block of `block_size` tokens. On the CPU attention sees what `gather` returns, in the
-model's own dtype; the Triton kernels read and write `data` and `scales` themselves.
+A page is a block of `block_size` tokens. On the CPU, attention uses the result of `gather`, in the
+model's own dtype. The Triton kernels read and write `data` and `scales` directly.
 """
 
 from __future__ import annotations

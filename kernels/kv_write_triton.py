@@ -1,7 +1,7 @@
-"""Writing a step's keys and values into their pages in Triton: one kernel, codes taken on the way.
+"""Writes a step's keys and values to their pages in one Triton kernel, with quantization.
 
-Bit for bit what `KvPages.write` does, but for vectors that are not finite: all of such a vector
-reads as NaN.
+The result equals that of `KvPages.write` bit for bit, except for vectors that are not finite: all
+elements of such a vector read as NaN.
 """
 # mypy: allow-untyped-decorators
 

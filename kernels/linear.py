@@ -1,7 +1,7 @@
-"""The base model's linear layers: how their weights are held and multiplied.
+"""The base model's linear layers: how weights are stored and multiplied.
 
-Each form takes a weight `[out, in]` and a bias `[out]` and keeps them as its matmul wants them.
-None lets one row of the input change the result of another.
+Each implementation takes a weight `[out, in]` and a bias `[out]` and stores them as its matmul
+needs them. No row of the input changes the result of another row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which form a linear layer of the base takes: by device, type and bits per weight."""
+"""Chooses the implementation of a base linear layer by device, dtype and bits per weight."""
 
 from __future__ import annotations
 

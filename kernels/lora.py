@@ -1,4 +1,4 @@
-"""The LoRA op of one projection, by the form that suits the device and the step."""
+"""The LoRA op of one projection, with the implementation that fits the device and the step."""
 
 from __future__ import annotations
 

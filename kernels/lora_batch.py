@@ -1,9 +1,9 @@
-"""Which adapter each token of a step runs under, in the forms that the kernels want.
+"""The adapter of each token in a step, in the forms that the kernels need.
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
-first, then those of sequences that verify guesses, then prefills; within each, those that share an
-adapter are adjacent where they can be. On the CPU in half types the first meet their adapters in
-the compact window, the second too while they are few; everything else is served by segments.
+first, then those of sequences that verify drafts, then prefills. Within each group, tokens that
+share an adapter are adjacent where possible. On the CPU in half dtypes, the first group uses the
+compact window, and so does the second while it is small; everything else uses segments.
 
 In bf16 a step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`,
 is
@@ -11,7 +11,7 @@ is
     token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
 
-and `auxiliary` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B. In fp32
+and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. In fp32
 `num_decodes` is 0 and the segments begin with [0, 1) row 2.
 """
 

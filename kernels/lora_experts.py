@@ -1,12 +1,12 @@
-"""The LoRA op on the experts of an MoE layer: each expert's linear map has an A and a B of its own.
+"""The LoRA op on the experts of an MoE layer: each expert's linear map has its own A and B.
 
-For each pair p (see `expert_pairs`) of expert e and adapter row w, where w touches the slice:
+For each pair p (see `expert_pairs`) of expert e and adapter row w, where w changes the slice:
 
     h = round(x[p] @ A[w, e].T)
     y[p] = round(y[p] + h @ B[w, e])
 
-in the arithmetic of `lora_reference`. A slice's A is `[experts, rank, in]` and its B, transposed,
-`[experts, rank, out]`: to the dense op, an adapter's expert is a table row of its own whose
+with the arithmetic of `lora_reference`. A slice's A is `[experts, rank, in]` and its B, transposed,
+`[experts, rank, out]`. For the dense op, each expert of an adapter is a separate table row, whose
 matrices begin `expert × rank × width` elements further on.
 """
 

@@ -1,4 +1,4 @@
-"""Where one adapter's matrices for one projection lie in the arena, as views for torch."""
+"""Torch views of one adapter's matrices for one projection in the arena."""
 
 from __future__ import annotations
 

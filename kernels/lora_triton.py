@@ -1,16 +1,17 @@
-"""The LoRA op in Triton: one pair of kernels over tiles, for decoding and prefill alike.
+"""The LoRA op in Triton: one pair of tiled kernels for decoding and prefill.
 
-A tile is up to `TILE_TOKENS` adjacent tokens and one adapter row; within it a token is *selected*
-by its own row. For prefill a tile is a part of a segment and selects all its tokens. For decoding
+A tile is up to `TILE_TOKENS` adjacent tokens and one adapter row; tokens of other rows in the tile
+are skipped. For prefill a tile is a part of a segment and includes all its tokens. For decoding
 each block of tokens has one tile per adapter in it, so that each adapter's matrices are read once
-and nothing is sorted. Foreign tokens are never loaded and never stored.
+and nothing is sorted. Tokens of other adapters are never loaded and never stored.
 
-Shrink writes partial sums over `in_features / splits` columns to places of their own in h, and
-expand adds them while it loads: no atomics, no memset, and the same order of summation every time.
-What a row gets depends on its own input and adapter alone, to the bit: tiles have the same shape in
-every step, columns are cut by in_features alone, and how ranks are cut is the adapter's own matter.
-All that changes from step to step (tiles, table, ranks) is read from device memory: adapters come
-and go without compiling anything, and a grid of fixed size can be captured.
+Shrink writes partial sums over `in_features / splits` columns to separate places in h, and expand
+adds them while it loads: no atomics, no memset, and always the same order of summation. A row's
+result depends only on its own input and adapter, to the bit: tiles have the same shape in every
+step, in_features determines the splits of columns, and the adapter's own rank determines the splits
+of ranks. Everything that changes from step to step (tiles, table, ranks) is read from device
+memory, so loading and evicting adapters needs no compilation, and a grid of fixed size can be
+captured.
 """
 # mypy: allow-untyped-decorators
 

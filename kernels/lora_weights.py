@@ -1,4 +1,4 @@
-"""How the LoRA kernels see the arena: one flat tensor, and a table of where each matrix lies."""
+"""The arena as the LoRA kernels see it: one flat tensor, and a table of matrix offsets."""
 
 from __future__ import annotations
 

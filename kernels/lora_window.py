@@ -1,22 +1,22 @@
-"""The LoRA op on the CPU where decoding tokens of many adapters meet: the window of half types.
+"""The LoRA op on the CPU for decoding tokens of many adapters: the compact window of half dtypes.
 
-In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step,
-with its few tokens of many adapters. So they meet in a window: one matmul over the A matrices of
-all active adapters, a selection, one matmul per slice over their B matrices. For a 1.1 B Llama in
-bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, that took 22.6 ms a step where
-`lora_segments` took 80. In fp32, where a call takes a few microseconds, it is the other way round:
-six of its layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, took 22 ms through
-the window beside the base's 70, and 13 in segments.
+In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step
+with few tokens of many adapters. The window needs only one matmul over the A matrices of all active
+adapters, a selection, and one matmul per slice over their B matrices. For a 1.1 B Llama in bf16
+with 16 tokens of 8 rank-16 adapters, on two cores with AMX, it took 22.6 ms per step, where
+`lora_segments` took 80 ms. In fp32, where a call takes a few microseconds, segments are faster: for
+six layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, the window took 22 ms in
+addition to the base's 70 ms, and segments 13 ms.
 
-Why adapters cannot reach each other's tokens in the window, whatever they overflow to: token t's
-products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
-times a foreign B row is zero because the window's B rows are finite; and t's own Inf or NaN, from
-its x, its A or its sums, stays in row t of a matmul.
+Overflow of one adapter cannot reach another adapter's tokens in the window. Token t's products with
+other adapters' A rows may be Inf or NaN, but the selection replaces them by zero. Zero times
+another adapter's B row is zero, because the window's B rows are finite. And t's own Inf or NaN,
+from its x, its A or its sums, stays in row t of a matmul.
 
-The window is a copy, so all windows together keep to a budget. Adapters that find no room in it, or
-are so large that their rows would slow everyone's matmul, are computed one by one from the arena.
-So is a newcomer, in its first step: it joins in the next one, if it is still there. Where hundreds
-of cold adapters had one token computed each, joining took a fifth of the engine's time.
+The window is a copy, so a budget bounds all windows together. Adapters that do not fit, or whose
+size would slow down everyone's matmul, are computed one by one from the arena. A new adapter is
+computed this way in its first step and joins the window in its second. With hundreds of cold
+adapters that computed one token each, joining took a fifth of the engine's time.
 """
 
 from __future__ import annotations

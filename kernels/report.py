@@ -1,10 +1,9 @@
-"""What the Triton kernels compile to, without a GPU: registers, spills and shared memory.
+"""Compiles the Triton kernels without a GPU and reports registers, spills and shared memory.
 
 `python -m loraplex.kernels.report` compiles every kernel ahead of time, for each architecture and
-each set of compile-time values that serving uses, and prints JSON:
-`[{"kernel", "arch", "registers", "spills", "shared"}]`. Spills are bytes of stack and local memory
-per thread, shared is bytes per block. Exits 1 if a kernel takes more than it may.
-TRITON_INTERPRET must not be set.
+each set of compile-time values that serving uses, and prints JSON: `[{"kernel", "arch",
+"registers", "spills", "shared"}]`. Spills are bytes of stack and local memory per thread, shared is
+bytes per block. Exits with 1 if a kernel exceeds a limit. TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations

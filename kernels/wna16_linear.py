@@ -1,4 +1,4 @@
-"""int8 and int4 weights on CUDA, multiplied by activations of 16 or 32 bits."""
+"""int8 and int4 weights on CUDA (weight-only), multiplied by activations of 16 or 32 bits."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Matmuls with int8 or int4 codes in Triton: the codes meet activations of 16 or 32 bits.
+"""Triton matmuls of int8 or int4 weights with activations of 16 or 32 bits.
 
-The weight stands on the left, `y.T = W @ x.T`: codes go from memory to registers, become numbers of
-x's type there, exactly, and are multiplied as they are; scales are applied to fp32 sums. With few
-rows the time is that of reading the codes, so in_features may be divided among programs (`splits`);
-each writes its sum to a place of its own and a second kernel adds them in order: no atomics, the
-same result every time. Rows of x are columns of one product: none changes another's. With many rows
-it is faster to write the weight out and leave the product to PyTorch (`dequantize_weights`).
+The weight is the left operand, `y.T = W @ x.T`: codes go from memory to registers, are converted
+there exactly to x's dtype, and are multiplied; scales are applied to fp32 sums. With few rows,
+reading the codes determines the time, so several programs may split in_features (`splits`). Each
+writes its sum to its own place, and a second kernel adds the sums in order: no atomics, always the
+same result. Rows of x are columns of one product, so no row changes another's result. With many
+rows it is faster to dequantize the weight and leave the product to PyTorch (`dequantize_weights`).
 
-Launches depend on shapes alone and wait for nothing, so they can be captured.
+Launches depend on shapes only and do not synchronize, so they can be captured.
 """
 # mypy: allow-untyped-decorators
 

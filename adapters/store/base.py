@@ -1,4 +1,4 @@
-"""The object store: where adapters' blocks live for good, one immutable object per version."""
+"""The object store interface: one immutable object per adapter version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded object store: a folder of this machine, readable by its owner only."""
+"""The embedded object store: a local folder that only its owner can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the operator's `--store` to an object store."""
+"""Opens the object store that `--store` names."""
 
 from __future__ import annotations
 

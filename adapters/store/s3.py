@@ -1,8 +1,8 @@
-"""An object store behind the S3 protocol: AWS, Ceph, Swift and what else speaks it.
+"""An object store with the S3 protocol: AWS, Ceph, Swift and others.
 
-Correctness needs nothing beyond put, get, head and delete: keys are content-addressed and objects
-immutable, so no conditional writes, listings or ETags are relied on. Credentials come from the AWS
-SDK's own chain (environment, profile, instance role), never from the store's URL.
+Correctness needs only put, get, head and delete: keys are content-addressed and objects immutable,
+so conditional writes, listings and ETags are not relied on. Credentials come from the AWS SDK's
+default chain (environment, profile, instance role), never from the store's URL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speaking to an S3 server: where it is, how patient to be, and what its errors mean."""
+"""Configures an S3 client: endpoint, timeouts and the meaning of errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One large file on its way to an S3 server in parts, taken up where an earlier try ended.
+"""Uploads a large file to S3 in parts, and resumes an earlier attempt.
 
-The server keeps the parts of an unfinished upload; they are found again by the object's name. A
-part is sent again unless the server names its size and MD5. That saves time and decides nothing:
-the store compares the finished object with what was meant, and readers check its SHA-256.
+The server keeps the parts of an unfinished upload, which are found by the object's name. A part is
+sent again unless the server reports its size and MD5. The MD5 only saves time: the store compares
+the finished object with the expected one, and readers check its SHA-256.
 """
 
 from __future__ import annotations
