@@ -1,4 +1,4 @@
-"""What the operator chooses for one engine."""
+"""The configuration of one engine."""
 
 from __future__ import annotations
 

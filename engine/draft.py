@@ -1,8 +1,8 @@
-"""Tokens drafted to follow a request's last known one.
+"""Draft tokens that follow a request's last token.
 
 A draft is a tree of tokens, most often a chain. Its rows are computed in the same step as the last
-known token, each under its request's adapter; the acceptor walks down from that token as far as
-the draft tokens are right.
+token, each with its request's adapter. The acceptor follows the tree from the last token as long as
+the draft tokens are correct.
 """
 
 from __future__ import annotations

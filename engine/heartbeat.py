@@ -1,8 +1,8 @@
-"""What an engine process is doing, readable when it cannot say so any more.
+"""The heartbeat file: an engine's progress and current requests, readable even if the engine hangs.
 
-The process counts its progress and names the requests of the step it runs in a file that it and
-its parent have mapped. Writing waits for nobody and makes no system call; the parent can read it
-while the process hangs, and after it has died.
+The engine counts its progress and writes the request ids of the current step in a file that the
+parent also maps. Writing never blocks and makes no system call. The parent can read the file while
+the engine hangs and after it has died.
 """
 
 from __future__ import annotations

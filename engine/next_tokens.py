@@ -1,4 +1,4 @@
-"""The next tokens of each request, as the event that tells of them."""
+"""Creates the event with each request's next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its blocks and how far it has come."""
+"""One request in the engine: its tokens, blocks and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The sampling parameters of a request."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""What every request has cost so far, in a file that outlives whoever counts.
+"""The token journal: the cost of every request so far, in a file that survives both processes.
 
-The file has fixed slots, one for each sequence. The parent takes a slot before the engine hears of
-the sequence, the engine keeps the counts in it up to date before anybody sees a token, and the
-parent frees it once the cost is in the database. Both have the file mapped: counting makes no
-system call, and what was counted is there after either of them, or both, were killed. Each number
-is one aligned word with one writer, so it is never half written.
+The file has fixed slots, one per sequence. The parent allocates a slot before it submits the
+sequence to the engine. The engine updates the counts before anybody sees a token. The parent frees
+the slot once the cost is in the database. Both map the file, so counting makes no system call, and
+the counts remain if either process, or both, are killed. Each number is one aligned word with one
+writer, so it is never half written.
 
-Every slot says whose it is, in bytes that only the parent understands; the slots of one request say
-the same. Its first slot, the *head*, gets an outcome when the parent has decided what to charge.
+Every slot stores its owner, in bytes that only the parent interprets; the slots of one request have
+the same owner. Its first slot, the *head*, stores the outcome when the parent has decided what to
+charge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A base model's `config.json`, as far as it decides without torch whether the base is served."""
+"""Checks of a base model's `config.json` that need no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a base model *is*: the namespace that adapters are bound to."""
+"""The identity of a base model, to which adapters are bound."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where a base model's files are, and whether they are whole.
+"""Finds a base model's files and checks that they are complete.
 
-Nothing here imports torch or reads weights: it runs before everything that takes time.
+Imports no torch and reads no weights, because it runs before everything that takes time.
 """
 
 from __future__ import annotations

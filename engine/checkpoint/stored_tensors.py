@@ -1,4 +1,4 @@
-"""The tensors that a base model's safetensors files hold, by their headers alone.
+"""The tensors in a base model's safetensors files, from their headers only.
 
 Imports no torch and reads no weights: a folder with terabytes is checked in milliseconds.
 """

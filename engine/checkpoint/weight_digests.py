@@ -1,6 +1,6 @@
-"""Digests of the matrices that PEFT may copy whole into an adapter: embedding and output head.
+"""Digests of the matrices that PEFT may copy into an adapter: embedding and output head.
 
-Intake tells by them a copy of the base's own matrix, which changes nothing, from a trained one.
+Intake uses them to distinguish an unchanged copy of the base's matrix from a trained one.
 """
 
 from __future__ import annotations

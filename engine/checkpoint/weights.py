@@ -1,4 +1,4 @@
-"""transformers' model of a base's folder, with every weight as the folder's files have it."""
+"""Loads transformers' model from a base's folder and checks every weight against the files."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Decode steps as CUDA graphs: one launch instead of a thousand.
 
-A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
-differs lies in tensors that the kernels read. It is captured once for each number of rows in a
-ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
-are padded. Each row attends by itself, so draft tokens that are verified, and prompts with few
-tokens left, are served as decodes are: the keys and values of all rows are written before any is
-read. What no graph serves runs kernel by kernel as ever, and gives the same.
+A step of few tokens runs the same kernels for any sequences and adapters; only the contents of the
+tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
+sizes, without LoRA and with LoRA for each class of ranks, and then replayed; smaller steps are
+padded. Each row attends separately, so draft tokens and prompts with few remaining tokens are
+handled like decodes: the keys and values of all rows are written before any is read. Steps that no
+graph supports run eagerly, with the same results.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The inputs of a decode step where a captured graph reads them: always in the same memory.
+"""The inputs of a decode step at fixed addresses, where a captured graph reads them.
 
-The host writes a step's inputs one behind another and copies them at once; block tables, which are
-as wide in that copy as the step needs them, then go to places as wide as any step may need:
+The host writes a step's inputs into one buffer and copies it at once. In this copy, block tables
+are as wide as the step needs; they are then scattered to tables that are as wide as any step may
+need:
 
     token ids | positions | slots of each KV group | adapter rows | tiles | block tables ...
 
 Rows beyond the step's are padding: a sequence of one token of the base, in the cache's spare block,
-which nobody reads.
+which is never read.
 """
 
 from __future__ import annotations

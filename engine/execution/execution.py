@@ -1,8 +1,8 @@
-"""Running scheduled sequences, and what comes of it for each of their requests.
+"""Runs the scheduled sequences of a step and produces the result of each request.
 
-What goes wrong in a step is pinned on the draft tokens that were verified in it, then on the one
-request that it comes from, which ends; no other request is harmed. Torch-free: what a step computes
-passes through as it is.
+An error in a step is attributed first to the draft tokens that it verified, then to the one request
+that causes it, which ends; no other request is affected. Torch-free: results of the step are passed
+through unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Logits under grammars: a token that the grammar forbids has the logit minus infinity.
+"""Applies grammars to logits: a forbidden token has the logit minus infinity.
 
-So penalties, biases, temperature and cuts apply to what is left, and every draw, be it greedy,
-coupled or by rejection, is one of the model's distribution under the condition of the grammar.
+So penalties, biases, temperature and filters apply to the remaining tokens, and every sampler
+(greedy, coupled or rejection) uses the model's distribution conditioned on the grammar.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Grammars as the engine's loop sees them: compiled beside it, the tenants in turn, and followed in
-it."""
+"""Grammars in the engine's loop: compiled on another thread, round-robin over tenants, and advanced
+by sampled tokens.
+"""
 
 from __future__ import annotations
 

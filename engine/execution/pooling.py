@@ -1,4 +1,4 @@
-"""From the last layer's hidden states to one vector for a prompt."""
+"""Pools the last layer's hidden states to one vector per prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there can be at most: the largest step, run once to see what it takes, and the pools."""
+"""Profiles the largest step and plans the engine's memory."""
 
 from __future__ import annotations
 

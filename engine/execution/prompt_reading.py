@@ -1,4 +1,4 @@
-"""What a request asks of its prompt besides keys and values: log-probabilities, an embedding."""
+"""Computes prompt log-probabilities and embeddings for requests that ask for them."""
 
 from __future__ import annotations
 

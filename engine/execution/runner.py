@@ -1,4 +1,4 @@
-"""Runs one scheduled step: tensors in, logits out. Decides nothing about what runs."""
+"""Runs one scheduled step: tensors in, logits out. It makes no scheduling decisions."""
 
 from __future__ import annotations
 

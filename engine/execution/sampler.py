@@ -1,8 +1,8 @@
-"""From logits to tokens.
+"""Samples tokens from logits.
 
-Every draw is a pure function of (seed, position, logits): noise comes from a counter-based
-generator, never from a shared stream, so a request's tokens do not depend on what shares its batch.
-Sampling is by the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
+Every sample is a pure function of (seed, position, logits): noise comes from a counter-based
+generator, never from a shared stream, so a request's tokens do not depend on the rest of its batch.
+Sampling uses the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled grammars, of each tenant for itself: what one has compiled tells another nothing."""
+"""Caches compiled grammars per tenant, so that no tenant can observe another's grammars."""
 
 from __future__ import annotations
 

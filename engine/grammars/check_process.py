@@ -1,9 +1,10 @@
-"""Whether grammars can be compiled: `python -m loraplex.engine.grammars.check_process`.
+"""Checks grammars in a separate process: `python -m loraplex.engine.grammars.check_process`.
 
-A grammar is a stranger's program for the library that compiles it. So it is compiled here first,
-with little time and memory, and only then by the engine: what makes this process die would have
-made that one die. Standard input carries an `introduction`, then a `question` per line; each is
-answered by a line of standard output, null or why not, as JSON. The end of the input is the end.
+A grammar is untrusted input for the compiler. It is compiled here first, with limits on time and
+memory, and only then by the engine, so a grammar that crashes the compiler does not crash the
+engine. Standard input carries an `introduction`, then one `question` per line. Each is answered by
+one line of JSON on standard output: null, or the reason of the refusal. The process ends at the end
+of its input.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From a grammar's text to the automaton that follows it, by llguidance.
+"""Compiles a grammar's text with llguidance.
 
-Imported only where grammars are served: the library is optional.
+Imported only if grammars are supported, because the library is optional.
 """
 
 from __future__ import annotations

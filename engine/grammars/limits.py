@@ -1,4 +1,4 @@
-"""What of a grammar is refused before it is compiled: what nobody writes, and what costs most."""
+"""Refuses grammars that exceed size limits before they are compiled."""
 
 from __future__ import annotations
 

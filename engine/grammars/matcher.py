@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar."""
+"""The state of one output in its grammar."""
 
 from __future__ import annotations
 

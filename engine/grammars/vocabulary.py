@@ -1,4 +1,4 @@
-"""The base's vocabulary as grammars see it: the bytes that each token stands for."""
+"""The base's vocabulary for grammars: the bytes of each token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ownership of KV blocks: who holds which, and which may be handed out.
+"""Ownership of KV blocks: holders and free blocks.
 
-Torch-free. Block 0 is the *null block*: never handed out, always zero, used to pad block tables.
+Torch-free. Block 0 is the *null block*: never allocated, always zero, used to pad block tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensors behind the KV blocks, on the device and in the host's swap space."""
+"""The tensors of the KV blocks, on the device and in swap space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers share a block table: those that see equally far back."""
+"""KV groups: layers with the same attention window share a block table."""
 
 from __future__ import annotations
 

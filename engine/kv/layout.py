@@ -1,6 +1,6 @@
-"""How KV memory is divided into groups of layers, and what is done to its blocks between steps.
+"""The division of KV memory into groups, and the queued operations on blocks between steps.
 
-Torch-free: the scheduler's side writes operations, the tensors' side executes them.
+Torch-free: the scheduler queues operations, and the tensor code executes them.
 """
 
 from __future__ import annotations

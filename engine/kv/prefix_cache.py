@@ -1,14 +1,14 @@
-"""Reuse of KV blocks that already hold a prompt's beginning.
+"""Prefix cache: reuses KV blocks that already hold the beginning of a prompt.
 
 Torch-free. A block's key is a keyed BLAKE2b hash over tagged, length-prefixed fields: namespace
-(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares
-the stored token ids, so a collision costs a miss and never a wrong answer. Clients have no say in
-the namespace, and blocks are published only by `publish`, after the step that wrote them.
+(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares the
+stored token ids, so a collision is a miss and never a wrong answer. Clients cannot influence the
+namespace. Blocks are published only by `publish`, after the step that wrote them.
 
-Eviction is least recently used first, from the leaves: a cached block is forgotten when its pool
-hands it out again, a pool hands out what was freed first, and a sequence frees its last block
-first. Whoever holds a cached block also holds the cached blocks before it, because `publish` tells
-a sequence that computed known content to go on with the block that is already cached.
+Eviction is least recently used first, from the leaves: a cached block is dropped when its pool
+reallocates it, a pool reallocates the block that was freed first, and a sequence frees its last
+block first. A holder of a cached block also holds the cached blocks before it, because `publish`
+makes a sequence that computed known content continue with the block that is already cached.
 """
 
 from __future__ import annotations

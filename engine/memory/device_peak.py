@@ -1,4 +1,4 @@
-"""The bandwidth and the arithmetic that this device reaches, measured once by doing both."""
+"""Measures the device's peak bandwidth and compute once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks each group of layers gets from a given number of bytes. Torch-free."""
+"""Computes the number of blocks per KV group for a number of bytes. Torch-free."""
 
 from __future__ import annotations
 

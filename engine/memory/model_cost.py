@@ -1,4 +1,4 @@
-"""What a loaded base costs a step: its weights by how often they are read and multiplied."""
+"""The cost of a base per step: bytes read and operations of its weights."""
 
 from __future__ import annotations
 

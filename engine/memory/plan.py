@@ -1,6 +1,7 @@
-"""How much of the device goes to activations, adapters and KV blocks.
+"""The memory plan: how much of the device activations, adapters and KV blocks get.
 
-Decided once at start from a profile run, printed with the arithmetic, refused when it does not fit.
+It is computed once at start from a profile run, printed with the computation, and refused if it
+does not fit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How much of its device the engine uses: what the steps had to move and compute, over the peak.
+"""Device utilization: the bytes and operations of the steps, divided by the device's peak.
 
-The bytes and operations counted are those that no implementation avoids: each weight read once a
-step, each visible key and value once per sequence, each adapter of the batch once, two operations
-per weight and token. Attention's own operations and LoRA's are left out; they are small beside
-these unless contexts are long. Torch-free.
+It counts only bytes and operations that no implementation can avoid: each weight once per step,
+each visible key and value once per sequence, each adapter of the batch once, two operations per
+weight and token. The operations of attention and LoRA are excluded; they are comparatively small
+unless contexts are long. Torch-free.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the parts of the model that adapters can change have in common.
+"""The common interface of the model's parts that adapters can change.
 
-Each stands for one projection of the base's layout. While a step runs, it changes the base's
-result in the rows of the step's adapters, each row by its own adapter's values alone. When a block
-is loaded, it tells what the base holds there, on which some served values depend.
+Each part stands for one projection of the base's layout. During a step it changes the base's result
+in the rows of the step's adapters, each row with its own adapter's values only. When a block is
+loaded, it provides the base's values on which some served values depend.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which base models are admitted: checks at load time instead of a list of names.
+"""Admits base models by checks at load instead of a list of names.
 
-A model family is served if its attention can be replaced whole and the result is provably the
-same: every layer must call the attention function exactly once, its layer types and rope must be
-ones whose meaning we keep, and a chunked, mixed, paged forward of the loaded weights must equal
-the model's own dense forward. What begins beyond the self-test's few tokens is tested on a small
-copy (`threshold_test`).
+A model family is served if its attention can be replaced completely with provably equal results.
+Every layer must call the attention function exactly once, its layer types and rope must be known,
+and a chunked, mixed, paged forward pass of the loaded weights must equal the model's own dense
+forward pass. Effects beyond the self-test's few tokens are tested on a small copy
+(`threshold_test`).
 """
 
 from __future__ import annotations

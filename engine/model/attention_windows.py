@@ -1,10 +1,10 @@
-"""How far back each layer sees, read from the masks that the model itself would build.
+"""Reads each layer's attention window from the masks that transformers builds.
 
 Some families pass a window to the attention function, some build it only into the mask, and the
-names of the settings differ. The mask is what transformers' own eager attention obeys. So the
-model runs a few tokens under an attention implementation of its own, `PROBE_NAME`, for which
-transformers builds masks; each is read as a function of positions, up to the longest sequence that
-is served. Served steps run under another name, for which no mask is built.
+names of the settings differ. transformers' eager attention uses the mask. So a few tokens run with
+an attention implementation, `PROBE_NAME`, for which transformers builds masks, and each mask is
+evaluated as a function of positions up to the longest supported sequence. Serving uses another
+name, for which no mask is built.
 """
 
 from __future__ import annotations

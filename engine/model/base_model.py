@@ -1,4 +1,4 @@
-"""Loading the shared base model: transformers' classes with our attention and linears inside."""
+"""Loads the shared base model: transformers' classes with Loraplex's attention and linears."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""From an adapter's own values to those that are served, where that depends on the base.
+"""Converts an adapter's original values to the served values where these depend on the base.
 
-Runs once for each load, in the loader thread, before the block is copied to the device. What is
-large goes in pieces of bounded size, and after each slice the thread rests as long as it
-worked, so that the steps beside it keep most of the machine.
+It runs once per load, in the loader thread, before the block is copied to the device. Large tensors
+are processed in pieces of bounded size. After each slice the thread pauses for as long as it
+worked, so that running steps keep most of the machine.
 
-DoRA serves g (W + sBA) in place of W + sBA, with one factor for each output row, g = m / |W + sBA|.
-The length of a row follows from that of W's, which the base knows, and from products with A and B:
+DoRA serves g (W + sBA) in place of W + sBA, with one factor per output row, g = m / |W + sBA|. The
+norm of a row follows from that of W's row, which the base knows, and from products with A and B:
 
     |w + b A|² = |w|² + 2 b · (A wᵀ) + b (A Aᵀ) bᵀ        w a row of W, b the same row of sB
 
-so the base's weight is multiplied by A and never unpacked. B is served times g, the base's own
-result times g - 1 is added by `slice_extras`.
+so the base's weight is multiplied by A and never unpacked. B is served multiplied by g;
+`slice_auxiliary` adds the base's own result times g - 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The two ends of a model, input embedding and output head, if adapters may change them.
+"""The input embedding and the output head, if adapters may change them.
 
-Both are changed by what hooks add to their results, as PEFT's wrappers do. That is right only for a
-plain table and a plain linear layer that the model calls once for each forward, the table with the
-step's tokens and the head with the kept rows. Whatever is otherwise carries no adapters: a reason
-is given instead.
+Hooks change the results of both, as PEFT's wrappers do. This is correct only for a plain table and
+a plain linear layer that the model calls once per forward pass: the table with the step's tokens,
+the head with the kept rows. Any other module supports no adapters, and the reason is reported.
 """
 
 from __future__ import annotations

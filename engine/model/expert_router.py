@@ -1,8 +1,8 @@
-"""The routers of MoE layers, with each token's own adapter in the scores of its experts.
+"""The routers of MoE layers, with each token's adapter applied to the scores of its experts.
 
-A router's class multiplies its 2-D `weight` by one call of `F.linear` and then does what its family
-does: softmax or sigmoid, groups, biases. All of that stays; while a step's adapters change the
-router, the result of that one call gets their deltas.
+A router's class multiplies its 2-D `weight` in one call of `F.linear` and then applies its family's
+steps: softmax or sigmoid, groups, biases. These remain unchanged. While a step's adapters change
+the router, their deltas are added to the result of that call.
 """
 
 from __future__ import annotations

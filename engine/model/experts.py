@@ -1,9 +1,9 @@
-"""The experts of MoE layers, with each token's own adapter in every expert that it meets.
+"""The experts of MoE layers, with each token's adapter applied to every expert it is routed to.
 
-transformers holds a layer's experts in two parameters, `gate_up_proj` (or `up_proj`) and
-`down_proj`, each with a matrix per expert. Its classes that share its experts interface say in
-attributes how they are stored and in `_apply_gate` what lies between the two, and that is all we
-take from them: routing, base matmuls and LoRA deltas are ours.
+transformers stores a layer's experts in two parameters, `gate_up_proj` (or `up_proj`) and
+`down_proj`, each with a matrix per expert. Classes that implement its experts interface describe
+the storage in attributes and the operation between the two in `_apply_gate`. Only these are used:
+routing, base matmuls and LoRA deltas are Loraplex's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the model's layers need to know of the step that is running.
+"""The context of the running step for the model's layers.
 
-transformers' classes call our attention function and our linears without passing anything of ours
-along, so the step stands in a context variable around the model's forward.
+transformers' classes call Loraplex's attention function and linear layers without additional
+arguments, so a context variable provides the step during the model's forward pass.
 """
 
 from __future__ import annotations

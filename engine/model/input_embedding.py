@@ -1,7 +1,7 @@
-"""The input embedding: a table whose rows adapters add to, or replace.
+"""The input embedding: adapters add to its rows or replace them.
 
-The embedding itself stays where and as it is, maybe tied to the output head; a hook changes what it
-returns. LoRA's A is stored by token, so a token's delta is one row of A times B.
+The embedding module remains unchanged, and may be tied to the output head; a hook changes its
+result. LoRA's A is stored by token, so a token's delta is one row of A times B.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From scheduled sequences to the tensors of one flat forward."""
+"""Builds the tensors of one flat forward pass from the scheduled sequences."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The model's linear layers, fused and with LoRA: where adapters and kernels meet.
+"""The model's linear layers, fused and with LoRA.
 
 Siblings that read the same input (q, k, v; gate, up) are one projection: one matmul, one shrink.
-transformers calls the siblings one after another; the first call computes the projection and the
-others take their slice after checking that their input is the very same tensor.
+transformers calls the siblings one after another. The first call computes the projection, and the
+others return their slice after checking that their input is the same tensor object.
 """
 
 from __future__ import annotations

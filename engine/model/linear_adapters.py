@@ -1,4 +1,4 @@
-"""The adapters of one linear projection: what fused layers and the output head share."""
+"""The adapters of one linear projection, shared by fused layers and the output head."""
 
 from __future__ import annotations
 

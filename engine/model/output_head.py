@@ -1,7 +1,7 @@
-"""The output head: runs on the kept rows only, so its adapters' rows are not the step's tokens.
+"""The output head: it runs on the kept rows only, so its adapter rows differ from the step's.
 
-The head itself stays where and as it is, unquantized, maybe tied to the input embedding; a hook
-changes what it returns. What the model does to logits afterwards (caps, scales) comes after that.
+The head module remains unchanged and unquantized, and may be tied to the input embedding; a hook
+changes its result. The model's own operations on logits (caps, scales) follow after that.
 """
 
 from __future__ import annotations

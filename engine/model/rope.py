@@ -1,4 +1,4 @@
-"""What a configuration says of its rotary embeddings, one for all layers or one per layer type."""
+"""Reads a configuration's rotary embedding settings, one for all layers or one per layer type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base model without its weights: enough to say what an adapter must fit."""
+"""A base model without weights, sufficient to describe the layers that an adapter must match."""
 
 from __future__ import annotations
 

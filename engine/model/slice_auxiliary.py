@@ -1,8 +1,8 @@
-"""What adapters hold beside A and B, added to one slice's result in the rows of one adapter.
+"""Adds an adapter's auxiliary tensors to one slice's result, in the adapter's rows.
 
-Served values are those that `block_preparation` left. The rows are a range that the host knows, so
-nothing waits for the device; each change touches these rows only, so whatever one adapter's values
-overflow to stays in its own rows.
+It uses the served values that `block_preparation` produced. The rows are a range known to the host,
+so nothing waits for the device. Each change affects these rows only, so overflow in one adapter's
+values stays in its own rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Small random models of a loaded model's class and layer pattern, with thresholds close by.
+"""Small random models with a loaded model's class and layer pattern, and with low thresholds.
 
-Windows, chunks and original contexts of thousands of positions cannot be passed by the loaded model
-itself at every start. A copy keeps what decides how a layer sees (class, layer types, rope, heads
-per key/value head) and shrinks what does not: width, depth, experts, vocabulary.
+The loaded model cannot test windows, chunks and original contexts of thousands of positions at
+every start. A copy keeps what determines a layer's attention (class, layer types, rope, heads per
+key/value head) and shrinks the rest: width, depth, experts, vocabulary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which adapters the rows of a step run under, for each part of the model that asks.
+"""The adapters of a step's rows, for each part of the model.
 
-The decoder's projections see every token, the embedding too, the output head only the rows whose
-logits are kept. A part that no adapter of the step touches has nothing to do and pays nothing.
+The decoder's projections and the embedding see every token, the output head only the rows whose
+logits are kept. A part that no adapter of the step changes has no additional work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The self-test beyond every window, chunk and original context of a loaded configuration."""
+"""The self-test beyond every window, chunk and original context of a configuration."""
 
 from __future__ import annotations
 

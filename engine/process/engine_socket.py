@@ -1,4 +1,4 @@
-"""The parent's end of the socket to an engine process, on an event loop."""
+"""The parent's end of the socket to an engine process, for an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes: each frame behind its length."""
+"""Length-prefixed frames on a byte stream."""
 
 from __future__ import annotations
 

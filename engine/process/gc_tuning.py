@@ -1,8 +1,8 @@
-"""When Python looks for garbage, and freed memory is given back, in a process that must not pause.
+"""Runs Python's garbage collector and returns freed memory when the process is idle.
 
-Requests and their parts form no cycles: counting references frees them at once. What cycles there
-are come from errors. Looking for them takes tens of milliseconds with a full prefix cache, and
-giving back the C library's freed memory as much, so it is done when nobody waits.
+Requests and their parts form no cycles, so reference counting frees them at once; cycles come from
+errors. A collection takes tens of milliseconds with a full prefix cache, and so does returning
+freed memory to the system, so both run when no request waits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG [JOURNAL]`.
 
 CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
-which the parent watches for progress, JOURNAL the one in which tokens are counted. Standard input
-carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
-waited for: SIGTERM ends the process at once, draining is the parent's business.
+which the parent watches progress, JOURNAL the file in which tokens are counted. Standard input
+carries no data; its end means that the parent has exited. No child outlives the parent. SIGTERM
+ends the process at once; draining is the parent's task.
 """
 
 from __future__ import annotations

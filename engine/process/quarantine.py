@@ -1,10 +1,10 @@
-"""Keeping out what the engine breaks down under: requests and adapter versions, for a while.
+"""Quarantines requests and adapter versions under which the engine repeatedly crashes.
 
-Who shares a step with a culprit was there too, so presence is only a suspicion. A suspect's next
-requests begin with steps of their own, after another breakdown they keep to such steps: a good
-answer ends the suspicion, a breakdown in a step of its own keeps the suspect out. A tenant is
-suspected too, so that it cannot end the engine again and again by requests that are all different:
-its breakdowns in steps of their own are counted whatever else it gets answered.
+A crash only makes suspects, because every request of the step was present. A suspect's next
+requests begin with separate forward passes; after another crash all of its passes are separate. A
+successful answer clears the suspect, and a crash in a separate pass quarantines it. A tenant is a
+suspect too, so that it cannot crash the engine repeatedly with requests that all differ: its
+crashes in separate passes are counted whether or not it gets other answers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The base before quantization, under one adapter.
+"""Runs the unquantized base with one adapter, for comparison.
 
 `python -m loraplex.engine.process.reference_base` runs it.
 
-A process that exists only while it measures. It takes one argument, a `ReferenceRequest` as JSON,
-and writes to standard output, with status 0, the logits of each prompt's next token, `float32
-[num_prompts, vocab_size]`; with status 1 a sentence that says why it could not. The adapter is
-applied by the engine's own code from its canonical block; nothing but the base's number format
-differs from what is served. Like the engine it ends with its parent.
+The process exists only while it measures. It takes one argument, a `ReferenceRequest` as JSON. With
+status 0, it writes the logits of each prompt's next token, `float32 [num_prompts, vocab_size]`, to
+standard output; with status 1, a sentence with the reason of the failure. The engine's own code
+applies the adapter from its canonical block; only the base's number format differs from what is
+served. Like the engine, the process ends with its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of one request, on their way from the engine's client to one consumer."""
+"""The events of one request, from the engine's client to one consumer."""
 
 from __future__ import annotations
 

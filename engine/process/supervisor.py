@@ -1,4 +1,4 @@
-"""One life of the engine process, seen from its parent, and when the next one may begin."""
+"""Supervises one engine process, and decides when the next one may start."""
 
 from __future__ import annotations
 

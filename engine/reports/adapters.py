@@ -1,4 +1,4 @@
-"""What the engine says about its adapters: as messages, from what residency knows."""
+"""The report on adapters, built from the adapter manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine says about the requests in it: as a message, from what the scheduler knows."""
+"""The report on requests, built from the scheduler."""
 
 from __future__ import annotations
 

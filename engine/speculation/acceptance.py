@@ -1,4 +1,4 @@
-"""How well a proposer has drafted lately."""
+"""The recent acceptance rate of a proposer, by place in the draft."""
 
 from __future__ import annotations
 

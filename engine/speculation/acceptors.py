@@ -1,4 +1,4 @@
-"""Which tokens of a draft are what the target itself would have drawn."""
+"""Decides which draft tokens are accepted: coupled or rejection sampling."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Steps that propose less than would pay, to compare.
+"""Steps that deliberately draft less, to measure the cost of draft tokens.
 
-Where all steps are alike, what a draft token costs cannot be told from what a step costs.
+If all steps are alike, the cost of a draft token cannot be separated from the cost of a step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How many tokens to propose, and by whom: follows what is accepted and what a step costs.
+"""Chooses the number of draft tokens and the proposer of each request.
 
-Per adapter version and proposer the control knows how likely each token of a draft is accepted
-(`acceptance`), per proposer what drafting takes (`proposal_costs`) and what steps with its draft
-tokens take beyond their prediction (`overruns`), and of the steps what another row costs
-(`step_costs`). From these it chooses so that the step's rate is the highest (`filling`): many draft
-tokens where a step is bound by memory and another row is nearly free, few or none in a full batch.
-Some steps propose less, to compare (`contrasts`). Where it proposes nothing, a small draft now and
-then tells whether that is still right (`probes`). Torch-free, without a clock, and the same
-whenever it is told the same.
+The control tracks, per adapter version and proposer, the acceptance rate of each place in a draft
+(`acceptance`); per proposer, the cost of drafting (`proposal_costs`) and the excess over the
+predicted duration of steps with its drafts (`overruns`); and the cost of another row in a step
+(`step_costs`). From these it chooses the drafts with the highest rate (`filling`): many draft
+tokens while a step is limited by memory bandwidth and another row is nearly free, few or none in a
+full batch. Some steps draft less, for comparison (`contrasts`). Where nothing is drafted, an
+occasional small draft tests whether this is still right (`probes`). Torch-free, without a clock,
+and deterministic.
 """
 
 from __future__ import annotations

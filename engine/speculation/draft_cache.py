@@ -1,9 +1,10 @@
-"""What a draft model has computed of which request, and in which blocks. Torch-free.
+"""The draft model's KV cache: which tokens of which request are computed, in which blocks.
+Torch-free.
 
-It is only a cache: what finds no room is given up, and computed again when it is wanted again.
-Beginnings of prompts are shared, so that a system prompt or the members of a group are computed
-once. A draft model computes without adapters, so all of a tenant's adapters share them; what an
-adapter has answered is not kept beyond its request, and so never outlives the adapter.
+It is only a cache: entries without room are dropped and recomputed when needed. Prefixes of prompts
+are shared, so that a system prompt or the members of a group are computed once. A draft model runs
+without adapters, so all of a tenant's adapters share the prefixes. Generated tokens are not kept
+beyond their request, so they never outlive their adapter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loading the model behind `draft:MODEL`: before memory is divided, for it takes its part."""
+"""Loads the model of `draft:MODEL`, before the memory plan, which includes it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A second, smaller model proposes (Leviathan et al. 2023; Chen et al. 2023).
+"""A proposer with a second, smaller model (Leviathan et al. 2023; Chen et al. 2023).
 
-It is loaded and computed as the base model is, with a paged cache of its own, but without adapters:
-whatever a draft token was made by, the verifier keeps the output that of the request's own adapter.
-An adapter that takes the answers far from the base's only has fewer draft tokens accepted.
+The draft model is loaded and run like the base model, with its own paged cache, but without
+adapters. Verification keeps the output that of the request's adapter. An adapter whose output
+differs much from the base's only has a lower acceptance rate.
 """
 
 from __future__ import annotations

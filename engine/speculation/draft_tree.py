@@ -1,4 +1,4 @@
-"""A small tree of draft tokens: which nodes are worth verifying."""
+"""Builds a small tree of the draft tokens that are most worth verifying."""
 
 from __future__ import annotations
 

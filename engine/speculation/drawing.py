@@ -1,4 +1,4 @@
-"""How a proposer that has logits draws its draft tokens from them, so that many are accepted."""
+"""Samples draft tokens from a proposer's logits so that many are accepted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Self-speculation: the target's own first layers propose, then its norm and output head.
+"""Self-speculation: the base's first layers, its norm and its output head propose tokens.
 
-Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). Nothing is added to the
-target, neither weights nor memory: a draft token writes its keys and values of those layers where
-the verification writes the same ones again. It runs under its request's adapter.
+Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). It needs no further weights or
+memory: a draft token writes its keys and values of those layers where verification writes the same
+ones again. It runs with its request's adapter.
 """
 
 from __future__ import annotations

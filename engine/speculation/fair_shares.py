@@ -1,4 +1,4 @@
-"""A proposer's time in a step, divided among those it proposes for."""
+"""Divides a proposer's time in a step among the requests it drafts for."""
 
 from __future__ import annotations
 

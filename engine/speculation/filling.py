@@ -1,18 +1,19 @@
-"""How many tokens to propose for each request of a step, so that its rate is the highest.
+"""Chooses the number of draft tokens per request that maximizes the rate of a step.
 
 The rate is (tokens that the step yields) / (seconds that it takes). Draft tokens add to both. The
-seconds grow linearly; the tokens of a request grow ever more slowly, since each further draft token
-is less likely right. So the draft tokens are sorted by what they yield per second, and taken while
-that is more than the rate so far. This is optimal: let r be the highest rate that any choice
-reaches; a choice that reaches it also maximizes (tokens - r · seconds), where no choice gets above
-0, and there each draft token counts for itself: it belongs to the choice exactly if it yields more
-than r per second (Dinkelbach 1967). Taking one that yields more than the rate so far lifts the
-rate, but not above what that one yields; so the rate climbs to r and stops there. When the tokens
-to be drafted are limited and cost alike, those taken first are the likeliest, which is optimal too.
+seconds grow linearly. The expected tokens of a request grow ever more slowly, since each further
+draft token is less likely to be accepted. So the draft tokens are sorted by what they yield per
+second, and taken while that exceeds the rate so far. This is optimal: let r be the highest rate of
+any choice. A choice that reaches r also maximizes (tokens - r · seconds), whose maximum is 0, and
+there each draft token counts independently: it belongs to the choice exactly if it yields more than
+r per second (Dinkelbach 1967). Taking a draft token that yields more than the rate so far raises
+the rate, but not above that token's own yield, so the rate rises to r and stops there. If the
+number of draft tokens is limited and all cost the same, the most likely ones are taken first, which
+is optimal too.
 
-Where a draft token yields more per second than the one before it, because asking for the first
-costs something or because of a tree's order, both are taken together or not at all, which makes the
-yields fall again (the concave hull of the request's choices).
+If a draft token yields more per second than the one before it, because the first has an additional
+cost or because of a tree's order, both are taken together or not at all, which makes the yields
+decrease again (the concave hull of the request's choices).
 """
 
 from __future__ import annotations

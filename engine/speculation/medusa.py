@@ -1,8 +1,8 @@
-"""Draft tokens from Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
+"""A proposer with Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
 
-They look at the hidden state behind the last drawn token, which the target's step has computed
-anyway. They are the base's: under an adapter fewer of their draft tokens hold, and no more is
-wrong.
+The heads read the hidden state of the last sampled token, which the step has computed anyway. They
+are trained for the base, so with an adapter their acceptance rate is lower; the output does not
+change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Medusa heads on disk: `config.json` beside safetensors with the original's tensor names."""
+"""Medusa heads on disk: `config.json` and safetensors with the original tensor names."""
 
 from __future__ import annotations
 

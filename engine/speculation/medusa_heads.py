@@ -1,8 +1,9 @@
-"""Medusa heads (Cai et al. 2024): each proposes one of the next tokens from one hidden state.
+"""Medusa heads (Cai et al. 2024): each predicts one of the next tokens from one hidden state.
 
-Head j sees what the model's output head saw when it drew a token, and proposes the token j + 1
-places behind that one. A head is some residual blocks x + SiLU(W x + b) and a projection to the
-vocabulary. Those of all heads lie in one tensor each, so that all heads are one product per layer.
+Head j reads the input that the model's output head had when it sampled a token, and predicts the
+token j + 1 places after that one. A head is a number of residual blocks x + SiLU(W x + b) and a
+projection to the vocabulary. The layers of all heads are stacked in one tensor each, so that all
+heads are one product per layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Prompt lookup: what followed the last tokens when they came before.
+"""Prompt lookup: proposes the tokens that followed the last tokens at their earlier occurrence.
 
-A text that quotes, edits or repeats itself says its own next tokens (Saxena, "Prompt lookup
-decoding", 2023; Yang et al., "Inference with reference", 2023). It needs no model, and makes a
-draft in microseconds.
+It helps for text that quotes, edits or repeats itself (Saxena, "Prompt lookup decoding", 2023; Yang
+et al., "Inference with reference", 2023). It needs no model and takes microseconds per draft.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the last tokens of a growing text came before. Torch-free.
+"""Index of earlier occurrences of the last tokens in a growing text. Torch-free.
 
-Positions behind the same two tokens are chained, the latest first, as compressors find their
-matches (Deutsch, RFC 1951, section 4): a further token costs one entry, a search a bounded walk.
+Positions that follow the same two tokens are chained, the latest first, as compressors find their
+matches (Deutsch, RFC 1951, section 4): another token costs one entry, a search a bounded walk.
 """
 
 from __future__ import annotations

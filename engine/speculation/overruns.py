@@ -1,4 +1,4 @@
-"""What steps take beyond what was predicted, by who proposes in them."""
+"""The time that steps take beyond their prediction, by proposer."""
 
 from __future__ import annotations
 

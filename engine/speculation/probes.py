@@ -1,4 +1,4 @@
-"""Small drafts for those who get none, to notice when drafting would pay again."""
+"""Small test drafts for requests without drafts, to detect when speculation pays off again."""
 
 from __future__ import annotations
 

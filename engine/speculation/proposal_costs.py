@@ -1,4 +1,4 @@
-"""What one proposer's drafting costs, learned from its calls."""
+"""The cost of one proposer's drafting, learned from its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proposes tokens. Whatever it says, it cannot make the output wrong, only slower."""
+"""The proposer interface. A proposer cannot change the output, only the speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proposers that a configuration names."""
+"""Creates the proposers that a configuration names."""
 
 from __future__ import annotations
 

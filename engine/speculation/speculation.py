@@ -1,4 +1,4 @@
-"""Speculation as the engine's loop sees it: who proposes for whom, and what came of it."""
+"""The engine loop's interface to speculation: proposals, and learning from their results."""
 
 from __future__ import annotations
 

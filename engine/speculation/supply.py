@@ -1,4 +1,4 @@
-"""How often a proposer has anything to say at all."""
+"""How often a proposer has a draft at all."""
 
 from __future__ import annotations
 

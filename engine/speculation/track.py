@@ -1,4 +1,4 @@
-"""What is known of one proposer under one adapter version, or under the base model."""
+"""The statistics of one proposer for one adapter version, or for the base model."""
 
 from __future__ import annotations
 

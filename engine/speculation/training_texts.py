@@ -1,4 +1,4 @@
-"""Texts to train a base's draft heads on: a file of JSON lines, tokenized as the base is asked."""
+"""Reads texts for training Medusa heads: JSON lines, tokenized like requests."""
 
 from __future__ import annotations
 

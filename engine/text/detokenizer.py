@@ -1,7 +1,8 @@
-"""Token ids to text while they are generated, and where a stop string ends it.
+"""Incremental detokenization with stop strings.
 
-However the tokens arrive, the pieces put together are the decoding of the whole: a character is
-given out once its last byte is there, a possible beginning of a stop string once it is not one.
+However the tokens arrive, the concatenated pieces equal the decoding of the whole. A character is
+emitted once its last byte has arrived. Text that may be the beginning of a stop string is held back
+until it is not one.
 """
 
 from __future__ import annotations

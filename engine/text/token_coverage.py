@@ -1,5 +1,6 @@
-"""How many bytes of a text one token can stand for, so that a text that cannot fit is refused
-before it is tokenized. Torch-free."""
+"""The maximum bytes per token, used to refuse a text that cannot fit before it is tokenized.
+Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The base model's tokenizer: text and chats to token ids.
 
-`tokenizer.json` is taken as it is written, the checkpoint's own statement of how it tokenizes;
-transformers adds the chat template. Importing this module does not import torch: the API process
-tokenizes, the engine process computes.
+`tokenizer.json` is used as it is, since it is the checkpoint's own definition; transformers adds
+the chat template. Importing this module does not import torch: the API process tokenizes, the
+engine process computes.
 """
 
 from __future__ import annotations
