@@ -1,7 +1,7 @@
-"""What all tables share: one metadata with named constraints, times in UTC, closed states.
+"""Common definitions of all tables: one metadata with named constraints, UTC times, closed enums.
 
-Every constraint has a name that follows from its table and columns, so that migrations can drop it
-on any database.
+Every constraint has a name derived from its table and columns, so migrations can drop it on any
+database.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The one door to the database of record.
+"""The database of record, with its units of work.
 
-`transaction` and `platform_transaction` are the units of work: what happens inside is committed
-together at the end, or not at all. SQLite is the embedded default; PostgreSQL the other.
+`transaction` and `platform_transaction` are the units of work: all changes in one are committed
+together at the end, or not at all. SQLite is the embedded default; PostgreSQL is also supported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that are made when they are first needed, by whoever needs them first."""
+"""Gets a row with a lock, and creates it if it does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks in CIDR notation: from where a key may be used."""
+"""Networks in CIDR notation, to which a key may be restricted."""
 
 from __future__ import annotations
 

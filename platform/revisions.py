@@ -1,4 +1,4 @@
-"""The schema's revisions: where a database stands, where it should stand, and how it gets there."""
+"""The schema's revisions: the current one, the required one, and upgrades."""
 
 from __future__ import annotations
 

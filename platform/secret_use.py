@@ -1,4 +1,4 @@
-"""What each of the server's secrets is still needed for."""
+"""Reports what still depends on each of the server's secrets."""
 
 from __future__ import annotations
 

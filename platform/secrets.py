@@ -1,6 +1,6 @@
-"""The server's one secret, and the keys derived from it: one for each purpose, by label.
+"""The server's secret, and the keys derived from it: one per purpose, by label.
 
-Two purposes never share a key, so what one of them reveals or signs is worthless to the other.
+Two purposes never share a key, so a key that leaks or signs for one purpose is useless for another.
 """
 
 from __future__ import annotations

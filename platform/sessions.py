@@ -1,7 +1,7 @@
-"""Units of work: one that sees a single tenant's rows, and one that sees all.
+"""Database sessions: one restricted to a tenant's rows, and one that sees all rows.
 
-The type of the session is the scope: a repository function that takes a `TenantSession` cannot be
-given the rows of two tenants, one that takes a `PlatformSession` says so in its signature.
+The type of the session is the scope: a repository function that takes a `TenantSession` cannot
+access rows of two tenants; one that takes a `PlatformSession` states it in its signature.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that are added, or changed where they are there already, by one plain statement."""
+"""Inserts or updates rows with one plain statement."""
 
 from __future__ import annotations
 

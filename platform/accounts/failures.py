@@ -1,4 +1,4 @@
-"""Who has failed to sign in too often, by name and by address, whether the name is known or not."""
+"""Counts failed sign-ins by name and by address, whether or not the name exists."""
 
 from __future__ import annotations
 

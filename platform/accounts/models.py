@@ -1,4 +1,4 @@
-"""The tables of signing in. A row without a tenant is an operator's: no tenant's role sees it."""
+"""The tables for sign-in. A row without a tenant is an operator's; no tenant's role sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords: kept as Argon2id hashes, which cost whoever guesses as much as they cost us."""
+"""Argon2id password hashes, which make guessing as expensive as verifying."""
 
 from __future__ import annotations
 

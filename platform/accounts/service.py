@@ -1,8 +1,8 @@
-"""Inviting, enrolling, signing in and out.
+"""Invitations, enrolment, sign-in and sign-out.
 
-An account's sessions hold for a time, end earlier when they are not used, and end at once with
-their operator or user. What is derived from a password is computed by the caller, outside of any
-transaction: see `Passwords`.
+An account's sessions expire after a fixed time, earlier when they are idle, and immediately when
+their operator or user is disabled. The caller hashes passwords, outside of any transaction (see
+`Passwords`).
 """
 
 from __future__ import annotations

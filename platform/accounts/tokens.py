@@ -1,7 +1,7 @@
-"""The random texts by which a browser is known, and by which somebody sets the first password.
+"""Random tokens of sessions and invitations.
 
-Each has 256 bits, so a plain hash of it is all that has to be kept. Prefixes let scanners find
-those that leaked.
+Each has 256 random bits, so storing a plain hash is sufficient. Prefixes let scanners find leaked
+tokens.
 """
 
 from __future__ import annotations

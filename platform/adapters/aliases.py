@@ -1,8 +1,8 @@
-"""Aliases: pointed at a version, split with a canary, rolled back, removed; and how they got there.
+"""Aliases: set, canary, rollback, removal and history.
 
-A change is one transaction: requests admitted before it follow the old target, those after it the
-new one, and none a mixture. Each change names the one that a rollback from it restores, so that
-rollbacks walk back through the targets and never to and fro.
+A change is one transaction: requests admitted before it use the old target, later ones the new
+target, and none a mixture. Each change references the one that a rollback from it restores, so
+rollbacks go further back and never alternate.
 """
 
 from __future__ import annotations

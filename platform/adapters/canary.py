@@ -1,8 +1,8 @@
-"""Which requests of a split alias the canary answers.
+"""Selects the requests that a canary answers.
 
-Every request has a place in [0, 100) that depends on nothing but the adapter, the alias and the
-request's id; the canary answers those below its percent. So one id is always answered by the same
-version, and a request that is in the canary stays in it when the percent grows.
+Every request has a value in [0, 100) that depends only on the adapter, the alias and the request's
+id. The canary answers the requests whose value is below its percentage. So an id always gets the
+same version, and a request in the canary stays in it when the percentage grows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tables of what happened: changes of aliases and of states, and deletions that were finished.
+"""The history tables: changes of aliases, state transitions and finished deletions.
 
-Rows are added and never changed, and outlive what they tell of.
+Rows are never changed, and outlive the adapters that they describe.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lists of adapters for people: searched, sorted and counted by the database.
+"""Lists of adapters, searched, sorted and counted by the database.
 
-One query for a page's rows and three for what belongs to them, whatever the page's size.
+A page takes one query for its rows and three for related data, whatever its size.
 """
 
 from __future__ import annotations

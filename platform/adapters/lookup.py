@@ -1,7 +1,7 @@
-"""Finding the tenant's adapters and versions by name and number, or saying that they are not there.
+"""Finds a tenant's adapters and versions by name and number, or raises a not-found error.
 
-What is being deleted is not there, except to those functions whose name says `known`: what happened
-to it can still be read.
+Versions that are being deleted are not found, except by functions whose name contains `known`,
+which read their history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The catalog's tables.
 
-References carry the tenant (`tenant_id, adapter_id`), so that no row can point into another
-tenant's, whatever the code does.
+Foreign keys include the tenant (`tenant_id, adapter_id`), so no row can reference another tenant's
+row, whatever the code does.
 """
 
 from __future__ import annotations

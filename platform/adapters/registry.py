@@ -1,10 +1,11 @@
-"""From the name in a request to the one immutable version that answers it.
+"""Resolves the name in a request to the one immutable version that answers it.
 
     [tenant/]adapter[@version|@alias|@sha256:…]
 
-Without a suffix the alias `prod` is meant if there is one, else the newest ready version. An alias
-that is split means its canary to a part of the requests, always to the same ones. Another tenant's
-adapter, a deleted one and one that never was are the same error with the same words.
+Without a suffix, the name refers to the alias `prod` if it exists, else to the newest ready
+version. An alias with a canary refers to the canary for a fixed subset of requests. Another
+tenant's adapter, a deleted one and one that never existed raise the same error with the same
+message.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The catalog: versions and the states they go through, and their deletion.
+"""The catalog's service: versions, their states and their deletion.
 
-What `aliases` does is offered here too: one door for callers.
+It also exports the functions of `aliases`, so callers need one module only.
 
-Every writer first locks its tenant's catalog, so numbers, digests and aliases need no second try.
-The caller orders the effects outside the database around these steps: bytes are stored before
-`create_version`, evicted and removed between `begin_…_deletion` and `finish_deletion`.
+Every writer first locks its tenant's catalog, so numbers, digests and aliases need no retries. The
+caller orders the effects outside the database around these steps: bytes are stored before
+`create_version`, and evicted and removed between `begin_…_deletion` and `finish_deletion`.
 """
 
 from __future__ import annotations

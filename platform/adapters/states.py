@@ -1,4 +1,4 @@
-"""The lives of versions and uploads: their states, and the only ways from one to another."""
+"""The states of versions and uploads, and the allowed transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads that nobody carries on, and rows of closed ones that nobody needs any more."""
+"""Closes abandoned uploads and removes the rows of old closed ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Uploads: resumable by offset, complete when the declared bytes are all here.
+"""Uploads: resumable by offset, complete when all declared bytes have arrived.
 
-The bytes themselves lie with the caller; here is written down what it may acknowledge. Bytes are
-on disk before `advance_upload` is committed, so a crash never loses an acknowledged byte.
+The caller stores the bytes; this module records what may be acknowledged. Bytes are on disk before
+`advance_upload` commits, so a crash never loses an acknowledged byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Wishes: which versions their tenants want near the device, and until when.
+"""Wishes: the versions that tenants want on or near the device (pins and prefetches), and until
+when.
 
-They are the desired state that replicas converge to, and survive restarts. Only ready versions are
-wished for; a deletion removes the wishes for what it hides.
+They are the desired state, to which servers converge, and survive restarts. Only ready versions can
+be wished for. A deletion removes the wishes for the deleted version.
 """
 
 from __future__ import annotations

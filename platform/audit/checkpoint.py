@@ -1,7 +1,7 @@
-"""Where the chains of the audit log ended when they were last verified, kept outside the database.
+"""Checkpoints of the audit log's chains, stored outside the database.
 
-Who may write to the database can put back an older state of a chain together with its head; a
-checkpoint that is out of reach shows that.
+An attacker with write access to the database can restore an older state of a chain together with
+its head. A checkpoint that the attacker cannot change detects this.
 """
 
 from __future__ import annotations

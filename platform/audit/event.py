@@ -1,4 +1,4 @@
-"""What the audit log is told of a change."""
+"""The description of a change for the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log's tables: one chain for each tenant, and one for the platform itself."""
+"""The audit log's tables: one chain per tenant, and one for the platform."""
 
 from __future__ import annotations
 

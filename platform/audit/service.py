@@ -1,7 +1,7 @@
-"""Writing the audit log: in the transaction of the change, each entry chained to the one before.
+"""Writes the audit log in the transaction of the change; each entry is chained to the previous one.
 
-The hash is keyed (HMAC-SHA256), so who can write to the database alone cannot make a chain that
-verifies; the heads say where chains end, so a cut-off tail shows.
+The hash is keyed (HMAC-SHA256), so an attacker who can only write to the database cannot create a
+chain that verifies. The heads record the ends of the chains, so a truncated chain is detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a chain of the audit log is as it was written."""
+"""Verifies a chain of the audit log."""
 
 from __future__ import annotations
 

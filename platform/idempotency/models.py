@@ -1,4 +1,4 @@
-"""The answer to a changing request, under the key that its caller chose."""
+"""The table of stored responses, by the key that the client chose."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Answering a repeated request as the first one was answered, without doing it again.
+"""Returns the stored response of a repeated request without executing it again.
 
-Kept answers are encrypted: one of them may hold an API key that is shown this once. What was not
-answered before its server stopped, or while the database was away, is judged by the audit log,
-which is written with each change: a request that changed something is never carried out again, any
-other may be.
+Stored responses are encrypted, because one may contain an API key that is shown once. If the first
+request got no response because its server stopped or the database was unavailable, the audit log
+decides, which is written with each change: a request that changed something is never executed
+again; any other may be.
 """
 
 from __future__ import annotations

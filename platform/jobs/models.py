@@ -1,4 +1,4 @@
-"""Who does which upkeep now."""
+"""The table of job leases."""
 
 from __future__ import annotations
 

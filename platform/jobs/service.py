@@ -1,7 +1,7 @@
-"""Leases on work that one server at a time may do, by the clock that the servers share.
+"""Leases on jobs that one server at a time may run, by a clock that the servers share.
 
-A lease is renewed while the work goes on. Whose server dies loses it when it expires, and another
-takes the work over; the server itself, which runs at most once, takes it again at once.
+A lease is renewed while the job runs. If its server dies, the lease expires and another server
+takes over. The server itself, of which only one process runs, takes its own lease again at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tenant's API key as it is stored."""
+"""The table of a tenant's API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The authenticated caller: who acts, on which tenant, and what it may do there."""
+"""The authenticated caller: identity, tenant and permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issuing, checking, rotating and revoking API keys."""
+"""Issues, verifies, rotates and revokes API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tenants' and operators' API keys have in common as rows: never the key's text."""
+"""The columns that tenants' and operators' API keys share; never the key's text."""
 
 from __future__ import annotations
 

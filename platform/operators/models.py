@@ -1,4 +1,4 @@
-"""Operators, in tables of their own: no tenant's role or key can ever become one."""
+"""The tables of operators, separate so that no tenant's role or key can become an operator's."""
 
 from __future__ import annotations
 

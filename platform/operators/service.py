@@ -1,4 +1,4 @@
-"""Operators and their keys: making, changing, disabling and checking them."""
+"""Creates, changes, disables and authenticates operators and their keys."""
 
 from __future__ import annotations
 

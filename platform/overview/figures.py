@@ -1,4 +1,4 @@
-"""What is added up: of a tenant or a server, in a moment or over many steps."""
+"""Sums of figures per tenant or server, for one or many time steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Histograms of milliseconds that can be added up: over steps, servers and restarts.
+"""Histograms of milliseconds that can be added over time steps, servers and restarts.
 
-Bucket bounds grow by a fourth of a doubling, so a percentile is off by a tenth at most.
+Bucket bounds grow by a fourth of a doubling, so a percentile has an error of a tenth at most.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tables of the overview. All figures are sums, so steps and servers are added up.
+"""The tables of the overview. All figures are sums, so time steps and servers can be added.
 
-What is a level (such as running sequences) is kept as that level times the seconds it held.
+A gauge (such as running sequences) is stored as its value multiplied by the seconds it held.
 """
 
 from __future__ import annotations

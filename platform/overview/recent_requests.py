@@ -1,7 +1,7 @@
-"""How many requests an adapter had in the last days, kept beside its use so that lists sort by it.
+"""An adapter's request count of the last days, denormalized so that lists can be sorted by it.
 
-The ledger's sums of days say so exactly. Adding up everybody's for each list takes most of a second
-with thousands of adapters; one adapter's take a look-up a day.
+The ledger's daily sums contain it exactly. Adding them up for all adapters would take most of a
+second per list with thousands of adapters; for one adapter it takes one look-up per day.
 """
 
 from __future__ import annotations

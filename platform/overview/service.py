@@ -1,7 +1,7 @@
-"""Writing samples down and reading them as series.
+"""Writes samples and reads them as time series.
 
-Each server adds to its own rows, in steps of three lengths at once, so nothing has to be rolled up
-later: the shorter the step, the sooner its rows are dropped.
+Each server adds to its own rows in time steps of three lengths at once, so nothing is aggregated
+later. Rows of shorter time steps are deleted sooner.
 """
 
 from __future__ import annotations

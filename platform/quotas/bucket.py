@@ -1,8 +1,8 @@
-"""The token bucket: how a rate per minute is enforced, without a database and without a clock.
+"""The token bucket that enforces a rate per minute. Pure, without a database or a clock.
 
-A bucket holds one minute's worth and fills evenly. A request passes if the bucket holds what it
-costs, or is full and it costs more than that; then it pays in full. So a bucket gives at most what
-it holds plus what flowed in, plus one request.
+A bucket holds one minute's worth and fills evenly. A request passes if the bucket holds at least
+its cost, or is full if the cost exceeds the capacity; then it pays in full. So a bucket grants at
+most its level plus its inflow, plus one request.
 """
 
 from __future__ import annotations

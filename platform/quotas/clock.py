@@ -1,7 +1,7 @@
-"""The clocks by which limits go: never a wall clock of ours, which anybody may set.
+"""Clocks for limits. Never a server's wall clock, which may be changed.
 
-Servers on one PostgreSQL share the database's clock. Servers on one SQLite file share a machine,
-whose monotonic clock runs from its start: it is told by the id that the kernel draws then.
+Servers on one PostgreSQL share the database's clock. Servers on one SQLite file share a machine and
+its monotonic clock, which starts at boot and is identified by the kernel's boot id.
 """
 
 from __future__ import annotations

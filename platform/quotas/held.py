@@ -1,7 +1,7 @@
-"""A tenant's limits and what counts against them, held by one unit of work.
+"""A tenant's limits and usage, locked by one unit of work.
 
-Read once, changed here for all requests that share the unit of work, and written once: what a
-request costs the database is divided by how many they are.
+They are read once, changed in memory for all requests of the unit of work, and written once, so the
+requests share the database cost.
 """
 
 from __future__ import annotations

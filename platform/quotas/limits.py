@@ -1,4 +1,4 @@
-"""Reading and setting a tenant's limits."""
+"""Reads and sets a tenant's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a tenant, the buckets that enforce its rates, and reservations of running requests."""
+"""The tables of limits, rate buckets and reservations of running requests."""
 
 from __future__ import annotations
 

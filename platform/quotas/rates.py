@@ -1,4 +1,4 @@
-"""A tenant's buckets: filled up to now, and charged."""
+"""A tenant's rate buckets: refilled to the current time, and charged."""
 
 from __future__ import annotations
 

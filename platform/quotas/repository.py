@@ -1,4 +1,4 @@
-"""Queries on limits and on what they count."""
+"""Queries on limits and on the usage that counts against them."""
 
 from __future__ import annotations
 

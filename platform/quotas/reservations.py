@@ -1,8 +1,9 @@
-"""Reserving what a request may use before it runs, and settling what it used when it has ended.
+"""Reserves a request's maximum usage before it runs, and settles the actual usage at its end.
 
-A request passes every limit, or is refused and pays for none. How much it will generate is not
-known, so the most is reserved; the rest is given back in the transaction that writes the ledger's
-row. Whoever reserves or settles holds the tenant's quota: one after another, on all servers.
+A request passes all limits, or is refused and pays for none. The number of tokens that it will
+generate is unknown, so the maximum is reserved; the transaction that writes the ledger's row
+returns the rest. Reserving and settling lock the tenant's quota, so they run one after another,
+over all servers.
 """
 
 from __future__ import annotations

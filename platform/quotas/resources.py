@@ -1,7 +1,8 @@
-"""What a tenant may own: adapters, versions, stored bytes, keys, users.
+"""Limits on the resources that a tenant owns: adapters, versions, stored bytes, keys, users.
 
-A check holds the tenant's quota until the end of its unit of work, so that of several that take
-the last place one gets it. Whoever adds a thing checks first, in the same unit of work.
+A check locks the tenant's quota until the end of its unit of work, so only one of several
+concurrent requests gets the last place. Callers check first and add the resource in the same unit
+of work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is left of a tenant's rates at some moment: what callers are told with every answer."""
+"""The remaining amounts of a tenant's rates, which every response reports."""
 
 from __future__ import annotations
 

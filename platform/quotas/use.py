@@ -1,4 +1,4 @@
-"""What a tenant uses of its limits now, and what is left: for people and for the console."""
+"""A tenant's current usage and remaining amounts, for the API and the console."""
 
 from __future__ import annotations
 

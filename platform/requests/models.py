@@ -1,4 +1,4 @@
-"""The request log: every generation that was asked for, answered or refused."""
+"""The table of the request log: every generation request, answered or refused."""
 
 from __future__ import annotations
 

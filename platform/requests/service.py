@@ -1,4 +1,4 @@
-"""Writing the request log and looking into it."""
+"""Writes and queries the request log."""
 
 from __future__ import annotations
 

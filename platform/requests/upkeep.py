@@ -1,4 +1,4 @@
-"""Keeping the request log to its time."""
+"""Deletes old entries of the request log."""
 
 from __future__ import annotations
 

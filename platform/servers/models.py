@@ -1,4 +1,4 @@
-"""Who serves."""
+"""The table of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which installations serve from this database, and which of them live."""
+"""The servers that share this database, and which of them are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which tenant a caller acts."""
+"""Determines the tenant in which a caller acts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tenant: who owns adapters and keys, and who pays."""
+"""The table of tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries on tenants. All are the platform's: a tenant never looks at others."""
+"""Queries on tenants. All are the platform's, because a tenant never reads other tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making, finding and suspending tenants."""
+"""Creates, finds, changes and suspends tenants."""
 
 from __future__ import annotations
 

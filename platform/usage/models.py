@@ -1,4 +1,4 @@
-"""The usage ledger's rows: one for each finished request, never changed."""
+"""The table of the ledger: one row per finished request, never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting what was used, exactly once, and adding it up."""
+"""Records usage exactly once, and sums it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person within a tenant."""
+"""The table of a tenant's users."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A tenant's users: adding them, changing their role, disabling them.
+"""Adds users, changes their roles and disables them.
 
-Nobody gives a role that is more than they may do themselves, nor touches a user who may do more.
+A caller can only assign a role, or change a user, whose permissions it holds itself.
 """
 
 from __future__ import annotations
