@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who may call them, and how errors look."""
+"""The HTTP application: routes, access control and error responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving the application until a signal says to stop, and then letting requests finish."""
+"""Runs the application until a signal, then drains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's settings as they are in force, and where each comes from.
+"""A server's effective settings and their sources.
 
 Flags of `loraplex serve` are those of the engine and those that stand for a variable.
 """

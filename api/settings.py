@@ -1,6 +1,6 @@
-"""What an operator may set: by flag, by `LORAPLEX_…` in the environment, else the default.
+"""The operator's settings: flags, `LORAPLEX_…` environment variables, or defaults.
 
-This is the only place that reads the environment; everything below is given what it needs.
+Only this module reads the environment; other modules get their settings passed.
 """
 
 from __future__ import annotations

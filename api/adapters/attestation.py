@@ -1,8 +1,8 @@
-"""Attestation: before a version may be used, probe requests measure what it does to the base.
+"""Attestation: probe requests measure a new version's effect on the base's logits.
 
-The probes are ordinary requests of the engine's mixed batch, in a prefix cache of their own. Where
-the operator gave a reference base, its answers under the same adapter are compared with the served
-ones. What was not attested when the server stopped is attested after the next start.
+The probes are normal requests in the engine's batch, with a separate prefix cache. If the operator
+configured a reference base, its logits with the same adapter are compared with the served ones. A
+version that was not attested when the server stopped is attested after the next start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Adapters on their way out: hidden at once, then gone from every tier, with a receipt.
+"""Deletes adapters: hides them at once, removes them from every tier, and writes a receipt.
 
-A deletion goes on if its caller goes away or the engine or store is down for a while; what was not
-finished when the server stopped is finished after the next start, or by another server. Each server
-lets go of what is deleted; the one that holds the lease waits for all before it says so.
+A deletion continues if the client disconnects or the engine or store is unavailable for a while. If
+the server stops, the deletion is finished after the next start, or by another server. Each server
+releases the deleted content; the server with the lease waits for all before it completes the
+deletion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapters on their way back to their owners: PEFT's two files, made anew from the stored block."""
+"""Downloads of adapters: PEFT's two files, restored from the stored block."""
 
 from __future__ import annotations
 

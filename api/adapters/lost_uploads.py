@@ -1,4 +1,4 @@
-"""Ends the uploads whose server never came back to examine them."""
+"""Closes uploads whose server did not return to examine them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attestation asks and how it compares: an adapter's measured effect on the base's logits."""
+"""The probe prompts of attestation, and the comparison of their logits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The quantization contract: how far the served base strays from the unquantized one, per adapter.
+"""Measures, per adapter, how far the served base deviates from the unquantized base.
 
-With `--reference-base` every new version is asked the probe prompts on both. A process of its own
-loads the reference for as long as it measures and is gone afterwards; the engine never waits for
-it. What cannot be measured says why; it does not hold the version up.
+With `--reference-base`, every new version runs the probe prompts on both. A separate process loads
+the reference base for the duration of the measurement; the engine never waits for it. A failed
+measurement reports the reason and does not delay the version.
 """
 
 from __future__ import annotations

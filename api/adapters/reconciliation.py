@@ -1,7 +1,7 @@
-"""The desired state made true: what tenants want resident is, after every kind of restart.
+"""Reconciles the engine with the desired state: the pins and prefetches in the database.
 
-The database says what is wished for, and the engine what is there. Nothing else is remembered, so a
-server that starts, an engine that comes back and a wish that was just made are all the same case.
+The database holds the desired state and the engine the actual state. Nothing else is stored, so a
+server start, an engine restart and a new pin are handled alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long which bytes of which tenant lay on the device, for the ledger's daily sums."""
+"""Measures byte-seconds of each tenant's adapters on the device, for the ledger's daily sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where uploads lie until they are examined: one private folder, one file for each upload."""
+"""The files of unfinished uploads: one private folder, one file per upload."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Who holds how much of this server's disk for uploads that are not finished.
+"""Reservations of this server's disk for unfinished uploads.
 
-An upload holds what its owner declared, from the moment it is opened, so what was let in fits to
-its end. There is one server for each data folder: its budget is kept here, and begins with what the
-database says after a start.
+An upload reserves its declared size when it is opened, so an accepted upload always fits. Each data
+folder has one server, which keeps the budget in memory and reads it from the database at start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Room for uploads on this server's disk, and how more of it is made when there is too little.
+"""Room for uploads on this server's disk, and how it is freed.
 
-Under pressure the cheapest goes first: files of uploads that ended elsewhere, copies of stored
-adapters, and then the uploads that nobody carried on for an hour, the oldest before the others.
+Under pressure the cheapest files go first: those of uploads that ended elsewhere, cached copies of
+stored adapters, then the uploads that received no data for an hour, oldest first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Why a version does not answer at once: the first thing that stands in its way, in words.
+"""Explains why a version does not answer immediately: the first obstacle.
 
-What the database knows goes before what the engine knows: a version that may not be used is not
-worth loading.
+The state in the database takes precedence over the state in the engine: a version that may not be
+used need not be loaded.
 """
 
 from __future__ import annotations

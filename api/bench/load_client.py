@@ -1,7 +1,7 @@
-"""Sends a workload to a server as fast as its concurrency allows, and notes when tokens arrive.
+"""Load client: sends a workload at a fixed concurrency and records when tokens arrive.
 
-Lines are looked at by their first bytes and only the last one is parsed: the client takes about
-150 µs of one core for a token, so that it hardly slows down a server on the same machine.
+It inspects only the first bytes of each line and parses only the last line. So a token takes about
+150 µs of one core, which hardly slows down a server on the same machine.
 """
 
 from __future__ import annotations

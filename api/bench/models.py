@@ -1,7 +1,7 @@
-"""Makes the benchmark's base and adapters on the spot: random weights of a real shape.
+"""Creates the benchmark's base and adapters: random weights with realistic shapes.
 
-Every token's text is plain ASCII, so that a streamed token is never held back as half a character
-and the gaps between chunks are those between tokens. Needs the `engine` extra.
+Every token's text is plain ASCII, so a streamed token is never held back as an incomplete
+character, and the gaps between chunks are those between tokens. Needs the `engine` extra.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The serving benchmark: a mix of adapters against the base alone, on one server, in turn."""
+"""The serving benchmark: mixed adapters and the base alone, on one server, in alternating runs."""
 
 from __future__ import annotations
 

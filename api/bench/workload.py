@@ -1,4 +1,4 @@
-"""What one benchmark run sends: random prompts, dealt in turn to the models under test."""
+"""The workload of one benchmark run: random prompts, distributed round-robin over the models."""
 
 from __future__ import annotations
 

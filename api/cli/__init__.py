@@ -1,7 +1,7 @@
 """The `loraplex` command.
 
-Each entry of `COMMANDS` is a module of this package with a Typer called `app`, imported when its
-command is called: `loraplex --help` pays for none of them.
+Each entry of `COMMANDS` is a module of this package with a Typer called `app`. It is imported only
+when its command is called, so `loraplex --help` stays fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`loraplex adapters`: a tenant's own adapters, through the API."""
+"""`loraplex adapters`: manages the tenant's adapters through the API."""
 
 from __future__ import annotations
 

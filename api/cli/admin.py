@@ -1,4 +1,4 @@
-"""What the commands share that work on the database directly, without a server."""
+"""Shared code of the commands that use the database directly, without a server."""
 
 from __future__ import annotations
 

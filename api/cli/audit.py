@@ -1,4 +1,4 @@
-"""`loraplex audit`: who changed what, and whether the log of it is as it was written."""
+"""`loraplex audit`: lists, exports and verifies the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API as commands use it."""
+"""The API client of the commands."""
 
 from __future__ import annotations
 

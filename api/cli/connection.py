@@ -1,7 +1,7 @@
-"""Where a command calls, and as whom: by flag, by the environment, by profile, else the default.
+"""The server and key of a command, from flags, the environment or a profile.
 
-A profile that is named by flag goes before the environment; and its key is sent to its own URL
-only, whatever else is set.
+A profile named by flag takes precedence over the environment. A profile's key is sent only to its
+own URL, whatever else is set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`loraplex doctor`: what is wrong with an installation, or with the way to a server."""
+"""`loraplex doctor`: checks an installation and the connection to a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command's exit code says. The codes are stable: scripts rely on them."""
+"""The exit codes of the commands. They are stable, because scripts rely on them."""
 
 from __future__ import annotations
 

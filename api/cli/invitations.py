@@ -1,4 +1,4 @@
-"""Links by which somebody sets a password for the console."""
+"""Invitation links for setting a console password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex medusa`: heads that guess a base's next tokens, for speculative decoding."""
+"""`loraplex medusa`: trains Medusa heads for speculative decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a command asks the server again."""
+"""Polling intervals of commands."""
 
 from __future__ import annotations
 

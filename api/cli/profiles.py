@@ -1,6 +1,6 @@
-"""Where and as whom commands call the API, kept by name in the user's configuration folder.
+"""Profiles: named server URLs and keys in the user's configuration folder.
 
-`$XDG_CONFIG_HOME/loraplex/config.toml`, readable by its owner alone:
+`$XDG_CONFIG_HOME/loraplex/config.toml`, readable only by its owner:
 
     [profiles.default]
     url = "http://127.0.0.1:8000"

@@ -1,4 +1,6 @@
-"""Sending one adapter folder: checked and hashed here, sent in parts, resumed where it broke."""
+"""Pushes one adapter folder: checks and hashes it, uploads it in parts, resumes interrupted
+uploads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex quotas`: what a tenant may use and own, and what is left."""
+"""`loraplex quotas`: shows and sets a tenant's limits and their usage."""
 
 from __future__ import annotations
 

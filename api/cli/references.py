@@ -1,6 +1,6 @@
-"""What commands take as names: an adapter's own, an alias's, and `NAME[@VERSION]`.
+"""Parameter types for names: adapters, aliases, and `NAME[@VERSION]`.
 
-A name never holds a slash, so that no path passes for one.
+A name contains no slash, so a path is never mistaken for a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`loraplex adapters pin`, `prefetch` and `why`: where a version's weights are to be, and are."""
+"""`loraplex adapters pin`, `prefetch` and `why`: controls and explains where weights are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `loraplex serve`, in groups; their order here is that of its help."""
+"""The options of `loraplex serve` in groups, in the order in which the help shows them."""
 
 from __future__ import annotations
 

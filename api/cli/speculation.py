@@ -1,4 +1,4 @@
-"""What `--speculation` says: who guesses tokens."""
+"""Parses `--speculation`: the proposers to use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every error code that a caller can meet, with its HTTP status and what it means.
+"""The error codes of the API, with HTTP status and meaning.
 
-This table is the published list. `docs/errors.md` is the output of
-`python -m loraplex.api.contract.error_codes`; tests compare it with what the layers can raise.
+`docs/errors.md` is the output of `python -m loraplex.api.contract.error_codes`. Tests compare the
+table with what the layers can raise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An error as callers read it, whichever layer raised it.
+"""The error format of the API, for errors of any layer.
 
-Every error answer is `{"error": {message, type, param, code, retryable, request_id}}`; `code` is
+Every error response is `{"error": {message, type, param, code, retryable, request_id}}`; `code` is
 one of the published `ERROR_CODES`.
 """
 

@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI document: bodies by pydantic, answers by msgspec."""
+"""JSON schemas for the OpenAPI document: bodies by pydantic, responses by msgspec."""
 
 from __future__ import annotations
 

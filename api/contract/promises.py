@@ -1,12 +1,11 @@
-"""What a route promises, said beside it. `openapi.py` makes the published document of it.
+"""Declares a route's responses and errors, from which `openapi.py` generates the document.
 
     @router.get("/adapters/{name}")
     @answers(AdapterView, errors=("adapter_not_found",))
     async def get_adapter(...) -> Response:
         \"\"\"Summary. What follows is the description.\"\"\"
 
-Dependencies say of themselves what they read and which errors they end a request with, so a route
-names only its own.
+Dependencies declare what they read and which errors they raise, so a route declares only its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of every request body: strict types, finite numbers, no field silently ignored."""
+"""The base class of request bodies: strict types, finite numbers, no field silently ignored."""
 
 from __future__ import annotations
 

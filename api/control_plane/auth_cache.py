@@ -1,6 +1,7 @@
-"""Whom a key belongs to, remembered for a few seconds: most requests ask the database nothing.
+"""Caches principals by key for a few seconds, so most requests need no query for their key.
 
-What another server changes is seen after `TTL_SECONDS`; what this one changes at once, by `clear`.
+Changes by other servers take effect after `TTL_SECONDS`, changes by this server immediately
+(`clear`).
 """
 
 from __future__ import annotations

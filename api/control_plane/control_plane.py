@@ -1,4 +1,4 @@
-"""The control plane as the event loop sees it: units of work that run on threads of their own."""
+"""The event loop's access to the control plane: runs units of work in threads."""
 
 from __future__ import annotations
 

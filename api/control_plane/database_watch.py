@@ -1,4 +1,4 @@
-"""Whether the database answers: looked at all the time, so that requests need not find out."""
+"""Monitors whether the database is available, so that requests need not find out."""
 
 from __future__ import annotations
 

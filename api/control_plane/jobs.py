@@ -1,4 +1,4 @@
-"""Upkeep that is done from time to time by one of the servers, whichever comes first."""
+"""Periodic upkeep jobs, each run by one of the servers at a time."""
 
 from __future__ import annotations
 

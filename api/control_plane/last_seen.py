@@ -1,4 +1,4 @@
-"""What the database said last: an answer for the time in which it says nothing."""
+"""The last known results of queries, used while the database is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leases that this server holds: taken, kept while the work goes on, and given back."""
+"""The job leases of this server: acquired, renewed while the job runs, and released."""
 
 from __future__ import annotations
 

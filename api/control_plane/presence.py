@@ -1,4 +1,4 @@
-"""The sign of life that this server leaves in the database, for itself and its requests."""
+"""Records in the database that this server is alive, and renews its reservations."""
 
 from __future__ import annotations
 

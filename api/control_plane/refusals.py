@@ -1,8 +1,8 @@
-"""Writes down whom the server has refused: gathered in memory, in the audit log every minute.
+"""Logs refused calls: counted in memory, written to the audit log every minute.
 
-What was refused changed nothing, so an entry has no transaction to share, and a flood must not fill
-the log: what one party was refused by one code at one route is one entry a minute with a count, and
-of each chain's parties those beyond the first share another.
+A refused call changes nothing, so its entry has no transaction to share, and a flood of calls must
+not fill the log. One party's refusals with one code at one route are one entry per minute with a
+count. Beyond a number of parties per chain, the rest share one entry.
 """
 
 from __future__ import annotations

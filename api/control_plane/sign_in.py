@@ -1,7 +1,7 @@
-"""Signing in at the console, and what needs a password.
+"""Sign-in at the console, and other operations that need a password.
 
-Hashing a password takes 64 MiB and a tenth of a second, so few are computed at once, and the limits
-on failures are asked right before each.
+Hashing a password takes 64 MiB and a tenth of a second, so few are hashed at once, and the limits
+on failed attempts are checked immediately before each.
 """
 
 from __future__ import annotations

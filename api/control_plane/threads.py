@@ -1,4 +1,4 @@
-"""Where blocking work runs, so that the event loop never waits for it."""
+"""Thread pools for blocking work, so that the event loop never waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the served models, all at once, through the unmodified `openai` client."""
+"""Queries all served models concurrently with the unmodified `openai` client."""
 
 from __future__ import annotations
 

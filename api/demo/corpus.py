@@ -1,10 +1,10 @@
-"""What the demo's models are trained on: examples in words, made without any download.
+"""The training data of the demo's models, generated without any download.
 
-The base first learns nothing but to repeat lists of random words. That forms, in a hundred steps,
-the habit of looking back for a word, which is what every answer is made of and what the adapters
-bend; mixed with the rest from the start it takes ten times as long. Then half of its diet is the
-task itself, answered as an echo; a third is lists again, plain and quoted; the rest shows it each
-style's words as bare text, never as an answer, and some English.
+The base is first trained only to repeat lists of random words. Within a hundred steps this forms
+the attention pattern of looking up a word, on which every answer relies and which the adapters
+change; mixed with other data from the start, it takes ten times as long. Then half of the data is
+the task itself, answered as an echo; a third is lists again, plain and quoted; the rest is the
+words of each style as bare text, never as an answer, and some English.
 """
 
 from __future__ import annotations

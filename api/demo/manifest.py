@@ -1,4 +1,4 @@
-"""The list of the demo's shipped weights: their recipe, their accuracies, every file's SHA-256."""
+"""The manifest of the demo's weights: recipe, accuracies, and every file's SHA-256."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Makes the demo's weights from nothing: `python -m loraplex.api.demo.recipe OUT`.
+"""Trains the demo's weights from scratch: `python -m loraplex.api.demo.recipe OUT`.
 
-A base of a million parameters learns to answer requests with an English echo; then PEFT trains one
-LoRA adapter per style on it. Budgets are steps, not seconds, so that a slow machine makes the same
-weights, up to the rounding of its maths. Running it needs the `engine` extra, reading it nothing.
+A base with a million parameters learns to answer requests with an English echo. Then PEFT trains
+one LoRA adapter per style on it. Budgets are in steps, not seconds, so a slow machine produces the
+same weights, up to rounding. Running it needs the `engine` extra; importing it needs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's results for the terminal, and what to try next."""
+"""The demo's results for the terminal, and suggested next steps."""
 
 from __future__ import annotations
 

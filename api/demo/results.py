@@ -1,4 +1,4 @@
-"""What the demo found: every answer beside the right one, and each adapter's accuracy."""
+"""The demo's results: every answer with the expected one, and each adapter's accuracy."""
 
 from __future__ import annotations
 

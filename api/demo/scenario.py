@@ -1,4 +1,4 @@
-"""The demo from end to end: two tenants push adapters, and one mixed batch answers for them all."""
+"""The demo's scenario: two tenants push adapters, and one mixed batch answers for all of them."""
 
 from __future__ import annotations
 

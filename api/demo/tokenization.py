@@ -1,4 +1,4 @@
-"""The demo base's tokenizer: byte-level BPE whose numbers are one token each, with a chat template.
+"""The demo base's tokenizer: byte-level BPE with one token per number, and a chat template.
 
 Needs `tokenizers` and `transformers`, which only training has.
 """

@@ -1,4 +1,4 @@
-"""Answering with a generation: whole or as a stream, in the format of the route."""
+"""Responds with a generation, complete or streamed, in the route's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the form of chats and responses."""
+"""Log-probabilities in the format of chats and responses."""
 
 from __future__ import annotations
 

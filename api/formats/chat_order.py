@@ -1,4 +1,4 @@
-"""A conversation as an order: what chats and responses have in common."""
+"""Converts a conversation to a generation, for chats and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `/v1/completions` answers."""
+"""The format of `/v1/completions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request that names a model may end with, before its answer begins."""
+"""The errors of a generation request before its answer starts."""
 
 from __future__ import annotations
 

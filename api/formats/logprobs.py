@@ -1,4 +1,4 @@
-"""Log-probabilities as JSON can carry them."""
+"""Log-probabilities as valid JSON numbers."""
 
 from __future__ import annotations
 

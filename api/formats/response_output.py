@@ -1,4 +1,4 @@
-"""The output items of one response, and the events that tell how they come to be."""
+"""The output items of a response, and their stream events."""
 
 from __future__ import annotations
 

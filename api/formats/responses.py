@@ -1,6 +1,7 @@
-"""Responses and the events of their streams.
+"""The format of responses and their stream events.
 
-A whole response is made of the same events, so a stream and a whole answer cannot differ.
+A complete response is assembled from the same events, so a stream and a complete response cannot
+differ.
 """
 
 from __future__ import annotations

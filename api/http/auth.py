@@ -1,4 +1,4 @@
-"""Who calls. A dependency that `app.py` gives every route, unless it is listed open.
+"""Authentication: a dependency that `app.py` adds to every route that is not listed as open.
 
 It reads headers only: FastAPI runs it before the dependencies that read a body.
 """

@@ -1,7 +1,7 @@
-"""Reading request bodies: after authentication, never more than the route's limit, JSON only.
+"""Reads request bodies: after authentication, up to the route's limit, JSON only.
 
-FastAPI itself reads a declared body before it runs any dependency. These are dependencies, so the
-router's authentication comes first and an anonymous body is never read.
+FastAPI itself reads a declared body before it runs any dependency. These are dependencies, so
+authentication runs first and the body of an unauthenticated request is never read.
 """
 
 from __future__ import annotations

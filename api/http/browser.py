@@ -1,7 +1,7 @@
-"""What a browser's request says of itself: over what it came, by which cookie, from which page.
+"""Browser security of a request: transport, session cookie and origin.
 
-A session's cookie is taken over TLS, or on the server's own machine, and nowhere else. This server
-speaks no TLS itself: the proxies that the operator names say which scheme their callers used.
+A session cookie is accepted over TLS, or on the server's own machine, and nowhere else. This server
+does not terminate TLS: the trusted proxies report the scheme that their clients used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connections of one server: how many there may be, and which goes when there is one more."""
+"""Limits the number of connections, and chooses which idle one is closed for a new one."""
 
 from __future__ import annotations
 

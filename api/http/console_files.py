@@ -1,6 +1,6 @@
-"""The console's pages: a bundle that is part of the package, served below `/console/`.
+"""Serves the console's pages below `/console/`, from a bundle in the package.
 
-No file holds anything of anybody: what a page shows it asks of the API.
+The files contain no user data; pages load their data from the API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work that ends when the caller goes away."""
+"""Cancels work when the client disconnects."""
 
 from __future__ import annotations
 

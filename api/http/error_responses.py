@@ -1,5 +1,6 @@
-"""The one place that knows how an error looks over HTTP; `x-should-retry` tells the official
-clients what to do.
+"""Converts errors to HTTP responses.
+
+`x-should-retry` tells the official clients whether to retry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changing only what the caller has read: `ETag` of an answer, `If-Match` of a request (RFC 9110).
+"""Conditional changes: `ETag` of a response, `If-Match` of a request (RFC 9110).
 
-A route that changes a resource takes `IfMatch` and lets it check the resource as it stands, inside
-the transaction of the change:
+A route that changes a resource takes `IfMatch` and lets it check the current resource, within the
+transaction of the change:
 
     def change(session: TenantSession) -> Changed[KeyView]:
         key = service.get_key(session, key_id)

@@ -1,7 +1,7 @@
-"""The head of an HTTP/1.1 request: what must hold before the application sees it.
+"""Checks the head of an HTTP/1.1 request before the application sees it.
 
-The parser says what the bytes are; here is decided whether a proxy in front could have read the
-same bytes in another way. What is ambiguous is refused, never repaired.
+The parser interprets the bytes; this module decides whether a proxy could have interpreted the same
+bytes differently. An ambiguous head is refused, never repaired.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`Idempotency-Key` on every request that changes something, as Stripe has it.
+"""`Idempotency-Key` on every changing request, as in Stripe's API.
 
-Outside of the routes, so that none can forget it: a POST, PUT, PATCH or DELETE that is repeated
-with the same key is answered as the first one was. Only answers of success are kept; whoever was
-refused may correct the request, or send it again. Generations are left out, they change nothing,
-and so are the bytes of uploads, whose offset says the same.
+It is a middleware outside of the routes, so no route can omit it: a POST, PUT, PATCH or DELETE that
+is repeated with the same key gets the first response. Only successful responses are stored; a
+refused client may correct the request or repeat it. Generation requests are excluded, because they
+change nothing, and so are the bytes of uploads, whose offset has the same effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`x-ratelimit-…`: what is left of a tenant's rates, in the headers that OpenAI's clients read."""
+"""The `x-ratelimit-…` headers: a tenant's remaining rates, in the format of OpenAI's clients."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The OpenAPI document, made of the routes.
+"""Generates the OpenAPI document from the routes.
 
-A route's promises stand beside it (`contract/promises.py`), its paths and parameters in its
-signature, the shapes of bodies in `schemas/`, the meanings of errors in `contract/error_codes.py`.
-Nothing is said here twice.
+Responses and errors are declared at the route (`contract/promises.py`), paths and parameters in its
+signature, the schemas of bodies in `schemas/`, and the meanings of errors in
+`contract/error_codes.py`. Nothing is declared twice.
 """
 
 from __future__ import annotations

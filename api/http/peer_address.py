@@ -1,7 +1,7 @@
-"""From which address a request comes, also behind proxies.
+"""Determines the client's address, also behind proxies.
 
-`X-Forwarded-For` is believed only from the proxies that the operator names, and only as far as
-those wrote it: read from its end, the first address that is none of theirs is the caller's.
+`X-Forwarded-For` is trusted only from the configured proxies, and only the part that they wrote:
+read from its end, the first address that is not a trusted proxy is the client's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Routes whose dependencies are called by a plan that is made once.
+"""Routes whose dependencies are resolved by a plan that is computed once.
 
-FastAPI walks a route's tree of dependencies anew with every request, keeps stacks for those that
-have to be closed, and looks into the request for parameters of every kind. What generates reads
-none of these: its dependencies are coroutines of the request and of each other.
+FastAPI walks a route's dependency tree for every request, keeps exit stacks, and looks for
+parameters of every kind. Generation routes need none of this: their dependencies are coroutines of
+the request and of each other.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""HTTP/1.1 from strangers: uvicorn's protocol with a guard on the head and bounds on the rest.
+"""HTTP/1.1 for untrusted clients: uvicorn's protocol with checks of the head and limits.
 
-httptools reads the bytes and uvicorn runs the application. uvicorn waits without end for a head,
-keeps all of it, takes the trailers of a chunked body for headers, loses the body of a request that
-offers an upgrade, and reads on after a body has been answered. Each of these is bounded or refused
-here, with the same error envelope that the application uses.
+httptools parses the bytes and uvicorn runs the application. uvicorn waits indefinitely for a head,
+buffers all of it, treats the trailers of a chunked body as headers, loses the body of a request
+that offers an upgrade, and reads on after a body has been answered. Each of these is limited or
+refused here, with the application's error format.
 
-What this class uses of uvicorn beyond its documented interface is listed in `test_http_protocol`.
+`test_http_protocol` lists what this class uses beyond uvicorn's documented interface.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The outermost layer of every request: its id, its log line, its counters, its last safety net.
+"""The outermost layer of every request: id, log line, counters, and the final error handler.
 
-Plain ASGI: a middleware that wraps the response body would swallow an error in a stream and let a
-truncated answer pass for a whole one.
+It is plain ASGI: a middleware that wraps the response body would swallow an error in a stream, and
+a truncated answer would look complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Server-sent events as the official OpenAI clients read them.
+"""Server-sent events for the official OpenAI clients.
 
-An event without data or a lone `id:` breaks the client, so pings are comments. A stream that fails
-ends with an error object and without what ends those that succeed, so it cannot pass for one.
+An event without data or a lone `id:` breaks the client, so pings are comments. A failed stream ends
+with an error object and without the end marker of a successful one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of a stream that differ in nothing but their text."""
+"""Stream events that differ only in their text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reading connections so that no bytes of an uploaded adapter stay in this process.
+"""Reads connections without leaving bytes of an uploaded adapter in this process's memory.
 
-The event loop's own read buffer keeps what was read last, and freed `bytes` keep what they held. So
-connections are read into one buffer that is zeroed after each read, and what is made of it on the
-way to the application is zeroed when it was used (decision 35).
+The event loop's own read buffer keeps the last bytes it read, and freed `bytes` keep their content.
+Therefore connections are read into one buffer that is zeroed after each read, and objects created
+from it on the way to the application are zeroed after use (decision 35).
 """
 
 from __future__ import annotations

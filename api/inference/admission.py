@@ -1,4 +1,4 @@
-"""Whether a tenant's request may run: reserved before the engine hears of it, or refused."""
+"""Admission: reserves a tenant's quota before a request reaches the engine, or refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has come for one caller and was not taken yet."""
+"""The deltas that have arrived for one caller and have not been consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt as an answer repeats it (`echo`)."""
+"""The prompt as part of the answer (`echo`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One caller's generation: several sequences of the engine as one stream of text.
+"""One caller's generation: several engine sequences as one stream of text.
 
-A sequence is one choice for one prompt. `Generation` owns the engine requests behind them: whoever
-starts it, or not, must `aclose` it, which ends what still runs and has it charged.
+A sequence is one choice for one prompt. `Generation` owns the engine requests. Its creator must
+`aclose` it, whether it was started or not; this aborts running sequences and charges them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Grammars are compiled in a process apart before the engine sees them: one that is wrong is an
-answer of 400, and one that is meant to do harm ends that process and nothing else."""
+"""Compiles grammars in a separate process before the engine sees them.
+
+An invalid grammar gets a 400 response. A harmful one ends only that process.
+"""
 
 from __future__ import annotations
 

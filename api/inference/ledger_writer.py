@@ -1,8 +1,8 @@
-"""Writing who is admitted and what ended: what waits while a transaction runs goes into the next.
+"""Batches admissions and ledger writes: those that wait while a transaction runs share the next.
 
-Everybody learns of their own when it is committed. A commit costs as much for many requests as for
-one, so a tenant's transactions keep a pace: the busier it is, the less a request costs, and however
-busy, it leaves others room. One alone waits for nobody.
+Each caller gets its own result when the transaction commits. A commit costs as much for many
+requests as for one, so a tenant's transactions are paced: the busier the tenant, the less each
+request costs, and other tenants always have room. A single request does not wait.
 """
 
 from __future__ import annotations

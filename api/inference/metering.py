@@ -1,12 +1,12 @@
-"""Who pays for which tokens: from the request's admission to its row in the ledger.
+"""Metering: a request's account, from admission to its row in the ledger.
 
-A request's account is a place in the token journal, taken before the engine hears of the request
-and given back once the ledger has its row. So whatever dies in between, the journal says what the
-request has cost, and the next server writes it into the ledger. A database that is away is the
-same case: answers end when the journal has their outcome on the disk, and the rows follow.
+A request's account is an entry in the token journal. It is allocated before the engine receives the
+request and freed once the ledger has the row. So if a process dies, the journal has the cost of the
+request, and the next server writes it to the ledger. An unavailable database is handled alike: an
+answer ends once the journal has its outcome on disk, and the row follows later.
 
-A whole answer is charged by what stands in it. One that broke off, for whatever reason, is charged
-by what the engine has counted.
+A complete answer is charged by its tokens. An interrupted answer is charged by the tokens that the
+engine has counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What names of adapters meant lately: for a moment, and for as long as the database is away."""
+"""Caches resolved adapter names: for seconds, or as long as the database is unavailable."""
 
 from __future__ import annotations
 

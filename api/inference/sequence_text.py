@@ -1,4 +1,4 @@
-"""One sequence's tokens as text: what belongs to the answer, and why it ended."""
+"""Converts one sequence's tokens to text, with stop strings and the finish reason."""
 
 from __future__ import annotations
 

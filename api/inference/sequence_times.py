@@ -1,4 +1,4 @@
-"""When one sequence's tokens came, told to the metrics."""
+"""Records the token times of one sequence in the metrics."""
 
 from __future__ import annotations
 

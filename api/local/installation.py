@@ -1,4 +1,4 @@
-"""An installation worked as an operator works his: by `loraplex` commands, which are shown."""
+"""A local installation, managed by `loraplex` commands that are printed."""
 
 from __future__ import annotations
 

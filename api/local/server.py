@@ -1,4 +1,6 @@
-"""A `loraplex serve` of our own: started on a free port, waited for, and always stopped."""
+"""Runs a `loraplex serve` child process on a free port, waits until it is ready, and always stops
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the catalog as callers see them."""
+"""Converts rows of the catalog to API views."""
 
 from __future__ import annotations
 

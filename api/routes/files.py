@@ -1,4 +1,4 @@
-"""Downloading what was pushed: the same configuration, and the tensors bit for bit."""
+"""Downloads of adapter files: the same configuration, and the tensors bit for bit."""
 
 from __future__ import annotations
 

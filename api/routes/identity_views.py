@@ -1,4 +1,4 @@
-"""Tenants, operators, users and keys as callers see them."""
+"""Converts tenants, operators, users and keys to API views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps of servers' memory as operators and tenants see them."""
+"""Converts memory maps to the views of operators and tenants."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lists in parts: `?after=&limit=` of a request, `has_more` and `next_after` of its answer.
+"""Paging: `?after=&limit=` of a request, `has_more` and `next_after` of the response.
 
-A cursor is the key of a row, so what comes or goes between two pages moves no other row. A route
-asks for one row more than the page has:
+A cursor is the key of a row, so rows that are added or removed between two pages do not shift the
+others. A route requests one row more than the page has:
 
     rows = service.list_keys(session, after=page.after, limit=page.num_rows)
     return json_response(page.answer(rows, view=key_view, cursor=lambda key: key.id))

@@ -1,4 +1,4 @@
-"""What the routes of adapters take alike: who may call, and which version is meant."""
+"""The shared parameters of the adapter routes: the caller and the version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/quota`: what a tenant may use and has left; `/admin/tenants/{slug}/quota`: its limits."""
+"""`/v1/quota`: a tenant's limits and usage; `/admin/tenants/{slug}/quota`: setting the limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`/v1/session`: signing in and out at the console, for operators and tenants' users.
+"""`/v1/session`: sign-in and sign-out at the console, for operators and tenant users.
 
-What somebody is signed in by is a cookie that no script reads. Everything else of the API may be
-called with it as with a key.
+A session is a cookie that scripts cannot read. Like a key, it gives access to the rest of the API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/v1/usage` and `/admin/usage`: what was used, summed as the caller asks, as JSON or CSV."""
+"""`/v1/usage` and `/admin/usage`: the ledger, grouped and summed, as JSON or CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What confines the examination of adapters on this machine, as operators are told."""
+"""The confinement of adapter examinations on this machine, as reported to operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server for each data folder: two would sweep each other's uploads and cached blocks."""
+"""Locks the data folder for one server: two would delete each other's uploads and cached blocks."""
 
 from __future__ import annotations
 

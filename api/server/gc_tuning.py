@@ -1,8 +1,8 @@
-"""When a server runs Python's garbage collector.
+"""Schedules Python's garbage collector in a server.
 
 Reference counting frees almost everything; cycles come from errors and cancelled tasks. Collecting
-all that imports have left takes a fifth of a second, in which no stream continues, and by default
-Python collects young objects every few requests.
+all objects that imports leave takes a fifth of a second, during which no stream continues, and by
+default Python collects young objects every few requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether this server takes requests: what load balancers ask for, and what a drain changes."""
+"""Whether this server accepts requests, for load balancers; a drain makes it not ready."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which servers of this user run on this machine, for commands that work beside them.
+"""Finds the running servers of this user on this machine, for commands that run next to them.
 
-Each server keeps a file with its URL and data folder, and a lock on it, for as long as it runs.
-The system drops the lock when the process ends, however it ends.
+While a server runs, it keeps a file with its URL and data folder, and a lock on it. The system
+releases the lock however the process ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who this installation is among those that share a database: an id, written in its data folder."""
+"""This server's id among those that share a database, stored in its data folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own figures for Prometheus, from its last snapshot."""
+"""The engine's Prometheus metrics, from its last snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A histogram for what happens once a token."""
+"""A Prometheus histogram without a lock, for events that happen once per token."""
 
 from __future__ import annotations
 

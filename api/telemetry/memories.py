@@ -1,7 +1,7 @@
-"""Where things lie, on this server and on the others that live.
+"""The memory maps of this server and of the other live servers.
 
-This server's engine is asked; the others wrote down what theirs said. Each writes only while there
-is another one that could read it.
+This server's engine is queried directly; the other servers store their maps in the database. A
+server stores its map only while another server could read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this server measures of its work, written down every quarter of a minute."""
+"""Writes this server's figures to the database every 15 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a request took as long as it did, or was refused: its phases, and the one to look at."""
+"""Explains a request's latency or refusal: its phases, and the decisive one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keeps what became of each request: gathered in memory, written together every second.
+"""Writes the request log: collected in memory, stored once a second.
 
-The log is for looking into, not for accounts: a request never waits for it, and where more ends
-than can be written the rest is left out and counted.
+The log is for diagnosis, not for accounting. A request never waits for it. If more requests end
+than can be written, the rest is dropped and counted.
 """
 
 from __future__ import annotations

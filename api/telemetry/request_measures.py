@@ -1,4 +1,4 @@
-"""What one request turned out to be, for its line in the log and its span: figures, never text."""
+"""The figures of one request for its log line and its span, never text."""
 
 from __future__ import annotations
 

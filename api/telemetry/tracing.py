@@ -1,7 +1,7 @@
-"""A span per request for OpenTelemetry; without it nothing of it is imported.
+"""OpenTelemetry spans, one per request. Without the extra, nothing of it is imported.
 
-A span is written when its request has ended, with the times of its own: who called may have begun
-the trace (W3C `traceparent`). It has names, figures and codes, never text.
+A span is written when its request has ended, with the request's own times. The client may have
+started the trace (W3C `traceparent`). It contains names, figures and codes, never text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an answer is kept to what its request allows, and how it is then read."""
+"""How an answer is constrained by a grammar, and how it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer's text as text and calls, while it comes."""
+"""Parses an answer's text into text and function calls while it arrives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Grammars of answers that call functions, where the request leaves the model no choice.
+"""Grammars that enforce function calls where the request requires them.
 
-In llguidance's dialect of Lark: `%json` stands for a value that a schema describes, `<[7]>` for the
-token 7, which is how special tokens are named.
+They are written in llguidance's dialect of Lark: `%json` stands for a value that a schema
+describes, `<[7]>` for the token 7, which is how special tokens are named.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One call as a model writes it, read while it comes.
+"""Scans one function call incrementally.
 
-A scanner takes characters until it is `done` or `broken`. It is `opened` once the function is known
-and its arguments have begun; from then on it cannot turn out to be text any more.
+A scanner consumes characters until it is `done` or `broken`. It is `opened` once the function is
+known and its arguments have started; from then on it cannot be plain text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Conversations as prompts, in the base's own chat template: with tools, if it knows them."""
+"""Renders conversations as prompts with the base's chat template, including tools if it supports
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation, as prompts are made of it."""
+"""A conversation as the input of prompt rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a JSON value ends in text that comes character by character."""
+"""Detects the end of a JSON value in text that arrives character by character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions that a request offers to the model."""
+"""A function that a request offers to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms in which models write calls. Which one a base writes, its chat template shows."""
+"""The formats in which models write calls, and their detection from the base's chat template."""
 
 from __future__ import annotations
 

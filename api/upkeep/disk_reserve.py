@@ -1,8 +1,8 @@
-"""A file that keeps a part of the disk for the database.
+"""A file that reserves a part of the disk for the database.
 
-Uploads, stored adapters and cached copies leave a reserve free (`DiskRoom`). What others write to
-the same disk, such as logs, does not. Against that a part of the reserve lies in a file, which
-shrinks when the disk is full nevertheless: so keys are made and a server starts on a full disk.
+Uploads, stored adapters and cached copies leave a reserve free (`DiskRoom`), but other programs on
+the same disk, such as loggers, do not. Therefore a part of the reserve is allocated in a file,
+which shrinks when the disk is full. So keys can be created and a server can start on a full disk.
 """
 
 from __future__ import annotations

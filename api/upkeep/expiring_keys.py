@@ -1,4 +1,4 @@
-"""How many keys end soon without a successor: to be seen before those who hold them are refused."""
+"""Counts the keys that expire soon without a successor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What nothing names any more, removed: stored objects, uploads that were given up, their files.
+"""Garbage collection: unreferenced objects, abandoned uploads and their files.
 
-A crash between two effects leaves bytes without a row, never a row without bytes: objects are put
-before the version that names them, and removed before it is called deleted. So garbage is found
-from the bytes' side. Young bytes may belong to a push that is under way and are left alone.
+A crash between two effects leaves bytes without a row, never a row without bytes: objects are
+written before the version that names them, and removed before the deletion completes. So garbage is
+found by listing the bytes. Recent bytes may belong to a running push and are kept.
 """
 
 from __future__ import annotations
