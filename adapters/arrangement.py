@@ -18,7 +18,7 @@ from .weights import Array
 
 
 class Order(StrEnum):
-    """In which order a tensor's values lie in a block."""
+    """The order of a tensor's values in a block."""
 
     AS_STORED = "as_stored"
     TRANSPOSED = "transposed"
@@ -69,14 +69,14 @@ class Arrangement(NamedTuple):
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor and where in the block it lies."""
+    """A tensor and its position in the block."""
 
     offset: int
     """In elements, from the block's start."""
     tensor: TensorEntry
     arrangement: Arrangement
     is_copy: bool = False
-    """It lies at another place, too, from which it is written again."""
+    """It is also stored at another position, from which it is restored."""
 
 
 def arrangement_of_a(part: BoundSlice) -> Arrangement:

@@ -43,9 +43,9 @@ NUMPY_DTYPES: Mapping[str, npt.DTypeLike] = {
 
 
 class ExtraKind(StrEnum):
-    """What an adapter may hold for a slice beside A and B.
+    """The kinds of auxiliary tensors of a slice.
 
-    In the file are the tenant's own values; the engine turns them into the served ones at load
+    The file holds the tenant's original values; the engine converts them to served values at load
     (`engine/model/block_preparation.py`).
     """
 
@@ -64,7 +64,7 @@ class ExtraKind(StrEnum):
 
 @dataclass(frozen=True)
 class Extra:
-    """One array that an adapter holds for a slice beside A and B."""
+    """One auxiliary tensor of a slice."""
 
     slice_index: int
     kind: ExtraKind
@@ -91,7 +91,7 @@ class PlacedExtra:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Where each array of an adapter lies, given the rank of each slice it touches."""
+    """The position of each array of an adapter, given the rank of each slice that it changes."""
 
     layout: BaseLayout
     ranks: Mapping[int, int]
@@ -143,7 +143,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class BlockHeader:
-    """What a block's file says of itself."""
+    """The header of a block's file."""
 
     base_id: str
     digest: str

@@ -34,7 +34,7 @@ class BoundSlice:
 
 @dataclass(frozen=True, slots=True)
 class BoundExtra:
-    """What an adapter holds for a slice beside A and B."""
+    """An auxiliary tensor of a slice."""
 
     extra: Extra
     layer: Slice
@@ -44,7 +44,7 @@ class BoundExtra:
     scale: float = 1.0
     """Factor at load."""
     is_derived: bool = False
-    """The tensor is another extra's, and stands in the block twice."""
+    """The tensor also belongs to another auxiliary tensor, so the block holds it twice."""
 
 
 @dataclass(frozen=True, slots=True)

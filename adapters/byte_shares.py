@@ -25,7 +25,7 @@ class Holding(NamedTuple):
 
 
 class Surplus(NamedTuple):
-    """What is held beyond the shares."""
+    """The bytes held beyond the shares."""
 
     keys: frozenset[AdapterKey]
     """Of those that may go: the least recently used ones that a tenant has too many."""

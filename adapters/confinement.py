@@ -69,8 +69,8 @@ def confine(
 ) -> Mapping[Mechanism, str]:
     """Give up resources and, where possible, the network and other files; cannot be undone.
 
-    `read` and `write` are the files that may still be read and written. They exist already.
-    Returns the mechanisms that cannot be had here, each with the reason.
+    `read` and `write` are the existing files that may still be read and written. Returns the
+    unavailable mechanisms, each with the reason.
     """
     die_first()
     refusals = {
@@ -106,7 +106,8 @@ def limit_resources(limits: ProcessLimits) -> None:
 
 
 def _program_folders() -> list[Path]:
-    """Where Python, what is imported, and shared libraries lie: some are read when first used."""
+    """The folders of Python, imported packages and shared libraries; some files are read at first
+    use."""
     modules = (sys.modules.get(name) for name in ("os", "numpy", "loraplex.adapters.errors"))
     files = [Path(module.__file__) for module in modules if module and module.__file__]
     packages = [file.resolve().parent for file in files]

@@ -61,7 +61,7 @@ class MechanismState:
     name: Mechanism
     is_in_force: bool
     detail: str
-    """Why it is not, and what to do; or what was measured."""
+    """Why the mechanism is inactive and what to do, or what was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class CopyBudget:
         self.used_bytes -= num_bytes
 
     def discard(self, values: Tensor) -> None:
-        """What an adapter that is being removed leaves: nobody uses it any more."""
+        """Register a copy of a removed adapter's matrices that must be zeroed."""
         self._discarded.append(values)
 
     def take_discarded(self) -> list[Tensor]:

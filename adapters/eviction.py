@@ -28,9 +28,9 @@ FREE = Cost(-1, 0.0)
 
 
 class Occupant(NamedTuple):
-    """What lies in the arena; without a cost it may not be displaced.
+    """An occupant of the arena; without a cost it may not be evicted.
 
-    Without a key it is no adapter that could be named as a victim.
+    Without a key it is not an adapter that could be chosen for eviction.
     """
 
     extent: Extent
@@ -92,7 +92,7 @@ def _price(window: Window) -> tuple[Cost, int, int]:
 
 
 def _window_from(line: list[Occupant], start: int, size: int) -> Window | None:
-    """The shortest window that begins behind `line[start]`."""
+    """The shortest window that begins after `line[start]`."""
     begin = line[start].extent.end
     cost = FREE
     victims: list[AdapterKey] = []

@@ -64,9 +64,9 @@ def run_export(block: Path, directory: Path, *, base_model_name: str | None = No
 def export_adapter(block: Path, directory: Path, *, base_model_name: str | None = None) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` into the existing `directory`.
 
-    `base_model_name` is what the trainer called the base, which no block says.
-    Files of these names are replaced, the weights first: who finds the configuration finds a whole
-    adapter. Raises ObjectCorrupt if the block is damaged or does not say what it was made from.
+    `base_model_name` is the trainer's name of the base, which the block does not store. Existing
+    files of these names are replaced, the weights first, so an existing configuration means a
+    complete adapter. Raises ObjectCorrupt if the block is damaged or lacks its source information.
     """
     header = read_block_header(block)
     source = parse_source(header.source)
@@ -124,7 +124,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def main() -> None:
-    """In the child: what standard input says, without network and under limits."""
+    """Run in the child: read the request from standard input, without network and with limits."""
     block, directory, base_model_name = json.load(sys.stdin)
     try:
         _confine(Path(block).stat().st_size)

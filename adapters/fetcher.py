@@ -75,11 +75,11 @@ class Fetcher:
         self._forgotten: set[AdapterKey] = set()
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]:
-        """Bring a block to the disk, unless it is there; join the transfer if one is under way.
+        """Fetch a block to the disk cache unless it is there, or join a running transfer.
 
-        Each caller has a future of its own: cancelling it does not disturb the others. It fails
-        with ObjectNotFound, ObjectCorrupt, StoreUnavailable, or AdapterUnavailable if the disk
-        cannot take the block.
+        Each caller has its own future: cancelling it does not affect the others. It fails with
+        ObjectNotFound, ObjectCorrupt, StoreUnavailable, or AdapterUnavailable if the disk cannot
+        take the block.
         """
         waiter: Future[FetchedBlock] = Future()
         with self._lock:
@@ -93,7 +93,7 @@ class Fetcher:
         return waiter
 
     def forget(self, key: AdapterKey) -> None:
-        """Delete the local copy; a transfer under way ends with ObjectNotFound and leaves none."""
+        """Delete the local copy; a running transfer ends with ObjectNotFound and leaves none."""
         with self._lock:
             if key in self._flights:
                 self._forgotten.add(key)
@@ -104,7 +104,7 @@ class Fetcher:
         self._disk_cache.note_read(key)
 
     def close(self) -> None:
-        """Finish the transfers under way and end the threads; waiting ones are cancelled."""
+        """Finish the running transfers and end the threads; waiting transfers are cancelled."""
         self._threads.close()
 
     def _fly(self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float) -> FetchedBlock:
@@ -117,7 +117,7 @@ class Fetcher:
             self._land(key)
 
     def _land(self, key: AdapterKey) -> None:
-        """The flight is over. Raises ObjectNotFound if the adapter was forgotten meanwhile."""
+        """End the flight. Raises ObjectNotFound if the adapter was deleted meanwhile."""
         with self._lock:
             del self._flights[key]
             if key not in self._forgotten:

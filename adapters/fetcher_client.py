@@ -66,7 +66,7 @@ STALL_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 15.0
 GOOD_LIFE_SECONDS = 60.0
-"""After a life so long the pauses before a restart begin anew."""
+"""After a process has run for this long, the restart delays start over."""
 PAGE_OBJECTS = 500
 _RECEIVE_BYTES = 1 << 16
 _STDERR = 2
@@ -83,14 +83,14 @@ class FetcherStats(NamedTuple):
 
 @dataclass(slots=True)
 class _Call:
-    """A call that was sent: its outcome, and who hears of its progress."""
+    """A call that was sent: its future, and the receiver of its progress."""
 
     outcome: Future[FromFetcher] = field(default_factory=Future)
     on_progress: OnProgress | None = None
 
 
 class _Outbox:
-    """What is on its way to the process: putting never waits, a thread sends in order."""
+    """The queue of messages to the process: putting never blocks, and a thread sends in order."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -113,11 +113,11 @@ class _Outbox:
 
 
 class FetcherClient:
-    """Runs the fetcher process. Safe to use from many threads; nothing but `start`, `close`,
-    `forget`, `trim` and the store's methods waits.
+    """Runs the fetcher process. Thread-safe. Only `start`, `close`, `forget`, `trim` and the
+    store's methods block.
 
-    While there is no process every call fails with StoreUnavailable, and so do those that were
-    under way when it died.
+    While there is no process, every call fails with StoreUnavailable, and so do the calls that were
+    running when it died.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class FetcherClient:
         self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
         self._outbox: _Outbox | None = None
-        """To the process that is ready; None while there is none."""
+        """The connection to the ready process; None while there is none."""
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: dict[int, _Call] = {}
         self._call_ids = itertools.count(NO_CALL + 1)
@@ -182,7 +182,7 @@ class FetcherClient:
             raise
 
     def close(self) -> None:
-        """End the process; what is under way fails with StoreUnavailable."""
+        """End the process; running calls fail with StoreUnavailable."""
         self._closing.set()
         self._kill()
         if self._thread.is_alive():
@@ -196,7 +196,7 @@ class FetcherClient:
         return waiter
 
     def note_read(self, key: AdapterKey) -> None:
-        """As `Fetcher.note_read`; a process that is starting knows of nobody who reads."""
+        """Like `Fetcher.note_read`; a process that is starting has no readers."""
         with self._lock:
             if self._outbox is not None:
                 self._outbox.put(encode(NoteRead(NO_CALL, key)))
@@ -219,7 +219,7 @@ class FetcherClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that is ready; None while there is none."""
+        """The process id of the ready process; None while there is none."""
         with self._lock:
             return self._process.pid if self._process and self._outbox else None
 
@@ -279,7 +279,7 @@ class FetcherClient:
                     stdin=theirs.fileno(),
                     stdout=_STDERR,
                     env=self._environment,
-                    # Its own group: a signal to ours reaches us alone.
+                    # A new process group, so that a signal to the server's group does not reach it.
                     start_new_session=True,
                 )
             yield_processor(process.pid)  # transfers can wait for the engine's steps
@@ -296,7 +296,7 @@ class FetcherClient:
                 self._end_life(process)
 
     def _end_life(self, process: subprocess.Popen[bytes]) -> None:
-        """Let nobody use it any more, and make sure that it is gone: it owns the cache."""
+        """Stop using the process and ensure that it has ended, because it owns the cache."""
         with self._lock:
             outbox, self._outbox = self._outbox, None
             self._process = None
@@ -417,7 +417,7 @@ class RemoteStore:
 
 
 def _added(past: DiskCacheStats, present: DiskCacheStats) -> DiskCacheStats:
-    """Counters summed up; what is held is what is held now."""
+    """Sum the counters; sizes are the current ones."""
     return DiskCacheStats(
         used_bytes=present.used_bytes,
         capacity_bytes=present.capacity_bytes,
@@ -441,7 +441,7 @@ def _fail(outcome: Future[FromFetcher], error: Exception) -> None:
 
 
 def _pass_block_on(call: Future[FromFetcher], waiter: Future[FetchedBlock]) -> None:
-    """Give a caller the outcome of its fetch, unless it has given up."""
+    """Set the result of a caller's fetch, unless the caller has cancelled it."""
     if not waiter.set_running_or_notify_cancel():
         return
     error = call.exception()

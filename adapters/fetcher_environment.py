@@ -15,8 +15,8 @@ ZEROED_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONMALLOC": "malloc",
 }
-"""Has glibc overwrite all memory that is freed: the SDK and its HTTP client copy adapters through
-buffers that are not ours to zero (decision 35)."""
+"""Makes glibc overwrite all freed memory: the SDK and its HTTP client copy adapters through buffers
+that cannot be zeroed otherwise (decision 35)."""
 _PREFIX = "AWS_"
 _VARIABLES = frozenset({"BOTO_CONFIG"})
 
@@ -44,7 +44,7 @@ def take_credentials() -> dict[str, str]:
 def fetcher_environment(
     environment: Mapping[str, str], credentials: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a fetcher process needs of ours, and the store's credentials."""
+    """The environment variables that a fetcher process needs, and the store's credentials."""
     passed = {
         name: value
         for name, value in environment.items()

@@ -77,7 +77,7 @@ class Fetch(Message, frozen=True):
 
 
 class NoteRead(Message, frozen=True):
-    """What was fetched has been read, and need not stay. Not answered."""
+    """The fetched file has been read and may be evicted. Not answered."""
 
     key: AdapterKey
 
@@ -209,7 +209,7 @@ _FROM_FETCHER: msgspec.json.Decoder[FromFetcher] = msgspec.json.Decoder(FromFetc
 
 
 class MessageRefused(Exception):
-    """The other side sent what is no message of this protocol."""
+    """The peer sent something that is not a message of this protocol."""
 
 
 class Inbox:
@@ -258,7 +258,7 @@ def _decode(decoder: msgspec.json.Decoder[MessageT], content: bytes) -> MessageT
 
 
 def as_failure(call_id: int, error: AdapterError | OSError) -> Failed:
-    """What the caller is told of an error."""
+    """The message of an error for the caller."""
     if isinstance(error, OSError):
         return Failed(
             call_id, AdapterUnavailable.code, f"this machine's disk failed: {error.strerror}"

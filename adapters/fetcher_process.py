@@ -69,9 +69,9 @@ from .tenant_threads import TenantThreads
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
 BEATS_PER_RETURN = 30
-"""After so many, freed memory is given back: about every minute."""
+"""Freed memory is returned after this many heartbeats: about every minute."""
 PROGRESS_BYTES = 4 << 20
-"""How often progress is told."""
+"""Progress is reported at intervals of this many bytes."""
 RECEIVE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 
@@ -88,7 +88,7 @@ class Connection:
         self._arrived: list[bytes] = []
 
     def send(self, message: FromFetcher) -> None:
-        """Send a whole message; the end of this process if nobody is there."""
+        """Send a complete message; end this process if the peer is gone."""
         try:
             with self._lock:
                 self._socket.sendall(encode(message))

@@ -347,7 +347,7 @@ REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {
 
 
 def refusal_message(name: str) -> str:
-    """What a refusal of this feature says after naming the field or tensor."""
+    """The explanation of a refusal, after the name of the field or tensor."""
     feature = REFUSED_BY_NAME[name]
     return f"{feature.why} {feature.way_out}"
 

@@ -10,7 +10,7 @@ from .identity import AdapterKey
 MAX_TRANSITIONS = 16
 """Kept of one adapter."""
 MAX_ADAPTERS = 1024
-"""Remembered at all; the one whose last change is longest ago is forgotten first."""
+"""The maximum number of adapters; the one with the oldest last change is dropped first."""
 
 
 class Transition(NamedTuple):

@@ -32,9 +32,9 @@ from .untouched import untouched_zeros
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 PIECE_ELEMENTS = 32 << 10
-"""Elements converted at a time: they stay in a core's cache, and torch starts no further threads
-for so few, so a load takes one core from the running step at most. Behind each, the loader thread
-rests as its pace wants."""
+"""Elements converted at a time. They fit into a core's cache, and torch starts no additional
+threads for so few, so a load takes at most one core from the running step. After each piece the
+loader thread pauses as its pace requires."""
 
 Prepare = Callable[[Tensor, BlockHeader, BlockPlan], None]
 """Changes a block `[num_elements]` in place, in the loader thread that has read it, its scales
@@ -62,9 +62,9 @@ class HostBlock:
 class HostCache:
     """Least-recently-used cache of blocks, bounded in bytes. Every method is thread-safe.
 
-    A block is *in use* from `read` or `acquire` until `release`; only blocks out of use are
-    dropped to make room. `page_locked` is for CUDA: copies from there run beside the kernels; torch
-    rounds what it page-locks up to a power of two.
+    A block is *in use* from `read` or `acquire` until `release`; only unused blocks are dropped to
+    make room. `page_locked` is for CUDA, where copies then run in parallel with kernels; torch
+    rounds page-locked sizes up to a power of two.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class HostCache:
         prepare: Prepare | None = None,
         pace: Pace = UNPACED,
     ) -> None:
-        """`prepare` turns the extras of a block, as read, into what is served; see `ExtraKind`.
+        """`prepare` converts the auxiliary tensors of a block to their served values; see
+        `ExtraKind`.
 
-        `pace`: how much of a core reading and zeroing may have beside the engine's steps.
+        `pace`: the share of a core that reading and zeroing may use while the engine's steps run.
         """
         self._prepare = prepare
         self._pace = pace
@@ -106,7 +107,7 @@ class HostCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of cached blocks and of reads that are under way."""
+        """Bytes of cached blocks and of running reads."""
         return self._extents.used * self._dtype.itemsize
 
     def size_of(self, key: AdapterKey) -> int:

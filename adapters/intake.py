@@ -50,7 +50,7 @@ _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What one examination may use."""
+    """The limits of one examination."""
 
     max_file_bytes: int = 4 << 30
     """Size of the weights file."""
@@ -74,7 +74,7 @@ class IntakeRequest:
     base_model_name: str | None = None
     max_full_matrix_bytes: int = 0
     room_bytes: int | None = None
-    """What the disk has room for; None: nobody knows."""
+    """The free disk space; None if unknown."""
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
@@ -125,7 +125,7 @@ def _discard_output(request: IntakeRequest) -> None:
 
 
 def _blame(death: _ChildDied) -> AdapterRejected | IntakeUnavailable:
-    """What a second death says: crashing on the same bytes again is due to them."""
+    """The error after a second death: two crashes on the same bytes are caused by them."""
     error = (
         AdapterRejected("intake_failed", str(death))
         if -death.status in _CRASHES

@@ -69,11 +69,11 @@ def forbid_new_privileges() -> None:
 
 
 def allow_only(*, read: Iterable[Path], write: Iterable[Path]) -> bool:
-    """Keep this thread from all files but these, and from TCP.
+    """Restrict this thread to these files, and forbid TCP.
 
-    `read`: folders with all below them, and files. `write`: existing files, which may be read too.
-    What is missing is left out. Threads and processes that it starts inherit it; files that are
-    open stay usable. False: the kernel does not know Landlock, and nothing has changed.
+    `read`: folders with their contents, and files. `write`: existing files, which may be read too.
+    Missing paths are skipped. New threads and processes inherit the restriction; open files stay
+    usable. Returns False without any effect if the kernel does not support Landlock.
     """
     version = landlock_version()
     if not version:

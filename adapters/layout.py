@@ -14,7 +14,7 @@ from functools import cached_property
 
 
 class SliceKind(StrEnum):
-    """What a slice computes, and so how its matrices lie in a block."""
+    """The operation of a slice, which determines the layout of its matrices in a block."""
 
     LINEAR = "linear"
     """`y = x Wᵀ`: A `[rank, in]`, B transposed `[rank, out]`. Output heads and routers are too."""
@@ -105,7 +105,7 @@ class BaseLayout:
 
     @cached_property
     def routers(self) -> frozenset[int]:
-        """Slice indices of the linear layers beside stacked experts that score each of them."""
+        """Slice indices of the routers: the linear layers that score stacked experts."""
         num_experts = {
             module.rpartition(".")[0]: self.slices[indices[0]].num_experts
             for module, indices in self.expert_modules.items()

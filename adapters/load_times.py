@@ -19,7 +19,7 @@ STAGES = {
 
 
 class Histogram(NamedTuple):
-    """`counts` per bucket of BOUNDS, and of what is above them; `sum` in seconds."""
+    """`counts` per bucket of BOUNDS and above them; `sum` in seconds."""
 
     counts: tuple[int, ...]
     sum: float

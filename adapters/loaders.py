@@ -17,12 +17,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SMALL_BYTES = 64 << 20
-"""Jobs on at most so many bytes may take any thread; of the larger ones one fewer than there are
-threads run at once."""
+"""Any thread may run jobs of up to this many bytes. Of larger jobs, at most one fewer than there
+are threads run at once."""
 
 
 class Loaders(Protocol):
-    """Runs jobs, in any order and beside each other."""
+    """Runs jobs concurrently, in any order."""
 
     def submit(
         self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -31,12 +31,12 @@ class Loaders(Protocol):
 
 
 class Pace:
-    """How much of a core the loader threads may have.
+    """The share of a core that the loader threads may use.
 
-    While the engine has requests in its batch, all threads together work `duty` seconds of CPU
-    time in a second and sleep in between, after every piece of work: the steps' own threads find
-    the core free for the rest of the time, and memory bandwidth is shared in the same proportion.
-    While nothing runs, nobody is held up.
+    While the engine has requests in its batch, all threads together use `duty` seconds of CPU time
+    per second and sleep in between, after every piece of work. So the core is free for the steps'
+    own threads the rest of the time, and memory bandwidth is shared in the same proportion. While
+    no step runs, nothing is delayed.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Pace:
 
 
 UNPACED = Pace(1.0)
-"""For who has no steps beside the loads."""
+"""A pace for owners without steps."""
 
 
 class Paced:

@@ -31,13 +31,13 @@ class ModuleDelta:
 
 
 class Measured(NamedTuple):
-    """What the values of an adapter say."""
+    """The measurements of an adapter's values."""
 
     hashes: tuple[TensorDigest, ...]
     deltas: tuple[ModuleDelta, ...]
     """Per slice with A and B."""
     inert_auxiliary: tuple[str, ...]
-    """Tensors beside A and B that change nothing for certain: all zero, or the base's own."""
+    """Auxiliary tensors without any effect: all zero, or equal to the base's."""
 
 
 def measure(
@@ -88,7 +88,7 @@ def check_base_copies(weights: BinaryIO, copies: tuple[BaseCopy, ...], layout: B
 
 
 def _is_the_bases(extra: BoundExtra, values: npt.NDArray[np.float32], layout: BaseLayout) -> bool:
-    """Whether a whole matrix was never trained; other kinds cannot be told without the base."""
+    """Whether a full matrix was never trained; other kinds cannot be decided without the base."""
     if extra.extra.kind is not ExtraKind.MATRIX:
         return False
     digest = layout.digests.get(extra.layer.name)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from .identity import AdapterKey
 
 NextUseRank = tuple[int, int]
-"""Of an adapter that waits; the less, the sooner: its reach, then when it was asked for."""
+"""The rank of a waiting adapter; smaller is sooner: its reach, then its arrival."""
 
 
 class NextUses:
     """The adapters' turns, the next one first."""
 
     def __init__(self, num_soon: int, clock: Callable[[], float]) -> None:
-        """`num_soon`: of so many adapters the turn is soon."""
+        """`num_soon`: the number of adapters whose next use is soon."""
         assert num_soon >= 1
         self.num_soon = num_soon
         self._clock = clock
@@ -46,7 +46,7 @@ class NextUses:
         self._soon_since = {key: self._soon_since.get(key, now) for key in self.next()}
 
     def add(self, key: AdapterKey) -> None:
-        """A request names this one too: behind all others, unless it had a turn before."""
+        """Another request needs this adapter: it is ranked last, unless it already has a rank."""
         if key in self._turns:
             return
         self._turns[key] = next(reversed(self._turns.values()), -1) + 1

@@ -98,7 +98,7 @@ def field_pointer(*parts: str) -> str:
 
 
 def shown_value(value: object) -> str:
-    """A field's value of unknown origin as it may stand in a message."""
+    """An untrusted field value, shortened for a message."""
     return shown(value) if isinstance(value, str) else escaped(str(value))
 
 

@@ -63,8 +63,9 @@ class Host(Protocol[BlockT_co]):
 
 
 MAX_SUBMITTED = 2
-"""Reads, and copies to the device, that the loader threads have at a time: they take jobs in their
-order, so what is not submitted yet can be overtaken by what becomes more urgent."""
+"""The number of reads, and of copies to the device, that are submitted to the loader threads at a
+time. The threads take jobs in order, so a job that is not submitted yet can be overtaken by a more
+urgent one."""
 
 
 @dataclass

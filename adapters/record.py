@@ -19,7 +19,7 @@ UNCLAIMED_STAY_SECONDS = 1.0
 
 
 class State(StrEnum):
-    """How far an adapter has come; one that nobody asked for has no record and is STORED."""
+    """The progress of an adapter's load; an adapter without a record is STORED."""
 
     FETCHING = "fetching"
     """Asked of the fetcher."""
@@ -74,9 +74,9 @@ class Record(Generic[BlockT]):
     kept_until: float = 0.0
     """A prefetch asked for it to stay so long, as far as no request needs the room."""
     stay_seconds: float = 0.0
-    """The same for an adapter that is still on its way."""
+    """The same for an adapter that is still being loaded."""
     is_moving: bool = False
-    """It is being copied to another place in the arena: nobody may lease it meanwhile."""
+    """It is being copied to another place in the arena and cannot be leased meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
     path: Path | None = None

@@ -47,7 +47,7 @@ class Retirements(Generic[BlockT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a deletion goes on by itself or is complete; leases end by calls alone."""
+        """Whether a deletion proceeds by itself or is complete; leases end only by calls."""
         waits_for_jobs = any(r.is_off_device for r in self._retirements.values())
         return waits_for_jobs or bool(self._evicted)
 
@@ -68,7 +68,7 @@ class Retirements(Generic[BlockT]):
             retirement.erasing_host = self._begin_erasing(key, retirement)
 
     def finish(self, is_erasing: Callable[[AdapterKey], bool]) -> bool:
-        """Take up what is complete; `is_erasing`: the arena is not zeroed yet."""
+        """Process completed steps; `is_erasing`: the arena is not zeroed yet."""
         changed = False
         for key, retirement in list(self._retirements.items()):
             job = retirement.erasing_host

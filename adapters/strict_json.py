@@ -47,7 +47,7 @@ def parse_json_object(data: bytes) -> dict[str, object]:
 
 
 def shown(text: str) -> str:
-    """Text of unknown origin as it may stand in messages and logs: quoted, ASCII, short."""
+    """Untrusted text for messages and logs: quoted, ASCII, short."""
     return f"'{escaped(text)}'"
 
 

@@ -16,17 +16,17 @@ Work = TypeVar("Work")
 
 
 class TenantLines(Generic[Work]):
-    """Who waits, and how many workers each tenant holds."""
+    """The waiting work, and the number of workers that each tenant occupies."""
 
     def __init__(self, num_workers: int, *, max_held: int | None = None) -> None:
-        """`max_held`: by one tenant; None: no more than the rule says."""
+        """`max_held`: the maximum per tenant; None: only the rule applies."""
         assert num_workers >= 1
         self._num_idle = num_workers
         self._max_held = num_workers if max_held is None else max_held
         self._num_held: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[Work]] = {}
         self._served_at: dict[Hashable, int] = {}
-        """When a tenant was served last, by number of turns; kept while anybody waits."""
+        """The turn in which a tenant was last served; kept while any tenant waits."""
         self._turns = count(1)
 
     def __len__(self) -> int:
@@ -38,7 +38,8 @@ class TenantLines(Generic[Work]):
         self._lines.setdefault(tenant, deque()).append(work)
 
     def take(self) -> tuple[Hashable, Work] | None:
-        """Whose turn it is and its work, which holds a worker from now on; None: nobody may begin.
+        """The next tenant and its work, which occupies a worker from now on; None if none may
+        start.
 
         Call `end` when the work has ended.
         """

@@ -30,7 +30,7 @@ class _Call(NamedTuple):
 
 
 class TenantThreads:
-    """A bounded pool of threads, handed out as `TenantLines` says."""
+    """A bounded pool of threads, assigned by `TenantLines`."""
 
     def __init__(self, name: str, num_threads: int, *, max_held: int | None = None) -> None:
         """`max_held`: threads of one tenant, see `TenantLines`."""
@@ -61,7 +61,7 @@ class TenantThreads:
         return call.outcome
 
     def close(self, *, wait: bool = True) -> None:
-        """Begin nothing more, and cancel what waits; `wait` for what runs."""
+        """Start nothing more and cancel waiting calls; `wait` for running ones."""
         with self._lock:
             self._is_closed = True
             waiting = self._lines.clear()
@@ -70,7 +70,7 @@ class TenantThreads:
         self._executor.shutdown(wait)
 
     def _forget(self, tenant: Hashable, call: _Call, outcome: Future[Any]) -> None:
-        """Let go at once of what a cancelled call holds."""
+        """Drop a cancelled call from the queue at once."""
         if outcome.cancelled():
             with self._lock:
                 self._lines.remove(tenant, call)

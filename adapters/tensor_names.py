@@ -30,9 +30,9 @@ class TensorRole(StrEnum):
     MAGNITUDE = "lora_magnitude_vector"
     LORA_BIAS = "lora_B.bias"
     TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
-    """`[tokens, width]`: the rows themselves, whatever the name says."""
+    """`[tokens, width]`: the rows themselves, regardless of the name."""
     BASE_COPY = "base_layer.weight"
-    """The base's own weight, saved beside what LoRA adds to it."""
+    """The base's own weight, saved together with LoRA."""
     BIAS = "bias"
     MATRIX = "weight"
 
@@ -44,7 +44,7 @@ class TensorName(NamedTuple):
     """Path inside the base model."""
     role: TensorRole
     num_wrappers: int
-    """How many further wrappers lie around the one that the tensor belongs to."""
+    """The number of further wrappers around the one that the tensor belongs to."""
 
 
 def parse_tensor_name(name: str) -> TensorName:

@@ -54,7 +54,7 @@ def from_float32(values: npt.NDArray[np.float32], dtype: str) -> Array:
 
 
 def content_bytes(values: Array) -> memoryview:
-    """The values in row order as flat bytes, without a copy where they lie so already."""
+    """The values in row order as flat bytes, without a copy if they are already contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 

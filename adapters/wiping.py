@@ -24,7 +24,8 @@ class Writable(Protocol):
 def wipe(data: bytes | bytearray | memoryview) -> None:
     """Zero the memory of `data`, even of immutable bytes.
 
-    Only for who alone refers to it. Python shares bytes of length 1, so these are left alone.
+    The caller must hold the only reference. Python shares bytes of length 1, so these are left
+    unchanged.
     """
     if len(data) < 2:
         return
@@ -35,7 +36,7 @@ def wipe(data: bytes | bytearray | memoryview) -> None:
 
 
 def read_pieces(file: BinaryIO, piece_bytes: int = READ_BYTES) -> Iterator[memoryview]:
-    """What is left of an unbuffered file. A piece is zeroed when the next is asked for."""
+    """The rest of an unbuffered file. A piece is zeroed when the next one is read."""
     buffer = memoryview(bytearray(piece_bytes))
     try:
         while num_bytes := file.readinto(buffer):  # type: ignore[attr-defined]

@@ -153,7 +153,7 @@ class S3Store:
         try:
             begun = [upload for upload in self._unfinished(name) if upload["Key"] == name]
         except (StoreDenied, StoreUnavailable):
-            return []  # the upload itself will say what is wrong, if anything is
+            return []  # the upload itself reports the error, if any
         begun.sort(key=lambda upload: (upload["Initiated"], upload["UploadId"]))
         return [upload["UploadId"] for upload in begun]
 

@@ -76,7 +76,7 @@ def connect(settings: S3Settings) -> Any:
         request_checksum_calculation=settings.checksums,
         response_checksum_validation=settings.checksums,
     )
-    # A session of its own: boto3's default one is shared and not safe to use from threads.
+    # A separate session: boto3's default session is shared and not thread-safe.
     return boto3.session.Session().client(
         "s3", endpoint_url=settings.endpoint, region_name=settings.region, config=config
     )
@@ -84,7 +84,7 @@ def connect(settings: S3Settings) -> Any:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Turn the SDK's errors into the store's, without what they say about requests and keys."""
+    """Convert the SDK's errors to the store's errors, without request details and keys."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import (
         BotoCoreError,
