@@ -48,8 +48,8 @@ class Acceptance(StrEnum):
     """By which rule draft tokens are accepted. Both leave the output's distribution as it is."""
 
     COUPLED = "coupled"
-    """Those that equal the target's own draw: the output is that of plain decoding, token for
-    token."""
+    """Accepts draft tokens that equal the target's own sample: the output is that of plain
+    decoding, token for token."""
     REJECTION = "rejection"
     """By the ratio of probabilities (Leviathan et al. 2023, Chen et al. 2023): more at high
     temperature, and other tokens than those of plain decoding."""
@@ -79,7 +79,7 @@ class EngineConfig:
     enforce_eager: bool = False
     """On CUDA, launch every kernel of every step: no step is captured as a graph."""
     memory_bytes: int | None = None
-    """What the engine may use on the device, weights included; None: what is free, less a
+    """The device memory that the engine may use, weights included; None: the free memory, less a
     reserve."""
     arena_bytes: int | None = None
     """Device bytes for adapters; None: a quarter of what the weights leave."""
@@ -90,7 +90,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     """Device bytes for KV blocks; None: the rest."""
     host_cache_bytes: int = 1 << 30
-    """Host memory for adapters behind the arena."""
+    """Bytes of the host memory cache of adapters."""
     num_loader_threads: int = 2
     """Threads that read, copy and zero adapters; one of them is kept for those below 64 MiB."""
     loader_duty: float = 0.1
@@ -99,25 +99,25 @@ class EngineConfig:
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
-    """Whether requests go on from prompts' beginnings that were computed before."""
+    """Whether requests reuse prompt prefixes that were computed before."""
     kv_dtype: KvDtype = KvDtype.AUTO
     """How keys and values are held."""
     swap_bytes: int = 0
     """Host memory for the KV of preempted sequences; 0: they are computed again."""
     attention_window: int | None = None
-    """Layers that see everything see this many positions instead, and `attention_sinks` first
-    ones (StreamingLLM, Xiao et al. 2023): memory stays bounded however long an answer gets.
+    """Full-attention layers see only this many positions, and the first `attention_sinks` ones
+    (StreamingLLM, Xiao et al. 2023), so memory is bounded however long an output is.
 
-    Positions go on growing, they are not counted anew inside the window: an answer still ends at
-    `max_model_len`."""
+    Positions keep growing and are not renumbered inside the window: an output still ends at
+    `max_model_len`.
+    """
     attention_sinks: int = 4
-    """First positions that stay visible behind `attention_window`."""
+    """The number of first positions that remain visible outside `attention_window`."""
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()
-    """What proposes tokens, each a proposer's name with what it needs behind a colon: `ngram`,
-    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain
-    decoding."""
+    """The proposers, each a name and its argument after a colon: `ngram`, `draft:MODEL`,
+    `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain decoding."""
     max_draft_tokens: int = 8
     """The most tokens drafted for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED
@@ -137,8 +137,8 @@ class EngineConfig:
 
     @property
     def max_kept_rows(self) -> int:
-        """The most tokens of a step whose logits are looked at: a sequence's last, draft tokens,
-        and those of prompts that are read."""
+        """The maximum number of tokens in a step whose logits are computed: the last token of each
+        sequence, draft tokens, and tokens of prompts that are read."""
         num_draft_tokens = self.max_draft_tokens if self.speculation else 0
         num_rows = self.max_num_seqs * (1 + num_draft_tokens) + MAX_READ_ROWS
         return min(num_rows, self.max_num_batched_tokens)

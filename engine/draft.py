@@ -26,8 +26,8 @@ class Draft:
     parents: tuple[int, ...] | None = None
     """For each token the index of its parent among them, or ROOT; None: a chain."""
     probabilities: Tensor | None = None
-    """fp32 `[len, vocab_size]`: what each token was drawn from; None: each is a point mass, as what
-    was drafted without drawing, or drawn with the noise that the target draws with."""
+    """fp32 `[len, vocab_size]`: the distribution from which each token was sampled. None: each is a
+    point mass, because it was not sampled, or was sampled with the target's noise."""
 
     def __post_init__(self) -> None:
         parents = self.parents

@@ -17,14 +17,14 @@ _HEADER_BYTES = _COUNTER_BYTES + _LENGTH_BYTES
 _FILE_BYTES = 64 << 10
 
 SILENT_LOOKS = 20
-"""So many looks in a row without progress are a stall."""
+"""The number of consecutive checks without progress that are a stall."""
 
 
 class Heartbeat:
     """A counter and the request ids of one step."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; it is made if there is none."""
+        """Map the file; it is created if it does not exist."""
         with path.open("a+b") as file:
             file.truncate(_FILE_BYTES)
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
@@ -61,10 +61,10 @@ class Heartbeat:
 
 
 class StallWatch:
-    """Tells a process that is stuck from one that is idle or slow.
+    """Distinguishes a stuck process from an idle or slow one.
 
-    It counts looks, not seconds: a watcher that was held up itself has not looked meanwhile, and
-    accuses nobody of its own silence.
+    It counts checks, not seconds: a watcher that was delayed itself has not checked meanwhile, so
+    it does not report its own delay as a stall.
     """
 
     def __init__(self) -> None:

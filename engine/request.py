@@ -17,10 +17,10 @@ from .messages import GenerationRequest, Pooling
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Owned by the scheduler; the runner reads it, nobody else sees it.
+    """A request. The scheduler owns it, the runner only reads it, and no other component sees it.
 
     Tokens `[0, num_computed_tokens)` have their keys and values in `kv`. A request decodes when all
-    but its last token are computed, and prefills otherwise, be it for the first time or after a
+    but its last token are computed, and prefills otherwise, for the first time or after a
     preemption.
     """
 
@@ -46,7 +46,7 @@ class Request:
     unread: range = field(init=False)
     """Positions of the prompt of which something is asked that was not given yet."""
     reads_logits: bool = field(init=False)
-    """Whether what is asked of them takes their logits."""
+    """Whether reading the prompt needs logits."""
     pooled: Any = None
     """The sum of the hidden states read so far."""
 
@@ -55,16 +55,16 @@ class Request:
     """Prompt tokens that the first admission found computed: in the prefix cache or by its group.
     """
     num_charged_tokens: int = 0
-    """Prompt tokens that its tenant was charged for: what is computed again is no service."""
+    """Prompt tokens that were charged to its tenant; recomputed tokens are not charged again."""
     num_preemptions: int = 0
     draft: Draft = NO_DRAFT
-    """What is drafted to follow, and verified by the step that runs; empty between steps."""
+    """The draft tokens that the running step verifies; empty between steps."""
     num_draft_tokens: int = 0
     """Drafted and verified so far."""
     num_accepted_tokens: int = 0
     """Of these."""
     matcher: Matcher | None = None
-    """Where the output stands in its grammar, if it has one."""
+    """The state of the output's grammar, if it has one."""
     lease: Lease | None = None
     started: bool = False
     num_lone_steps: int = 0
@@ -120,7 +120,7 @@ class Request:
 def _positions_to_read(submitted: GenerationRequest) -> range:
     length = len(submitted.prompt_token_ids)
     if submitted.num_prompt_logprobs is not None:
-        return range(length - 1)  # each says how likely the next is
+        return range(length - 1)  # each position predicts the next token
     match submitted.pooling:
         case Pooling.MEAN:
             return range(length)

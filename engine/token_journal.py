@@ -68,14 +68,14 @@ class Entry(NamedTuple):
     """The head first."""
     owner: bytes
     outcome: bytes | None
-    """None: nothing was decided yet, the counts say what it has come to."""
+    """None: undecided, so the counts apply."""
 
 
 class JournalCounters:
     """The engine's side: it counts."""
 
     def __init__(self, path: Path) -> None:
-        """Map the parent's file; its lock says that somebody counts as long as we live."""
+        """Map the parent's file; its lock shows that a writer is alive."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._map = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE)
@@ -86,7 +86,7 @@ class JournalCounters:
         _WORD.pack_into(self._map, slot * SLOT_BYTES + _PROMPT, num_prompt_tokens)
 
     def generate(self, slot: int, num_tokens: int) -> None:
-        """The sequence has so many tokens of output, all in all."""
+        """The sequence has this many output tokens in total."""
         _WORD.pack_into(self._map, slot * SLOT_BYTES + _GENERATED, num_tokens)
 
     def close(self) -> None:
@@ -99,11 +99,11 @@ class TokenJournal:
     """The parent's side: it gives slots out, reads them and frees them."""
 
     def __init__(self, path: Path, *, num_slots: int = NUM_SLOTS) -> None:
-        """Open the file, made on first use, once nobody counts in it any more.
+        """Open the file, created on first use, once no writer is left.
 
-        It has at least `num_slots` slots. The disk's room for all of them is taken now: a mapped
-        file cannot say that there is none. Raises TimeoutError if an engine still counts there
-        after WRITER_SECONDS, OSError if the file cannot be had.
+        It has at least `num_slots` slots. Disk space for all of them is allocated now, because a
+        mapped file cannot report a full disk. Raises TimeoutError if an engine still writes after
+        WRITER_SECONDS, OSError if the file cannot be opened.
         """
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -134,7 +134,8 @@ class TokenJournal:
         return left
 
     def open(self, owner: bytes, counts_prompt: Sequence[bool]) -> tuple[int, ...]:
-        """Slots for a request, one per sequence; `counts_prompt` says which pay for their prompt.
+        """Allocate slots for a request, one per sequence; `counts_prompt`: which of them charge the
+        prompt.
 
         Raises JournalFull.
         """
@@ -168,7 +169,7 @@ class TokenJournal:
         return Counts(prompt, cached, generated)
 
     def close_request(self, slots: Sequence[int], outcome: bytes) -> None:
-        """Decide what the request is charged: from now on the counts say nothing."""
+        """Decide what the request is charged: from now on the counts are ignored."""
         if len(outcome) > MAX_OUTCOME_BYTES:
             raise ValueError("the outcome is too long for a slot")
         self._put_bytes(slots[0], _OUTCOME, _OUTCOME_LENGTH, outcome)

@@ -36,7 +36,7 @@ class SequenceGroup:
     """
 
     rows: Tensor
-    """int64 `[num_sequences, max_rows]`: where the new tokens lie in the flat batch."""
+    """int64 `[num_sequences, max_rows]`: the positions of the new tokens in the flat batch."""
     positions: Tensor
     """int64 `[num_sequences, max_rows]`: those of the new tokens in their sequences."""
     block_tables: Tensor
@@ -64,8 +64,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the step's keys and values go and what each query reads; shared by the layers whose
-    keys and values lie in the same blocks."""
+    """The KV slots and block tables of a step's tokens; shared by the layers of a KV group."""
 
     slot_mapping: Tensor
     """int64 `[num_tokens]`: block id × block size + offset."""
@@ -81,7 +80,7 @@ class AttentionOptions:
     sliding_window: int | None = None
     """A query sees this many positions, its own included."""
     num_sink_positions: int = 0
-    """First positions of the sequence that a query sees although they lie behind its window."""
+    """The number of first positions that a query sees although they have left its window."""
     softcap: float | None = None
     sinks: Tensor | None = None
     """`[num_heads]`: a logit per head that takes part in the softmax and has no value."""
@@ -90,10 +89,11 @@ class AttentionOptions:
 def paged_attention(
     q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
-    """Attend `q [num_tokens, num_heads, dim]` to the cache; `[num_tokens, num_heads, value_dim]`.
+    """Attend `q [num_tokens, num_heads, dim]` to the cache; returns `[num_tokens, num_heads,
+    value_dim]`.
 
-    The step's own keys and values must have been written. Queries see themselves and what lies
-    before them in their own sequence.
+    The step's own keys and values must have been written. Queries see themselves and the preceding
+    tokens of their sequence.
     """
     if not q.is_cuda:
         return attend_gathered(q, keys, values, batch, options)
@@ -158,7 +158,7 @@ def _visible_to_group(
     keys = _key_positions(group.block_positions, num_keys, block_size, queries.device)
     if group.ancestors is None:
         return _visible(keys[..., None, :], queries[..., None], options)
-    # Behind the first new token a key's place says which new token it is, not its position.
+    # From the first new token on, a key's index identifies the new token, not its position.
     index = keys.expand(len(queries), -1) - queries[:, :1]
     num_rows = queries.shape[1]
     is_new = (index >= 0) & (index < num_rows)

@@ -110,9 +110,9 @@ def attend_group(
 def attention_shape(
     num_queries: int, num_keys: int, *, has_sinks: bool, is_tree: bool, dim: int, dtype: torch.dtype
 ) -> AttentionShape:
-    """For sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
+    """The shape for sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
 
-    has_sinks: whether positions before the window are seen, which begin with a tile of their own.
+    has_sinks: whether positions before the window are visible, which begin with their own tile.
     """
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
     most_queries = MIN_BLOCK if is_exact else 32 if is_tree else 64
@@ -237,7 +237,7 @@ def attend_kernel(
     first_new = tl.load(positions_ptr + sequence * num_rows).to(tl.int32)
     last = tl.max(positions)
 
-    # What is read of the table: the sinks' blocks, then keys [first, end).
+    # The part of the block table that is read: the sinks' blocks, then keys [first, end).
     end = last + 1
     if ancestors_ptr is not None:
         end = tl.where(last < 0, 0, tl.maximum(end, first_new + num_rows))
@@ -289,7 +289,8 @@ def attend_kernel(
     # units of each row's largest product so far.
     HAS_UNITS: tl.constexpr = value_scales_ptr is not None and dtype == tl.float16
     unit = tl.full((BLOCK_QUERIES,), LEAST_UNIT, dtype=tl.float32)
-    # From zero: Triton pipelines a loop whose start depends on what was read badly, and spills.
+    # Start at zero: a loop whose start depends on a loaded value is pipelined badly by Triton, and
+    # spills.
     for step in range(0, last_tile - first_tile):
         key_tile = first_tile + step
         start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
@@ -305,7 +306,7 @@ def attend_kernel(
             begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
             key_positions = begins + keys % BLOCK_SIZE
         if ancestors_ptr is not None:
-            # Behind the first new token a key's place says which one it is, not its position.
+            # From the first new token on, a key's index identifies the new token, not its position.
             new = key_positions - first_new
             is_new = is_key & (new >= 0) & (new < num_rows)
             new_positions = tl.load(

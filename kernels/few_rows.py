@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MIN_ROWS = 4
-"""From so many on, a row's sums do not depend on how many there are."""
+"""From this number of rows on, a row's sums do not depend on it."""
 
 
 def enough_rows(x: Tensor) -> Tensor:
@@ -25,7 +25,8 @@ def enough_rows(x: Tensor) -> Tensor:
 
 
 def repeat_last_row(x: Tensor, num_rows: int) -> Tensor:
-    """x `[..., n, k]`, its last row repeated until there are so many; x itself if there are."""
+    """x `[..., n, k]` with its last row repeated up to `num_rows` rows; x itself if it has
+    enough."""
     missing = num_rows - x.shape[-2]
     if missing <= 0:
         return x

@@ -16,10 +16,10 @@ GROUP = 128
 """Columns that share a scale."""
 MIN_CODE, MAX_CODE = -8, 7
 CLIPPING = (7.0, 8.0, 9.1, 10.2, 11.3, 12.5)
-"""Codes that a group's largest value would have, to choose from: beyond -8 it is cut, which gives
-the many small values finer steps. For normally distributed weights the best of them leaves a sixth
-less error than the plain 7 (9.9 % instead of 11.8 %). With 7 and 8 among them, a weight that codes
-stand for has these codes again."""
+"""Candidates for the code of a group's largest value. Beyond -8 it is clipped, which gives the many
+small values finer steps. For normally distributed weights the best candidate leaves a sixth less
+error than the plain 7 (9.9 % instead of 11.8 %). With 7 and 8 among the candidates, quantizing a
+dequantized weight gives the same codes."""
 _PIECE_ROWS = 64
 
 
@@ -35,12 +35,12 @@ def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_groups(quantized: Tensor, scale: Tensor, in_features: int) -> Tensor:
-    """The fp32 weight `[out, in]` that codes and scales stand for."""
+    """The dequantized fp32 weight `[out, in]`."""
     return (quantized.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
 
 
 def group_norms(quantized: Tensor, scale: Tensor) -> Tensor:
-    """The length of each row of the weight that codes and scales stand for: fp32 `[out]`."""
+    """The norm of each row of the dequantized weight: fp32 `[out]`."""
     squares = [rows.float().square().sum(dim=2) for rows in quantized.split(_PIECE_ROWS)]
     return (torch.cat(squares) * scale.float().square()).sum(dim=1).sqrt()
 

@@ -22,8 +22,9 @@ class Int8Linear(Linear):
 
         y[t, o] = (xq[t] · wq[o]) × x_scale[t] × w_scale[o] + bias[o]
 
-    The dot product is exact in int32. With a scale of its own, no row's outlier costs another its
-    precision; a row of zeros gives the bias, a row with Inf or NaN gives Inf or NaN. CPU only.
+    The dot product is exact in int32. Because each row has its own scale, an outlier in one row
+    does not reduce another's precision. A row of zeros gives the bias, a row with Inf or NaN gives
+    Inf or NaN. CPU only.
     """
 
     weight: Tensor

@@ -23,7 +23,7 @@ class KvPages(Protocol):
     dim: int
     block_size: int
     data: Tensor
-    """What is held, in its own dtype: vectors, or codes."""
+    """The stored values in their own dtype: vectors, or codes."""
     scales: Tensor | None
     """`[num_blocks, block_size, num_heads, 1]`: what codes are multiplied by; None: `data` is not
     of codes."""
@@ -36,7 +36,7 @@ class KvPages(Protocol):
         ...
 
     def gather(self, block_ids: Tensor) -> Tensor:
-        """`[*block_ids.shape, block_size, num_heads, dim]`; what was not finite still is not."""
+        """`[*block_ids.shape, block_size, num_heads, dim]`; non-finite values stay non-finite."""
         ...
 
 
@@ -64,7 +64,8 @@ class QuantizedPages:
     """
 
     def __init__(self, quantized: Tensor, scales: Tensor, *, dtype: torch.dtype) -> None:
-        """`quantized` int8 or e4m3, `scales` alike with a last axis of 1; `dtype`: what is read."""
+        """`quantized` int8 or e4m3, `scales` with the same shape and a last axis of 1; `dtype`: the
+        dtype of gathered values."""
         _, self.block_size, self.num_heads, self.dim = quantized.shape
         self._dtype, self._code_dtype = dtype, quantized.dtype
         is_integer = quantized.dtype is torch.int8

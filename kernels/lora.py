@@ -29,9 +29,10 @@ class LoraProjection:
         self._window: LoraWindow | None = None
 
     def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor | None:
-        """Start on what does not need the base's result, beside it, if the batch says where.
+        """Start the part that does not need the base's result, on the batch's side stream if there
+        is one.
 
-        Returns what `add` takes; None: it does everything.
+        Returns the argument for `add`; None: `add` does everything.
         """
         if batch.tiles is None or batch.side_stream is None:
             return None

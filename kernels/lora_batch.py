@@ -94,7 +94,7 @@ class LoraBatch:
     tiles: LoraTiles | None
     """None on devices without Triton."""
     side_stream: torch.cuda.Stream | None = None
-    """Where what does not need the base's result is computed, beside it; None: behind it."""
+    """The stream for work that does not need the base's result; None: it runs after the base."""
     auxiliary: tuple[Segment, ...] = ()
     """All tokens whose adapters hold more than A and B for some slice."""
 
@@ -119,9 +119,9 @@ class LoraBatchBuilder:
     ) -> LoraBatch | None:
         """The batch of these runs, in the order of their tokens; None if all run the base model.
 
-        The first `num_decodes` tokens are those of decoding sequences and end where a run ends; so
-        do the next `num_verified`, of sequences that verify guesses: in a window they are served as
-        decodes as long as that is faster.
+        The first `num_decodes` tokens belong to decoding sequences and end at the end of a run. So
+        do the next `num_verified` tokens, of sequences that verify drafts: a window serves them
+        like decodes as long as that is faster.
         """
         if all(run.row == BASE_ROW for run in runs):
             return None
@@ -163,8 +163,8 @@ class LoraBatchBuilder:
         return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
     def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
-        """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
-        more than A and B, or touches one of the slices `elsewhere`."""
+        """The highest rank of the runs' adapters, 0 without adapters; None if one of them has
+        auxiliary tensors or changes one of the slices `elsewhere`."""
         highest = 0
         for run in {run for run in runs if run.row != BASE_ROW}:
             if self._weights.row_auxiliary[run.row]:

@@ -21,10 +21,12 @@ from .lora_matrices import entries_of, slice_b, stacked_a
 from .lora_weights import AdapterWeights
 
 MAX_ROWS_ALONE = 2
-"""Segments of so many rows are multiplied row by row. From three on, matrices are no slower."""
+"""Segments of up to this many rows are multiplied row by row. From three rows on, matrix products
+are not slower."""
 MIN_KEPT_ADAPTERS = 64
-"""Views are kept of so many adapters, or of a step's if those are more. They take about 3.5 kB for
-an adapter and a projection: of all adapters in a large arena that would be much."""
+"""The number of adapters whose views are cached, or a step's number if that is larger. The views
+take about 3.5 kB per adapter and projection, which would be too much for all adapters of a large
+arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class _SliceMatrices:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """What one adapter holds for the projection: views into the arena."""
+    """Views of one adapter's matrices for the projection, in the arena."""
 
     row_table: Sequence[Sequence[int]]
-    """The table row as it was when they were made. Whoever comes to the row has another one."""
+    """The table row when the views were made. A later adapter of the row has another one."""
     a: Tensor
     """`[sum of ranks, in]`: of all touched slices."""
     h: Tensor
@@ -127,8 +129,8 @@ def _add_together(
     """Add a segment's delta."""
     rows = slice(segment.start, segment.end)
     own = x[rows]
-    # One row alone is summed in another order than in company: twice itself is company, so that a
-    # token's rounding depends less on who shares its step.
+    # A single row is summed in another order than several. Duplicating it makes a token's rounding
+    # depend less on the other rows of its step.
     num_rows = own.shape[0]
     h = (own if num_rows > 1 else own.expand(2, -1)) @ matrices.a.T
     parts = h[:num_rows].split_with_sizes(matrices.ranks, dim=1)

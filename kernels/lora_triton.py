@@ -136,8 +136,8 @@ def num_splits(in_features: int) -> int:
 
 
 def block_in(dtype: torch.dtype) -> int:
-    """Columns of x per step of shrink's loop: as many as three stages and 64 ranks leave room for,
-    so that a program that mostly waits for memory has much of it under way."""
+    """Columns of x per iteration of shrink's loop: as many as three stages and 64 ranks leave room
+    for, so that a program that mostly waits for memory has many loads in flight."""
     return 32 if dtype.itemsize == 4 else 128
 
 
@@ -169,7 +169,7 @@ def expand_constants(
         "SPLITS": splits,
         "OUT_ALIGNMENT": ALIGNMENT if aligned else 1,
         "BLOCK_TOKENS": TILE_TOKENS,
-        # Where wider blocks are filled up with zeros, sums stay what they are.
+        # Padding wider blocks with zeros does not change the sums.
         "BLOCK_RANK": MIN_BLOCK_RANK if max_rank <= MIN_BLOCK_RANK else highest,
         "BLOCK_OUT": block_out(dtype),
         "UPCAST": INTERPRETED,
@@ -236,8 +236,8 @@ def shrink_kernel(
     split_columns = (in_features + SPLITS * BLOCK_IN - 1) // (SPLITS * BLOCK_IN) * BLOCK_IN
     first_column = split * split_columns
     last_column = tl.minimum(first_column + split_columns, in_features)
-    # A low rank has the same tile whatever the ranks of the step's other adapters are, and no
-    # products with zeros beside a high one.
+    # A low rank has the same tile whatever the other ranks of the step are, and computes no
+    # products with zeros next to a high rank.
     if BLOCK_RANK > MIN_BLOCK_RANK and rank > MIN_BLOCK_RANK:
         _shrink(
             h_rows,

@@ -31,10 +31,10 @@ class AdapterWeights(DeviceWeights, Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
     For each slice of the base the table holds (a_offset, b_offset, rank): absolute element offsets
-    into `flat`; rank 0 is "not touched". A is `[rank, in]`, B is stored transposed, `[rank, out]`,
-    with the scale folded in; both are finite. The A matrices of the slices that an adapter touches
-    in one projection lie one under another, in slice order. The `a_offset` of the first of them and
-    every `b_offset` are multiples of 16.
+    into `flat`; rank 0 means "not changed". A is `[rank, in]`, B is stored transposed, `[rank,
+    out]`, with the scale folded in; both are finite. Within one projection, the A matrices of the
+    changed slices are contiguous, in slice order. The `a_offset` of the first of them and every
+    `b_offset` are multiples of 16.
     """
 
     flat: Tensor
@@ -48,7 +48,7 @@ class AdapterWeights(DeviceWeights, Protocol):
 
     @property
     def row_auxiliary(self) -> Sequence[Mapping[int, object]]:
-        """For each row, by slice index, what its adapter holds beside A and B; mostly empty."""
+        """For each row, the adapter's auxiliary tensors by slice index; mostly empty."""
 
     @property
     def copy_budget(self) -> CopyBudget:

@@ -54,7 +54,7 @@ def _expand(h: Tensor, y: Sequence[Tensor], flat: Tensor, entries: Entries) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Where one adapter lies in the window."""
+    """The position of one adapter in the window."""
 
     generation: int
     a_rows: slice
@@ -69,12 +69,11 @@ class _Member:
 class LoraWindow:
     """The active adapters' matrices of one projection, packed for one matmul each way.
 
-    The A rows of all members lie one under another, an adapter's slices together; for each slice,
-    so do the B rows, with the number of the A row (column of h) that each belongs to. An adapter
-    that is active for the second step in a row is appended, if the budget has room for it. One that
-    leaves stays, in case it comes back, until carrying the idle rows has cost as much as packing
-    anew. Members are copies, known by (row, generation): a row that was given to another adapter is
-    never taken for the old one.
+    The A rows of all members are contiguous, an adapter's slices together. For each slice, so are
+    the B rows, with the number of the A row (column of h) of each. An adapter that is active for
+    the second step in a row is appended if the budget has room for it. An inactive adapter stays
+    until carrying its idle rows has cost as much as repacking. Members are copies, identified by
+    (row, generation), so a row that was given to another adapter is never mistaken for the old one.
     """
 
     def __init__(
@@ -144,10 +143,10 @@ class LoraWindow:
             start += out_features
 
     def forget(self, row: int) -> None:
-        """Give up what the window holds of this table row's adapter, if anything.
+        """Remove this table row's adapter from the window, if it is a member.
 
-        Its values are zeroed at once, or handed to the budget, which has them zeroed beside the
-        steps; until then they are dead rows, which no token reaches.
+        Its values are zeroed at once, or handed to the budget and zeroed outside the steps; until
+        then they are dead rows, which no token reaches.
         """
         for values in self._drop(row):
             if self._budget is None:
@@ -228,7 +227,8 @@ class LoraWindow:
         return num_rows if num_rows <= MAX_MEMBER_ROWS else 0
 
     def _make_room(self, ranks: Sequence[int]) -> bool:
-        """Reserve memory for one more member's rows; False if it is too large or there is none."""
+        """Reserve memory for one more member's rows; False if it is too large or there is no
+        memory."""
         num_rows = sum(ranks)
         if num_rows > MAX_MEMBER_ROWS:
             return False
@@ -292,25 +292,25 @@ class _GrowingRows:
         return self.bytes_of(self._buffer.shape[0])
 
     def bytes_of(self, capacity: int) -> int:
-        """What so many rows take."""
+        """The bytes of this number of rows."""
         return capacity * math.prod(self._row_shape) * self._dtype.itemsize
 
     def capacity_for(self, num_more: int, is_generous: bool) -> int:
-        """Rows to have memory for, so that so many more fit; generous is twice as many as now."""
+        """The number of rows to allocate for this many more; generous: twice the present number."""
         needed, capacity = self.num_rows + num_more, int(self._buffer.shape[0])
         if needed <= capacity:
             return capacity
         return max(needed, 2 * self.num_rows) if is_generous else needed
 
     def append(self, rows: Tensor) -> slice:
-        """Copy these rows to the end, for which there is memory; return where they lie."""
+        """Copy these rows to the end, which has room, and return their position."""
         added = slice(self.num_rows, self.num_rows + rows.shape[0])
         self._buffer[added] = rows
         self.num_rows = added.stop
         return added
 
     def mark_dead(self, part: slice) -> Tensor:
-        """These rows are dead; whoever gets them zeroes them."""
+        """Mark these rows dead; the caller zeroes the returned values."""
         self._dead.append(part)
         return self._buffer[part]
 
@@ -322,13 +322,13 @@ class _GrowingRows:
         self.num_rows = 0
 
     def grow(self, capacity: int) -> None:
-        """Have memory for so many rows; less than now is nothing."""
+        """Grow to this number of rows; a smaller number has no effect."""
         if capacity <= self._buffer.shape[0]:
             return
         grown = self._allocate(capacity)
         grown[: self.num_rows] = self.rows
         for part in self._dead:
-            grown[part] = 0  # it may not have been zeroed yet, and nobody will come for this copy
+            grown[part] = 0  # it may not have been zeroed yet, and this copy has no other owner
         self.rows.zero_()
         self._buffer = grown
 

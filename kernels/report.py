@@ -70,7 +70,8 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What one compiled kernel takes, per thread (`registers`, `spills`) or block (`shared`)."""
+    """The resources of one compiled kernel, per thread (`registers`, `spills`) or block
+    (`shared`)."""
 
     kernel: str
     arch: str
@@ -161,7 +162,8 @@ def wna16_cases() -> Iterator[KernelCase]:
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
-    """Attention of each number of rows, form of pages and kind of layer; what goes with it."""
+    """Attention for each number of rows, page format and kind of layer, with the related
+    kernels."""
     variants = [
         AttendVariant("bf16", 1),
         AttendVariant("bf16", 512),
@@ -209,7 +211,7 @@ class AttendVariant:
     form: str
     """What pages hold."""
     rows: int
-    """New tokens per sequence: of decoding, of verifying guesses, of a prompt's chunk."""
+    """New tokens per sequence: decoding, verification, or a prompt chunk."""
     dim: int = 128
     extras: Literal["window", "tree"] | None = None
     """What a layer or a step adds; a window comes with all else that a layer may have."""

@@ -17,11 +17,11 @@ what PyTorch's matmul is faster."""
 
 
 class WNA16Linear(Linear):
-    """W8A16 and W4A16: codes as on the CPU, activations as they are, sums in fp32.
+    """W8A16 and W4A16: the same codes as on the CPU, unquantized activations, sums in fp32.
 
     8 bits have a scale per output channel, 4 bits one per channel and group of `GROUP` columns.
-    With many rows the weight is rounded to the activations' type. Codes lie group by group, the
-    words of a row's group together: a kernel's tile is one piece of memory.
+    With many rows the weight is rounded to the activations' dtype. Codes are stored group by group,
+    with the words of a row's group together, so a kernel's tile is contiguous.
     """
 
     quantized: Tensor

@@ -24,7 +24,7 @@ from torch import Tensor
 from .int4_quantized import GROUP
 
 WORD_BITS = 16
-"""Codes lie in words as wide as the numbers they become: no byte has to change its place."""
+"""Codes are stored in words as wide as the numbers they are converted to, so no byte is moved."""
 MAX_SPLITS = 8
 MIN_SPLIT_GROUPS = 8
 """Groups that are worth a program."""

@@ -37,11 +37,12 @@ _MASKS_AND_POSITIONS = (
 _NEXT_TOKEN_HEADS = (r"(^|\.)mtp[._]",)
 """Multi-token prediction by name: Qwen3-Next, MiMo, ERNIE 4.5, EXAONE, LongCat and others."""
 _NUM_NEXT_TOKEN_LAYERS = "num_nextn_predict_layers"
-"""DeepSeek, GLM and others append so many layers to the decoder for it."""
+"""The setting of DeepSeek, GLM and others for the number of layers appended to the decoder for
+this."""
 
 
 class StoredTensor(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor's header."""
 
     file: str
     dtype: str
@@ -183,7 +184,7 @@ def _first(folder: Path, patterns: Iterable[str]) -> str | None:
 
 
 def _check_experts(stored: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Experts are stacked as they come: a gap would move all behind it to other places."""
+    """Experts are stacked in the order of their numbers: a gap would shift all later experts."""
     leaves: defaultdict[str, set[str]] = defaultdict(set)
     counts: defaultdict[str, int] = defaultdict(int)
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}

@@ -146,7 +146,7 @@ def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> 
 
 @contextmanager
 def _loads_quietly() -> Iterator[None]:
-    """Without transformers' own report of what did not fit: ours names it."""
+    """Suppress transformers' report of mismatches; Loraplex's errors name them."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -52,7 +52,7 @@ WORKSPACE_BYTES = 192 << 20
 loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes what computes a step from fixed inputs to fixed outputs; returns what does it again."""
+"""Takes a function that computes a step from fixed inputs to fixed outputs; returns its replay."""
 
 
 class Shape(NamedTuple):
@@ -84,8 +84,8 @@ class DecodeOutput(NamedTuple):
 
 
 def max_rows(config: EngineConfig) -> int:
-    """The most tokens of a step that runs as a graph: one of each sequence, and beside them draft
-    tokens and short prompts."""
+    """The maximum number of tokens in a step that runs as a graph: one per sequence, and in
+    addition draft tokens and short prompts."""
     return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
 
 
@@ -229,7 +229,7 @@ class DecodeGraphs:
             self._hidden_states[:num_rows].copy_(seen[0][0])
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
-        """Sized by what the rows may hold, not by what they hold when they are captured."""
+        """Sized by the capacity of the rows, not by their contents during capture."""
         num_rows, rank = shape
         if not rank:
             return None
@@ -252,7 +252,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Compute once, which compiles what is to be compiled, then capture."""
+        """Compute once, which compiles the kernels, then capture."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -266,7 +266,7 @@ class CudaCapture:
         return graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], None]) -> None:
-        # Loader threads go on copying meanwhile: what they do must not end the capture.
+        # Loader threads continue to copy meanwhile; this must not invalidate the capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):

@@ -31,9 +31,9 @@ NO_TILE = (0, 0, BASE_ROW)
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayout:
-    """Where each part lies in what is copied, in words of eight bytes.
+    """The offset of each part in the copied buffer, in words of eight bytes.
 
-    What has a word for each row begins at multiples of 16 bytes, as wide loads want it.
+    Parts with a word per row start at multiples of 16 bytes, for wide loads.
     """
 
     groups: tuple[KvGroup, ...]
@@ -79,7 +79,7 @@ class DecodeLayout:
 
     @property
     def num_bytes(self) -> int:
-        """On the device: what is copied, and the tables' own places."""
+        """Bytes on the device: the copied buffer and the fixed tables."""
         return 8 * (2 * self.num_words - self.tables_start)
 
 
@@ -89,9 +89,9 @@ def num_tables(group: KvGroup) -> int:
 
 
 class DecodeInputs:
-    """Filled for each step; what the other methods return is what a graph reads.
+    """The inputs, filled for each step; the other methods return what a graph reads.
 
-    All of it is int64 unless something else is said.
+    Everything is int64 unless stated otherwise.
     """
 
     def __init__(

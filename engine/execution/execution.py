@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output(Protocol):
-    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
 
     @property
     def finite(self) -> Sequence[bool]:
@@ -81,7 +81,7 @@ class Drawn(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Where one sequence stands in what a step gives."""
+    """The rows of one sequence in a step's output."""
 
     kept: range
     """Its rows among those that have logits."""
@@ -90,8 +90,8 @@ class StepRows(NamedTuple):
 
 
 Read = Callable[[ScheduledSequence, OutputT, StepRows], None]
-"""Hands on what is asked of the prompt's positions `sequence.read`. Raises EngineError if what it
-finds ends the request."""
+"""Delivers the requested results for the prompt positions `sequence.read`. Raises EngineError if
+they end the request."""
 Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
 known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
@@ -99,7 +99,7 @@ Changes nothing."""
 
 
 class _Drawing(NamedTuple):
-    """A sequence whose next tokens are drawn."""
+    """A sequence whose next tokens are sampled."""
 
     sequence: ScheduledSequence
     rows: range
@@ -121,7 +121,7 @@ class Execution(Generic[OutputT]):
         emit: Callable[[Request, TokensGenerated], None],
         finish: Finish,
     ) -> None:
-        """`emit` is told of a request's new tokens before the request has them."""
+        """`emit` is called with a request's new tokens before they are appended to the request."""
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation
@@ -132,7 +132,7 @@ class Execution(Generic[OutputT]):
         self._finish = finish
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
-        """Those whose adapter is what their lease says; the requests of the others end."""
+        """The sequences whose adapter matches their lease; the requests of the others end."""
         current = []
         for sequence in sequences:
             if self._runner.is_current(sequence):
@@ -142,7 +142,7 @@ class Execution(Generic[OutputT]):
         return tuple(current)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
-        """Run the sequences and process what they give; False if that took more than one step."""
+        """Run the sequences and process their output; False if that took more than one step."""
         try:
             output = self._runner.run(sequences)
         except Exception:
@@ -189,7 +189,7 @@ class Execution(Generic[OutputT]):
         return not failed
 
     def _read(self, sequence: ScheduledSequence, output: OutputT, rows: StepRows) -> bool:
-        """Hand on what is asked of the prompt; False if that ended the request."""
+        """Deliver the results for the prompt; False if that ended the request."""
         request, read = sequence.request, sequence.read
         try:
             if read:
@@ -212,7 +212,8 @@ class Execution(Generic[OutputT]):
         return sequence.with_draft()
 
     def _draw(self, drawing: Sequence[_Drawing], output: OutputT) -> None:
-        """Draw each request's next tokens; a request that makes that fail is found and ended."""
+        """Sample each request's next tokens; a request that causes an error is identified and
+        ended."""
         requests = [sequence.request for sequence, _ in drawing]
         rows = [row for _, own_rows in drawing for row in own_rows]
         try:
@@ -279,7 +280,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Take the request's grammar behind its new tokens."""
+        """Advance the request's grammar by its new tokens."""
         if request.matcher is None:
             return
         try:

@@ -16,8 +16,9 @@ from ..request import Request
 
 @contextmanager
 def last_hidden_states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collects `[num_tokens, hidden_size]` for each forward inside: what the decoder without its
-    output head returns, behind its last norm, which transformers calls `last_hidden_state`."""
+    """Collects `[num_tokens, hidden_size]` for each forward pass inside: the decoder's result
+    before the output head and after the final norm, which transformers calls
+    `last_hidden_state`."""
     seen: list[Tensor] = []
 
     def collect(_module: Any, _args: Any, output: Any) -> None:

@@ -90,7 +90,7 @@ def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand,
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
-    """The last chunk of a long prompt, with logits of as many rows as a step may look at."""
+    """Run the last chunk of a long prompt, with logits for the maximum number of rows."""
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
     num_rows = min(config.max_kept_rows, num_tokens)

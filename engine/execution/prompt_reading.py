@@ -17,9 +17,9 @@ from .sampler import MAX_DRAWN_CELLS, logprobs_of, ranks_of
 def read_prompt(
     sequence: ScheduledSequence, output: StepOutput, rows: StepRows
 ) -> PromptRead | None:
-    """What the step says of the positions `sequence.read`; None while a pooling is incomplete.
+    """The results for the positions `sequence.read`; None while a pooling is incomplete.
 
-    Raises NumericalError if it is not finite.
+    Raises NumericalError if a value is not finite.
     """
     request, read = sequence.request, sequence.read
     if request.reads_logits:

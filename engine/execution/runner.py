@@ -31,7 +31,7 @@ for prompts read them once for many rows."""
 
 
 class StepOutput(NamedTuple):
-    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
 
     logits: Tensor
     """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
@@ -74,16 +74,16 @@ class ModelRunner:
         )
 
     def capture(self) -> list[str]:
-        """Capture what can be; once, when `keeps_hidden_states` stands and before the first step.
+        """Capture the graphs; once, after `keeps_hidden_states` is set and before the first step.
 
-        Returns what there is to say of it, for the operator.
+        Returns a summary for the operator.
         """
         if self._graphs is None:
             return []
         return [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
-        """Whether the sequence's adapter still is what its lease says, in row and generation."""
+        """Whether the sequence's adapter still matches its lease, in row and generation."""
         lease = sequence.request.lease
         adapter = sequence.request.submitted.adapter
         if lease is None:
@@ -98,10 +98,11 @@ class ModelRunner:
         self._cache.execute(batch.operations)
 
     def keep(self, request: Request, path: Sequence[int]) -> None:
-        """Move the keys and values of the accepted tokens of a tree to where their positions are.
+        """Move the keys and values of a tree's accepted tokens to the slots of their positions.
 
         `path`: their indices in the request's draft, which was computed but neither appended nor
-        advanced over. A tree's tokens lie behind the last known one in the order of their indices.
+        advanced over. A tree's tokens are stored after the last token in the order of their
+        indices.
         """
         first = len(request.token_ids)
         moves = [

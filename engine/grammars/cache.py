@@ -25,8 +25,8 @@ class GrammarKey(NamedTuple):
 
 
 class GrammarCache(Generic[EntryT]):
-    """The least recently used go first. An entry is a promise of the compiled, so that those who
-    come while it is being compiled share it."""
+    """Evicts the least recently used entries. An entry is a future of the compiled grammar, so
+    requests that arrive during compilation share it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -43,7 +43,7 @@ class GrammarCache(Generic[EntryT]):
         return entry
 
     def put(self, key: GrammarKey, entry: EntryT) -> None:
-        """Who still waits for what goes, or uses it, keeps it."""
+        """Requests that wait for or use an evicted entry keep it."""
         self.drop(key)
         self._entries[key] = entry
         self._num_bytes += key.num_bytes

@@ -63,7 +63,7 @@ def introduction(vocab_size: int, special: Mapping[int, str], end_token_id: int)
 
 
 def main() -> None:
-    from .compiler import GrammarCompiler  # here: whoever asks needs no llguidance
+    from .compiler import GrammarCompiler  # imported here: the client needs no llguidance
 
     lines = sys.stdin.buffer
     vocab_size, special, end_token_id = json.loads(lines.readline())
@@ -89,7 +89,7 @@ def _refusal(compiler: GrammarCompiler, line: bytes) -> str | None:
 
 
 def _limit_memory() -> None:
-    """Where the system says how much there is already."""
+    """Limits memory relative to the present use, where the system reports it."""
     try:
         with open("/proc/self/statm") as file:
             num_pages = int(file.read().split()[0])

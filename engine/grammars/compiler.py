@@ -30,7 +30,7 @@ class TokenBytes(Protocol):
     bos_token_id: int | None
     eos_token_id: int
     tokens: Sequence[bytes]
-    """By token id the bytes that it stands for, of a special token its name."""
+    """The bytes of each token id; for a special token its name."""
     special_token_ids: Sequence[int]
 
     def __call__(self, text: str) -> list[int]:
@@ -85,9 +85,9 @@ def _as_llguidance(spec: GrammarSpec) -> str:
 
 
 def _from_schema(schema: str) -> str:
-    """JSON in one line, as programs write it, unless the schema's own `x-guidance` says otherwise:
-    where blanks are free, a model in doubt goes on with blanks. What of it cannot be followed
-    refuses it."""
+    """JSON on one line, as programs write it, unless the schema's own `x-guidance` differs: if
+    whitespace is free, an uncertain model generates whitespace without end. Unsupported parts are
+    refused."""
     return llguidance.LLMatcher.grammar_from_json_schema(
         schema,
         defaults={

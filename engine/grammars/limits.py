@@ -21,7 +21,7 @@ MAX_CHOICES = 1000
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raises InvalidGrammar for what can be told without the library that compiles it."""
+    """Raises InvalidGrammar for violations that can be detected without the compiler."""
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
             check_schema(read_schema(spec))
@@ -70,7 +70,7 @@ def check_schema(schema: dict[str, object]) -> None:
 
 
 def _significant(number: object) -> int:
-    """12000 for 12000, 125 for 1.25; 0 for what is no number."""
+    """12000 for 12000, 125 for 1.25; 0 for anything that is not a number."""
     if not isinstance(number, int | float) or isinstance(number, bool):
         return 0
     digits = int("".join(map(str, Decimal(str(number)).as_tuple().digits)))

@@ -66,7 +66,7 @@ class Vocabulary:
                     start = end
                     break
             else:
-                break  # a byte without a token: what is there is a beginning
+                break  # a byte without a token: the rest is the beginning of a character
         return token_ids
 
     def _index(self) -> dict[bytes, int]:

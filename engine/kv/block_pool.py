@@ -44,7 +44,7 @@ class BlockPool:
         return len(self._free)
 
     def count_free(self, block_ids: Set[int]) -> int:
-        """How many of these nobody holds."""
+        """The number of these blocks without a holder."""
         return len(self._free.keys() & block_ids)
 
     def ref_count(self, block_id: int) -> int:
@@ -68,7 +68,7 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Give up one hold on each block, in a sequence's order."""
+        """Release one hold on each block, in a sequence's order."""
         for block_id in reversed(block_ids):
             assert self._ref_counts[block_id] > 0, f"block {block_id} has no holder"
             self._ref_counts[block_id] -= 1

@@ -23,7 +23,8 @@ class KvFormat(NamedTuple):
     dtype: torch.dtype
     """What attention reads."""
     code_dtype: torch.dtype | None = None
-    """What is stored, with a scale per token and head; None: `dtype` itself."""
+    """The dtype of quantized values, with a scale per token and head; None: `dtype` without
+    quantization."""
 
 
 def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.device) -> KvFormat:
@@ -61,7 +62,7 @@ class KvCache:
         has_spare_blocks: bool = False,
     ) -> None:
         """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
-        group has one block more, behind those that sequences hold: padding writes to it."""
+        group has one additional block, to which padding writes."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
@@ -122,10 +123,10 @@ class KvCache:
                 slots[written] = slots[read]
 
     def execute(self, operations: Sequence[KvOperation]) -> None:
-        """Do what the scheduler's bookkeeping says has been done, strictly in its order.
+        """Execute the operations that the scheduler's bookkeeping has queued, strictly in order.
 
-        The order is the meaning: a block may be copied or swapped out and then be cleared for a new
-        owner within one step.
+        The order matters: a block may be copied or swapped out and then zeroed for a new owner
+        within one step.
         """
         for operation in operations:
             match operation:
@@ -142,10 +143,10 @@ class KvCache:
                     assert_never(operation)
 
     def _zero(self, group: int, block_ids: Sequence[int]) -> None:
-        """Clear blocks that have a new owner.
+        """Zero blocks that have a new owner.
 
-        Nobody may meet another tenant's values, and the unwritten rest of a block must be finite
-        because masked positions still enter sums with weight zero.
+        No sequence may read another tenant's values, and the unwritten rest of a block must be
+        finite, because masked positions enter sums with weight zero.
         """
         index = self._index(block_ids)
         for tensor in self._tensors[group]:

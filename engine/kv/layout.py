@@ -16,7 +16,7 @@ class KvGroup:
     window: int | None
     """Positions a query sees, its own included; None: all."""
     sinks: int
-    """First positions that stay visible behind the window; 0 without."""
+    """The number of first positions that remain visible outside the window; 0 without a window."""
     num_blocks: int
     """The null block included."""
 
@@ -40,7 +40,8 @@ class KvGroup:
         return self.first_visible_block(num_computed - 1, block_size)
 
     def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
+        """The maximum number of blocks of a sequence up to `num_tokens`, with `chunk` tokens per
+        step."""
         blocks = -(-num_tokens // block_size)
         if self.window is None:
             return blocks

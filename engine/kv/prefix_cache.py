@@ -73,8 +73,8 @@ class PrefixHasher:
     ) -> Prefix:
         """The prefix that ends with block `index` of these tokens.
 
-        `chain` has the prefixes before it and remembers this one, so that a sequence which is
-        looked up again is not hashed again.
+        `chain` holds the prefixes before it and stores this one, so a sequence that is looked up
+        again is not hashed again.
         """
         tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
         if index < len(chain):
@@ -125,9 +125,9 @@ class CachedBlocks:
         return block_id
 
     def publish(self, prefix: Prefix, block_id: int) -> int:
-        """Offer a written block to others; return the block to go on with.
+        """Publish a written block; return the block with which to continue.
 
-        The first block of a prefix stays; a later one's owner should change to it.
+        The first published block of a prefix is kept; the owner of a later one should switch to it.
         """
         if prefix.key in self._block_by_key:
             cached = self.find(prefix)
@@ -138,7 +138,7 @@ class CachedBlocks:
         return block_id
 
     def forget(self, block_id: int) -> bool:
-        """Let nobody find this block any more; False if nobody could."""
+        """Unpublish this block; False if it was not published."""
         prefix = self._prefixes.pop(block_id, None)
         if prefix is None:
             return False

@@ -28,7 +28,7 @@ def measure_peak(
     with torch.inference_mode():
         peak = DevicePeak(_copy_rate(device), _matmul_rate(device, dtype, bits=bits))
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # for whoever asks the device what is free
+        torch.cuda.empty_cache()  # so that later queries of free memory are correct
     return peak
 
 

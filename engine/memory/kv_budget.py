@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """What one group of layers asks for."""
+    """The demand of one KV group."""
 
     config: EngineConfig
     group: KvGroup
@@ -27,9 +27,11 @@ class KvDemand:
 
     @property
     def least(self) -> int:
-        """Blocks without which a longest sequence could not even run alone, a block a step.
+        """The blocks without which the longest sequence could not run even alone, one block per
+        step.
 
-        A length that nobody asked for is shortened instead, where all of it must be held.
+        A length that the operator did not set is shortened instead, if the group must hold all of
+        it.
         """
         is_negotiable = self.sees_all and self.config.max_model_len is None
         return 1 if is_negotiable else self._peak(self.max_model_len)
@@ -89,7 +91,7 @@ def divide_kv(kv_bytes: int, demands: Sequence[KvDemand]) -> list[int] | None:
 def _give_the_rest(
     kv_bytes: int, demands: Sequence[KvDemand], windowed: Sequence[int]
 ) -> list[int]:
-    """`windowed` blocks for layers with a window, what is left for those that see everything."""
+    """`windowed` blocks for layers with a window; the rest for full-attention layers."""
     taken = sum(
         demand.bytes_per_block * count
         for demand, count in zip(demands, windowed, strict=True)

@@ -29,13 +29,13 @@ RESERVE_FRACTION = 0.1
 ARENA_FRACTION = 0.25
 """Of what the weights and activations leave, if the operator gives no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
-"""What is over such a unit could hold no adapter of any type, and would count as used."""
+"""The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
 WINDOW_FRACTION = 1 / 16
 """Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
 
 
 class DraftDemand(NamedTuple):
-    """What a draft model takes: nothing where there is none."""
+    """The demand of a draft model; zero without one."""
 
     weight_bytes: int = 0
     bytes_per_block: int = 0
@@ -53,7 +53,8 @@ class MemoryPlan:
     num_swap_slots: tuple[int, ...]
     """Blocks of host memory per group; empty: preempted sequences are computed again."""
     max_model_len: int
-    """The longest sequence that fits; shorter than the model's own only if nobody asked."""
+    """The longest sequence that fits; shorter than the model's only if the operator set no
+    length."""
     lines: list[str]
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
@@ -137,7 +138,7 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Pools:
-    """Bytes by what they are for."""
+    """Bytes by purpose."""
 
     reserve: int
     usable: int
@@ -204,7 +205,7 @@ def _divide(
 
 
 def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str]) -> list[int]:
-    """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
+    """Each group's blocks. Raises InsufficientMemory; `lines` describe the rest of the memory."""
     if not pools.do_fit:
         raise InsufficientMemory(
             f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
@@ -239,7 +240,7 @@ def _window_bytes(config: EngineConfig, arena_bytes: int) -> int:
 def available_bytes(device: torch.device) -> int:
     """Memory that could still be allocated on the device."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # PyTorch keeps what was freed, as weights that became codes
+        torch.cuda.empty_cache()  # PyTorch caches freed memory, such as that of unquantized weights
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_meminfo_available(), _cgroup_available())
 

@@ -46,7 +46,7 @@ class AdaptedModule(Protocol):
         ...
 
     def forget_adapter(self, row: int) -> None:
-        """Zero what is kept of a row's weights outside of the arena."""
+        """Zero copies of a row's weights outside of the arena."""
         ...
 
     def forget_step(self) -> None:

@@ -73,9 +73,9 @@ def probe_kv_shapes(
 
 
 def check_replaced(model: nn.Module, config: Any) -> None:
-    """Run a few tokens through the model whose linear layers are ours.
+    """Run a few tokens through the model with replaced linear layers.
 
-    Raises UnsupportedModel if it asks such a layer for anything but its output.
+    Raises UnsupportedModel if the model uses anything but the output of such a layer.
     """
     try:
         _run_probe(model, LayerProbe())

@@ -88,14 +88,14 @@ def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:
 
 
 def _row(mask_function: MaskFunction, query: int, keys: Tensor) -> Tensor:
-    """bool `[num_keys]`: what one query sees."""
+    """bool `[num_keys]`: the keys that one query sees."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     seen = mask_function(zero, zero, zero + query, keys[None, None, None])
     return seen.expand(1, 1, 1, len(keys))[0, 0, 0]
 
 
 def _sampled_positions(max_model_len: int, window: int) -> list[int]:
-    """Both ends, every power of two and the window's border, each with what lies beside it."""
+    """Both ends, every power of two and the window's boundary, each with its neighbours."""
     powers = [2**exponent for exponent in range(max_model_len.bit_length())]
     near = {place + offset for place in (*powers, window) for offset in (-1, 0, 1)}
     return sorted(place for place in (*near, max_model_len - 1) if 0 <= place < max_model_len)

@@ -39,7 +39,7 @@ from .linear import FusedProjection, ProjectionSlice
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers that read the same tensor when they stand side by side in a module."""
+"""Linear layers that read the same input if they are in one module."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
 
 
 def choose_device(name: str) -> torch.device:
-    """Raises InvalidParameter for what is no device of this machine."""
+    """Raises InvalidParameter if the device does not exist on this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -309,7 +309,7 @@ def module_order(model: nn.Module) -> dict[str, int]:
 def _in_order(
     order: Mapping[str, int], linears: Sequence[FusedProjection], moe_layers: Sequence[MoeLayer]
 ) -> list[Projection]:
-    """The decoder's projections by where their modules stand in the model."""
+    """The decoder's projections by their module path in the model."""
     placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
     for layer in moe_layers:
         placed += [(order[layer.path], part.projection) for part in layer.projections]
@@ -330,7 +330,7 @@ def _ends_around(
 def _refused_modules(
     model: PreTrainedModel, moe_layers: Sequence[MoeLayer]
 ) -> Iterator[tuple[str, str]]:
-    """What else still holds a matrix of its own: no adapter can change it."""
+    """The modules with a matrix of their own that adapters cannot change."""
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     served = ends.union(*(layer.modules for layer in moe_layers))
     for name, module in model.named_modules():

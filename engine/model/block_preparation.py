@@ -63,8 +63,8 @@ class BlockPreparation:
     def __call__(self, block: Tensor, header: BlockHeader, plan: BlockPlan) -> None:
         """Change the block `[num_elements]` in place.
 
-        Raises ObjectCorrupt if an extra does not fit its slice, AdapterUnavailable if what would
-        be served is not finite in the block's type or this base cannot serve it.
+        Raises ObjectCorrupt if an auxiliary tensor does not fit its slice, AdapterUnavailable if a
+        served value is not finite in the block's dtype or this base does not support it.
         """
         for placed in plan.placed_auxiliary:
             started_at = time.perf_counter()
@@ -156,7 +156,7 @@ def _base_products(base: BaseWeights, a: Tensor) -> Tensor:
     device = base.row_norms.device
     if device.type == "cpu":
         return base.products(a)
-    # On a stream of its own: behind the running step's work it would wait for all of it.
+    # On a separate stream: otherwise it would wait for the running step's work.
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         products = base.products(a.to(device)).cpu()

@@ -55,7 +55,7 @@ def adapt_ends(model: PreTrainedModel) -> ModelEnds:
 
 
 def declare_ends(model: PreTrainedModel) -> ModelEnds:
-    """The ends by their types alone: of a model without weights, which nobody can run."""
+    """The ends by their types only, for a model without weights, which cannot run."""
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     is_table, is_head = isinstance(table, nn.Embedding), type(linear) is nn.Linear

@@ -32,7 +32,7 @@ class RouterProjection:
     """One router and its place in the adapters' tables."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        """From now on this computes `module`, which stands at `path` in its model."""
+        """From now on this object computes `module`, whose path in the model is `path`."""
         weight = _weight(module)
         self.projection = Projection((Slice(path, weight.shape[1], weight.shape[0]),))
         self._forward = module.forward
@@ -51,7 +51,7 @@ class RouterProjection:
         )
 
     def forget_adapter(self, row: int) -> None:
-        """Zero what is kept of a row's weights outside of the arena."""
+        """Zero copies of a row's weights outside of the arena."""
         if self._lora:
             self._lora.forget(row)
 
@@ -89,10 +89,10 @@ class RouterProjection:
 
 
 def find_routers(model: nn.Module, experts_paths: Iterable[str]) -> dict[str, str]:
-    """Of the experts at these paths: path of the router beside them, where it can be served.
+    """For the experts at these paths: the path of their router, if it is supported.
 
-    A router can be if in a forward of the model it calls `F.linear` once, and with its weight. One
-    that is an ordinary linear layer is not meant: it is served as such.
+    A router is supported if it calls `F.linear` once per forward pass, with its weight. A router
+    that is a normal linear layer is excluded, because it is served as such.
     """
     routers = {}
     for experts_path in experts_paths:

@@ -46,7 +46,7 @@ class ExpertsProjection:
 
     @property
     def weight(self) -> Tensor:
-        """`[experts, out, in]`, or `[experts, in, out]` where the class says `is_transposed`."""
+        """`[experts, out, in]`, or `[experts, in, out]` if the class sets `is_transposed`."""
         weight = getattr(self._experts, self._parameter)
         assert isinstance(weight, Tensor)
         return weight
@@ -84,7 +84,7 @@ class ServedExperts:
     """Computes one layer's experts in place of their class's own forward."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        """From now on this computes `module`, which stands at `path` in its model."""
+        """From now on this object computes `module`, whose path in the model is `path`."""
         self._module: Any = module
         first, second = _parameter_names(module)
         self.up = ExpertsProjection(f"{path}.{first}", module, first)
@@ -127,7 +127,7 @@ class ServedExperts:
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One layer whose experts, and router if it has one of its own, are served."""
+    """One layer with served experts, and its router if it has a separate one."""
 
     path: str
     """Of the experts' module."""
@@ -138,9 +138,9 @@ class MoeLayer:
 
 
 def replace_experts(model: nn.Module) -> list[MoeLayer]:
-    """Let our forwards compute the experts and routers that can carry adapters.
+    """Replace the forward methods of experts and routers that support adapters.
 
-    For a model as transformers loads it. What is not in the result is left as it is.
+    For a model as transformers loads it. Modules that are not in the result are unchanged.
     """
     experts = {path: module for path, module in model.named_modules() if are_served(module)}
     routers = find_routers(model, experts)

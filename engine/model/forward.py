@@ -30,8 +30,8 @@ _IGNORED_KWARGS = frozenset(
         *("logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits"),
     }
 )
-"""Keyword arguments that say nothing we need: causality, positions and the cache are ours, windows
-are read from masks when the model is loaded (`attention_windows`), outputs are others' matter."""
+"""Ignored keyword arguments: causality, positions and the cache are Loraplex's own, windows are
+read from masks at load (`attention_windows`), and outputs are handled elsewhere."""
 
 
 class ForwardContext(Protocol):

@@ -77,7 +77,7 @@ class _TableAdapters:
             y.addmm_(a, b, alpha=self._scale)
 
     def forget(self, row: int) -> None:
-        """Drop what was kept of a table row's adapter."""
+        """Drop cached data of a table row's adapter."""
         self._auxiliary.forget(row)
 
 

@@ -18,7 +18,7 @@ from ..kv.layout import KvGroup
 T = TypeVar("T")
 
 MAX_GROUPED_ROWS = 16
-"""Longer chunks are computed alone: their masks would outgrow what they share."""
+"""Longer chunks are computed separately, because shared masks would be too large."""
 MAX_GROUP_CELLS = 1 << 22
 """Queries times keys of those computed together: of each attention has a mask, and a score a head.
 """
@@ -42,7 +42,7 @@ class SequenceChunk:
     """Its kept rows are read, and verify nothing."""
 
     def tokens(self) -> list[SequenceChunk]:
-        """Each token as a span of its own, which sees those before it: of a span without a tree."""
+        """Each token as a separate span that sees those before it, for a span without a tree."""
         if len(self.token_ids) == 1:
             return [self]
         return [
@@ -52,7 +52,7 @@ class SequenceChunk:
 
     @property
     def end(self) -> int:
-        """Behind the last of the blocks' places that it writes."""
+        """The end of the blocks' positions that it writes."""
         return self.start + len(self.token_ids)
 
     @property
@@ -128,10 +128,10 @@ def make_inputs(
     device: torch.device,
     in_place: bool | None = None,
 ) -> StepInputs:
-    """Lay spans one after another; attention computes those of similar size as one.
+    """Lay out spans one after another; attention groups those of similar size.
 
-    in_place: whether attention reads blocks where they lie, so that padding costs nothing; None: as
-    the device's does.
+    in_place: whether attention reads blocks in place, so that padding costs nothing; None: by the
+    device.
     """
     starts = list(accumulate((len(span.token_ids) for span in spans), initial=0))
     if in_place is None:

@@ -73,7 +73,7 @@ class FusedProjection:
 
 
 class ProjectionSlice(nn.Module):
-    """Stands in the model where the original linear layer stood."""
+    """Replaces the original linear layer in the model."""
 
     def __init__(self, fused: FusedProjection, index: int) -> None:
         super().__init__()

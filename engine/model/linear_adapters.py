@@ -28,7 +28,7 @@ class LinearAdapters:
         self._auxiliary = HeldAuxiliary(arena, slice_range)
 
     def begin(self, x: Tensor, batch: LoraBatch) -> Tensor | None:
-        """Start on what does not need the base's result; returns what `add` takes."""
+        """Start the part that does not need the base's result; returns the argument for `add`."""
         return self._lora.begin(x, self._arena, batch)
 
     def add(
@@ -40,7 +40,7 @@ class LinearAdapters:
         self._lora.add(x, y, self._arena, batch, lora_hidden)
 
     def forget(self, row: int) -> None:
-        """Zero and drop what was kept of a table row's adapter."""
+        """Zero and drop cached data of a table row's adapter."""
         self._lora.forget(row)
         self._auxiliary.forget(row)
 

@@ -25,7 +25,7 @@ UNKNOWN_BASE_ID = "unknown"
 
 
 class Skeleton(NamedTuple):
-    """What a configuration says about its model."""
+    """A model as described by its configuration."""
 
     layout_json: str
     dtype: str
@@ -33,9 +33,9 @@ class Skeleton(NamedTuple):
 
 
 def read_skeleton(base: Path) -> Skeleton:
-    """The skeleton of the model whose folder or `config.json` this is.
+    """The skeleton of the model with this folder or `config.json`.
 
-    Raises UnsupportedModel if there is none, or if it would not be served.
+    Raises UnsupportedModel if there is none, or if it is not supported.
     """
     path = base if base.is_file() else base / "config.json"
     if not path.is_file():
@@ -75,9 +75,9 @@ def _bypass_experts(model: nn.Module) -> None:
 
 
 def _load_ends(model: PreTrainedModel, folder: Path) -> None:
-    """Give embedding and output head their weights if they lie in the folder.
+    """Load the weights of embedding and output head if they are in the folder.
 
-    By these intake tells an adapter's copy of them from a trained matrix.
+    Intake uses them to distinguish an adapter's copy from a trained matrix.
     """
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     are_tied = linear.weight is table.weight

@@ -52,7 +52,7 @@ class HeldAuxiliary:
         """What a table row's adapter holds: number of the slice in the projection, and extras."""
         source = self._arena.row_auxiliary[row]
         found = self._rows.get(row)
-        if found is None or found[0] is not source:  # a row that passed to another adapter
+        if found is None or found[0] is not source:  # the row belongs to another adapter now
             held = [
                 (index, SliceAuxiliary.of(source[slice_index], self._arena.flat))
                 for index, slice_index in enumerate(self._slices)
@@ -62,7 +62,7 @@ class HeldAuxiliary:
         return found[1]
 
     def forget(self, row: int) -> None:
-        """Drop what was found for a table row's adapter."""
+        """Drop cached data of a table row's adapter."""
         self._rows.pop(row, None)
 
 

@@ -39,7 +39,7 @@ class StepAdaptersBuilder:
         self._head = None if head_name is None else layout.slice_index[head_name]
 
     def plain_rank(self, runs: Sequence[AdapterRun]) -> int | None:
-        """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
+        """The highest rank of the runs' adapters, 0 without adapters; None if one of them changes
         more than A and B of the decoder's linear layers."""
         ends = [index for index in (self._embedding, self._head) if index is not None]
         return self._batches.plain_rank(runs, elsewhere=ends)

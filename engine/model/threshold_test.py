@@ -41,7 +41,7 @@ def check_thresholds(config: Any, shapes: list[LayerKvShape], *, max_model_len: 
 
 
 def _runs(small: PreTrainedModel) -> bool:
-    """Whether this copy is a valid model at all, as its class and its settings say."""
+    """Whether this copy is a valid model, according to its class and settings."""
     try:
         small(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
     except Exception:  # whatever the class meets in settings that do not go together

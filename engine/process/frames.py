@@ -16,7 +16,7 @@ def pack(frames: Frames) -> bytes:
 
 
 class FrameReader:
-    """Cuts what has come into messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._received = bytearray()

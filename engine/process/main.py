@@ -124,7 +124,7 @@ def _send(parent: ParentSocket, message: FromEngine) -> None:
 
 
 def _log_failure(exc: Exception) -> None:
-    """Only what was not foreseen: the parent reports an EngineError, once, in its own words."""
+    """Log only unexpected errors: the parent reports an EngineError itself, once."""
     if not isinstance(exc, EngineError):
         _log.exception("engine_failed")
 

@@ -20,9 +20,9 @@ from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQua
 from ..messages import FinishReason, GenerationRequest, RequestFinished
 
 MAX_CRASHES = 2
-"""Without a good answer between, one of them in a step of its own."""
+"""Without a successful answer in between, and one of them in a separate forward pass."""
 MAX_TENANT_CRASHES = 4
-"""In steps of their own, within QUARANTINE_SECONDS."""
+"""In separate forward passes, within QUARANTINE_SECONDS."""
 FIRST_LONE_STEPS = 16
 """Of a suspect's request, after one breakdown. Many may be suspects of one breakdown, and each of
 them alone costs a forward."""
@@ -57,7 +57,7 @@ class _Suspicion:
 
 
 class Quarantine:
-    """Who is suspected of what, and who is kept out."""
+    """The suspects and the quarantined requests, versions and tenants."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -70,7 +70,7 @@ class ReferenceRequest:
 
 
 def compute_reference_logits(request: ReferenceRequest) -> list[bytes]:
-    """The logits `float32 [vocab_size]` of the token behind each prompt, under the adapter.
+    """The logits `float32 [vocab_size]` of the token after each prompt, with the adapter.
 
     Raises EngineError or AdapterError if the base or the block cannot be used.
     """
@@ -114,7 +114,7 @@ class _Questions:
         self._answers: dict[str, bytes] = {}
 
     def ask(self, prompts: list[list[int]]) -> list[bytes]:
-        """The logits behind each prompt. Raises EngineError if one fails."""
+        """The logits after each prompt. Raises EngineError if one fails."""
         names = [str(number) for number in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
             request = GenerationRequest(

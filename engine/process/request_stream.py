@@ -18,11 +18,11 @@ RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
 
 
 class RequestStream:
-    """A request's events, to iterate over or handed to `take`; one RequestFinished ends them.
+    """A request's events, to iterate over or delivered to `take`; RequestFinished is the last.
 
-    The client's registry owns the request and what it holds in the engine, not this object: one
-    that is never iterated loses nothing but its consumer, and ends with its max_tokens. A slow
-    consumer holds up nobody: what waits for it is bounded by max_tokens too.
+    The client's registry owns the request and its resources in the engine, not this object: a
+    stream that is never iterated ends with its max_tokens. A slow consumer delays nothing else: its
+    pending events are bounded by max_tokens too.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class RequestStream:
         abort: Callable[[RequestStream], None],
         take: Callable[[RequestEvent], None] | None = None,
     ) -> None:
-        """`take` gets each event as it comes, so that nobody has to wake up for it; it must not
-        raise."""
+        """`take` is called with each event when it arrives, so that no task has to wake up; it must
+        not raise."""
         self.request = request
         self.expiry: asyncio.TimerHandle | None = None
         """Ends the request some time after its deadline, should the engine not."""

@@ -78,7 +78,7 @@ class EngineProcess:
     ) -> Self:
         """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # A file without a name: nobody else can reach it, and it is gone with both processes.
+            # An unnamed file: no other process can open it, and it disappears with both processes.
             beats = resources.enter_context(tempfile.TemporaryFile())
             heartbeat_path = Path(f"/dev/fd/{beats.fileno()}")
             heartbeat = Heartbeat(heartbeat_path)
@@ -97,7 +97,8 @@ class EngineProcess:
                     stdout=_STDERR,
                     env=engine_environment(os.environ),
                     pass_fds=[theirs.fileno(), beats.fileno()],
-                    # Its own group: a signal to ours reaches us alone, and draining is ours to do.
+                    # A new process group, so that a signal to the server's group does not reach it;
+                    # the server drains.
                     start_new_session=True,
                 )
             finally:
@@ -157,7 +158,7 @@ class EngineProcess:
             on_message(decode_from_engine(frames))
         except Exception:
             _log.exception("engine_message_not_understood")
-            self.kill()  # before it learns that nobody listens, which is no failure of its own
+            self.kill()  # before it notices the closed socket, which would be logged as a failure
             self._socket.close()
 
 
@@ -173,16 +174,17 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """How long to wait before the next life of a process that dies: ever longer, then for ever."""
+    """The delay before the next start of a process that dies: exponentially longer, then
+    infinite."""
 
     first_delay_seconds: float = 0.5
     max_delay_seconds: float = 30.0
     max_deaths: int = 5
-    """So many deaths within `window_seconds` are a crash loop."""
+    """This number of deaths within `window_seconds` is a crash loop."""
     stall_seconds: float = 10.0
     """A process that makes no progress for so long while requests are open is ended."""
     window_seconds: float = 60.0
-    """Also: a life that lasted so long was a good one, and the delays begin anew."""
+    """Also: a process that ran for this long was healthy, so the delays start over."""
     _deaths: deque[float] = field(default_factory=deque)
     _num_short_lives: int = 0
 

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 MEMORY = 0.97
 """What each further step with drafts leaves of the weight of a step: half in 23."""
 PRIOR_WEIGHT = 4.0
-"""The drafts that what is believed beforehand of a first token counts for, forgotten as others."""
+"""The number of drafts that the prior of a first token counts for; it decays like observations."""
 FALL_WEIGHT = 2.0
 """The drafts that what follows for a place from those before it counts for."""
 LEAST_WEIGHT = 1e-3
@@ -18,12 +18,12 @@ FIRST_GUESS = 0.6
 
 
 class AcceptanceRates:
-    """For each place in a draft, how likely its token is accepted.
+    """The acceptance probability of each place in a draft.
 
-    The places are in the proposer's order and each stands for itself, not under the condition that
-    another was right: so chains and trees are alike, and the sum over the first k is the expected
-    number of tokens that a draft of k wins. Places that were not tried for long are estimated to
-    fall off as the places before them do.
+    Places are in the proposer's order and independent, not conditional on other places. So chains
+    and trees are treated alike, and the sum over the first k is the expected number of accepted
+    tokens of a draft of k. Places that were not tried recently are assumed to decline like the
+    places before them.
     """
 
     def __init__(self, max_tokens: int, prior: AcceptanceRates | None = None) -> None:
@@ -42,14 +42,14 @@ class AcceptanceRates:
         return self._probabilities
 
     def forget(self, memory: float = MEMORY) -> None:
-        """Let what was seen so far count for less."""
+        """Decay the weight of earlier observations."""
         self._num_tried = [memory * value for value in self._num_tried]
         self._num_accepted = [memory * value for value in self._num_accepted]
         self._prior_weight *= memory
         self._probabilities = None
 
     def observe(self, num_tokens: int, accepted: Collection[int]) -> None:
-        """A draft of so many tokens was verified; `accepted`: the places that were right."""
+        """A draft of this many tokens was verified; `accepted`: the places that were correct."""
         for place in range(min(num_tokens, len(self._num_tried))):
             self._num_tried[place] += 1
         for place in accepted:

@@ -10,11 +10,11 @@ LONGEST = 48
 """Steps with draft tokens from one such step to the next: the intervals double from the first
 on."""
 SIMILAR = 2.0
-"""Times as many sequences, or as few: beyond that what a step costs is to be learned anew."""
+"""If the number of sequences changes by more than this factor, step costs are learned again."""
 
 
 class Contrasts:
-    """Says of each step how much of what would pay is drafted: all, none or half."""
+    """Decides for each step which part of the profitable draft is used: all, none or half."""
 
     def __init__(self) -> None:
         self._num_sequences = 0
@@ -24,7 +24,8 @@ class Contrasts:
         self._part = 0.5
 
     def part(self, num_sequences: int) -> float:
-        """Of the draft tokens of the next step with any, which decodes so many sequences."""
+        """The part of the draft tokens to use in the next step with drafts and this many
+        sequences."""
         if not self._is_similar(num_sequences):
             is_first = not self._num_sequences
             self._num_sequences, self._interval = num_sequences, FIRST

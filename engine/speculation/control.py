@@ -31,12 +31,12 @@ from .proposal_costs import ProposalCosts
 from .track import Track
 
 MAX_ADAPTERS = 2048
-"""Of which acceptance is remembered; who has not decoded for longest is forgotten."""
+"""The number of adapters with statistics; the one that decoded least recently is dropped first."""
 MAX_STATS = 200
 """In a snapshot."""
 LEAST_COST = 0.01
-"""A draft token costs at least this part of what a token costs plainly: below it, what was
-measured is noise, and what is right less often is not worth asking for."""
+"""A draft token costs at least this part of a normal token: smaller measurements are noise, and a
+draft token that is accepted less often is not worth proposing."""
 FIRST_TOKENS = 4
 """Drafted in a step while no more were ever drafted in one; then at most twice the most so far, for
 what more of them cost is not known yet."""
@@ -46,7 +46,7 @@ deciding costs a small model's step a hundredth."""
 
 
 class Choice(NamedTuple):
-    """What one request is to be drafted."""
+    """The chosen draft of one request."""
 
     proposer: str
     num_tokens: int
@@ -80,24 +80,24 @@ class _Step:
             self.num_free_tokens -= num_tokens
 
     def share_places(self, name: str, costs: ProposalCosts, num_requests: int) -> None:
-        """Let so many requests have the proposer's next places in common."""
+        """Share the proposer's next places among this many requests."""
         shared = costs.place_seconds / num_requests
         self.token_seconds[name] = self.verify_seconds + costs.token_seconds + shared
 
 
 @dataclass(slots=True)
 class _Running:
-    """A step that was decided on, as what comes of it becomes known."""
+    """A step that was decided, while its results become known."""
 
     seconds: float = 0.0
-    """Predicted; 0: nobody knows."""
+    """The predicted duration; 0: unknown."""
     proposers: list[str] = field(default_factory=list)
-    """Who proposes in it."""
+    """The proposers of the step."""
 
 
 class Control:
     def __init__(self, proposers: Sequence[str], *, max_tokens: int, costs: StepCosts) -> None:
-        """`proposers`: their names, the preferred one first. `costs`: somebody else feeds them."""
+        """`proposers`: their names, the preferred one first. `costs`: the caller updates them."""
         self._proposers = tuple(proposers)
         self._max_tokens = max_tokens
         self._costs = costs
@@ -179,8 +179,8 @@ class Control:
         return step
 
     def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
-        """Requests of one adapter that ask for the same; without those that ask for nothing, or for
-        what is not."""
+        """Requests grouped by adapter and parameters; without those that disable speculation or
+        name an unknown proposer."""
         alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
         alike = defaultdict(list)
         for request in decodes:
@@ -199,7 +199,7 @@ class Control:
         return groups
 
     def _obey(self, num_tokens: int, group: _Group, step: _Step) -> None:
-        """Guess what was asked for."""
+        """Draft the number of tokens that the request specifies."""
         num_tokens = min(num_tokens, self._max_tokens)
         name = self._best(group, step)
         for request in group.requests:
@@ -212,7 +212,8 @@ class Control:
         )
 
     def _best(self, group: _Group, step: _Step) -> str:
-        """Who lets the step have the best rate if it proposes for just these; the first if none."""
+        """The proposer with the best rate if it drafts for this group only; the first if none pays
+        off."""
         names = list(group.tracks)
         if len(names) == 1 or not step.expected.seconds:
             return names[0]
@@ -238,11 +239,12 @@ class Control:
         )
 
     def _may_pay(self, track: Track, token_seconds: float, step: _Step) -> bool:
-        """Whether any of its tokens is worth the time, if asking costs nothing; quick to say."""
+        """Whether any draft token would pay off if calling the proposer were free; cheap to
+        compute."""
         return max(track.acceptance.probabilities) > step.expected.rate * token_seconds
 
     def _fill(self, groups: Sequence[_Group], step: _Step) -> None:
-        """Guess what lets the step have the best rate."""
+        """Choose the drafts with the best rate for the step."""
         offering = self._offering(groups, step)
         if not offering:
             return
@@ -266,10 +268,10 @@ class Control:
                 step.choose(request, offer.proposer, int(part * number))
 
     def _offering(self, groups: Sequence[_Group], step: _Step) -> list[tuple[str, _Group]]:
-        """The groups for which drafting may pay, each behind the proposer that is best for it.
+        """The groups for which drafting may pay off, each with its best proposer.
 
-        At first as if whoever proposes did so for all of the step; then with what a place costs the
-        fewer that are left.
+        First as if each proposer drafted for the whole step, then with the cost of a place divided
+        among the remaining groups.
         """
         noise = LEAST_COST * step.expected.seconds
         num_sharing = dict.fromkeys(self._proposers, step.num_sequences)
@@ -293,7 +295,7 @@ class Control:
     # --- probes -----------------------------------------------------------------------------------
 
     def _probe(self, groups: Iterable[_Group], step: _Step) -> None:
-        """Ask those who were not asked for long, as far as the time for that reaches."""
+        """Probe the groups that were not drafted for a long time, within the time budget."""
         self._probe_budget.earn(step.expected.seconds, self._step - self._last_decision)
         for group in groups:
             for name, track in group.tracks.items():
@@ -321,7 +323,7 @@ class Control:
         seconds = self._proposal_costs[name].predict([num_tokens]) + self._overruns.of(name)
         return seconds + num_tokens * step.verify_seconds
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
 
     def observe_proposals(
         self, proposer: str, drafts: Sequence[tuple[Request, int]], seconds: float
@@ -356,7 +358,7 @@ class Control:
         return [stats for key in recent for stats in self.explain(key)]
 
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """What is known of the proposers under one adapter version; None: the base."""
+        """The statistics of the proposers for one adapter version; None: the base."""
         tracks = self._adapters.get(key, {})
         return [track.stats(key, name) for name, track in tracks.items()]
 
@@ -378,7 +380,7 @@ class Control:
         return self._use(request.line)[proposer], self._overall[proposer]
 
     def _use(self, key: AdapterKey | None) -> dict[str, Track]:
-        """What is known under an adapter, which is in use."""
+        """The statistics of an adapter, marked as used."""
         tracks = self._adapters.get(key)
         if tracks is None:
             tracks = {

@@ -29,16 +29,16 @@ from .fair_shares import fair_shares
 from .proposer import DraftRequest
 
 MAX_CATCH_UP_TOKENS = 256
-"""Known tokens, over all requests, that one step's drafting computes at most: a long prompt is
-caught up with over several steps, and drafted behind once that is done."""
+"""The maximum number of known tokens, over all requests, that a step's drafting computes: the draft
+model catches up on a long prompt over several steps, and drafts once it is done."""
 LEAST_SHARE = 2
-"""What every request may compute of its known tokens all the same: the last draft token, if all
-were right, and the token that was drawn behind it."""
+"""The number of known tokens that every request may compute in any case: the last draft token, if
+all were accepted, and the token that was sampled after it."""
 
 
 @dataclass(eq=False)
 class _Drafting:
-    """A request on its way to a draft."""
+    """A request for which tokens are being drafted."""
 
     chain: GrowingChain
     sequence: CachedSequence
@@ -62,14 +62,14 @@ class _Drafting:
         return self.chain.token_ids[first_drafted : first_drafted + count]
 
     def draft(self) -> Draft:
-        """What was drafted; the sequence is told which of its tokens are only draft tokens."""
+        """The draft; the sequence learns which of its tokens are draft tokens."""
         num_draft_tokens = max(0, self.sequence.num_computed - len(self.request.token_ids))
         self.sequence.draft_tokens = self.chain.token_ids[:num_draft_tokens]
         return self.chain.draft()
 
 
 class _Piece(NamedTuple):
-    """What one forward computes of a request."""
+    """The tokens of a request that one forward pass computes."""
 
     drafting: _Drafting
     num_tokens: int
@@ -90,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class DraftModelProposer:
-    """Proposes for all requests at once: a forward per token, over whoever still wants one."""
+    """Drafts for all requests at once: one forward pass per token, over the unfinished requests."""
 
     name = "draft"
     needs_hidden_states = False
@@ -106,7 +106,7 @@ class DraftModelProposer:
         prefix_secret: bytes | None = None,
     ) -> None:
         """`num_blocks`: of its cache. `ends`: whether a token ends a request's output; nothing is
-        drafted behind it. `prefix_secret`: see `DraftCache`."""
+        drafted after it. `prefix_secret`: see `DraftCache`."""
         (group,) = one_group(len(model.kv_shapes), num_blocks + 1)
         self.cache = DraftCache(group, block_size, prefix_secret=prefix_secret)
         self._model = model
@@ -129,7 +129,7 @@ class DraftModelProposer:
                 for request, _ in wanted
             ]
         except BaseException:
-            # What was half done is known to nobody.
+            # Partially computed tokens are unknown to the cache.
             self._model.forget_step()
             for request, _ in wanted:
                 self.forget(request.request_id)
@@ -144,7 +144,7 @@ class DraftModelProposer:
     def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
         """Those that the model can take: no longer than it was trained for, or than its cache."""
         drafting = {}
-        for request, num_tokens in reversed(wanted):  # the first is to be the last given up
+        for request, num_tokens in reversed(wanted):  # the first is evicted last
             num_known = len(request.token_ids)
             num_tokens = min(num_tokens, self._model.max_model_len + 1 - num_known)
             if num_tokens < 1 or not self.cache.can_hold(num_known + num_tokens - 1):
@@ -181,9 +181,9 @@ class DraftModelProposer:
             pieces = [_Piece(entry, 1) for entry in self._draw(complete, logits)]
 
     def _draw(self, drafting: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
-        """Guess a token for each by its row of logits; return those that want another.
+        """Draft a token for each by its row of logits; return those that need another token.
 
-        One whose logits are not finite is given up: its cache holds what must not be used.
+        A request with non-finite logits is evicted, because its cache must not be used.
         """
         finite = logits.isfinite().all(-1).tolist()
         for entry, is_finite in zip(drafting, finite, strict=True):

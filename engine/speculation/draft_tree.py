@@ -11,7 +11,7 @@ from ..draft import ROOT, Draft
 
 
 class Candidates(NamedTuple):
-    """What may stand at one depth, whatever stands above it: the likeliest first."""
+    """The candidates at one depth, independent of the nodes above: most likely first."""
 
     token_ids: Sequence[int]
     log_probabilities: Sequence[float]

@@ -21,29 +21,30 @@ class DrawnTokens(NamedTuple):
 
     token_ids: list[int]
     probabilities: Tensor | None
-    """fp32 `[num_rows, vocab_size]`: what they were drawn from; None: see `Draft.probabilities`."""
+    """fp32 `[num_rows, vocab_size]`: the distributions of the samples; None: see
+    `Draft.probabilities`."""
 
 
 class DraftDrawing(Protocol):
     """The strategy that suits an acceptor. With any other the output is right too, only slower."""
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
-        """Guess a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
-        under the request's own parameters: `row_behind` gives its row."""
+        """Sample a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
+        with the request's own parameters: `row_behind` gives its row."""
         ...
 
 
 class CoupledDrawing:
-    """With the noise that the target will draw with: where the two distributions agree, so do the
-    draws."""
+    """Samples with the noise of the target: where the two distributions agree, so do the
+    samples."""
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         return DrawnTokens(sample(logits, rows), None)
 
 
 class IndependentDrawing:
-    """With noise of its own, and saying from which distribution: rejection sampling takes a draft
-    token as a draw that nothing else depends on."""
+    """Samples with separate noise and reports the distribution: rejection sampling requires that
+    nothing else depends on a draft token's noise."""
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         probabilities = probabilities_of(logits, rows)
@@ -61,7 +62,7 @@ def make_drawing(acceptance: Acceptance) -> DraftDrawing:
 
 
 def row_behind(request: Request, draft_tokens: Sequence[int]) -> SamplingRow:
-    """What decides the draw behind these draft tokens, were all of them right."""
+    """The inputs of sampling after these draft tokens, assuming that all are accepted."""
     return SamplingRow(
         params=request.submitted.sampling,
         seed=request.seed,

@@ -28,9 +28,9 @@ from .proposer import DraftRequest
 
 
 class FirstLayers:
-    """A model that stops behind its first layers, and is itself again afterwards.
+    """Truncates a model to its first layers, and restores it afterwards.
 
-    The output is that of the model cut to so many layers: its norm and head follow the last.
+    The output is that of the model with this number of layers: its norm and head follow the last.
     """
 
     def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 
 def fair_shares(needs: Iterable[int], budget: int) -> list[int]:
-    """Divide a budget: nobody gets more than needed, or less than another beyond its own need."""
+    """Divide a budget max-min fairly: no share exceeds its need, or falls below another that
+    exceeds it."""
     needs = list(needs)
     shares = [0] * len(needs)
     for place, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):

@@ -129,7 +129,7 @@ class _Filler:
         for _, index, size, more_tokens, more_seconds in self._bundles():
             if more_tokens * seconds <= num_tokens * more_seconds:
                 break
-            # Behind draft tokens that had no room there is none for those that build on them.
+            # If a draft token has no room, neither have those that follow it.
             num_reached[index] = count = min(num_reached[index], self._num_free_tokens // size)
             self._take(index, count, size)
             added = Effort(count * more_tokens, count * more_seconds)

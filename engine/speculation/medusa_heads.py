@@ -38,7 +38,7 @@ class MedusaHeads(nn.Module):
     def forward(self, hidden_states: Tensor, num_heads: int | None = None) -> Tensor:
         """Logits `[num_heads, num_rows, vocab_size]` of `hidden_states [num_rows, hidden_size]`.
 
-        `num_heads`: only of the first so many.
+        `num_heads`: only the first ones.
         """
         heads = slice(num_heads)
         x = hidden_states.expand(len(self.projections[heads]), -1, -1)
@@ -49,7 +49,7 @@ class MedusaHeads(nn.Module):
 
 
 def untrained_heads(output_head: nn.Linear, *, num_heads: int, num_layers: int) -> MedusaHeads:
-    """Heads that all say what the model's own output head says: what training begins with."""
+    """Heads that equal the model's own output head: the start of training."""
     projection = output_head.weight.detach()
     size = projection.shape[1]
     return MedusaHeads(

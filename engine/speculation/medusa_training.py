@@ -37,7 +37,8 @@ class MedusaRecipe:
     batch_size: int = 16
     learning_rate: float = 1e-3
     decay: float = 0.8
-    """Head j's loss counts `decay ** (j + 1)`: what lies further ahead is drafted worse anyway."""
+    """Head j's loss is weighted by `decay ** (j + 1)`, because later tokens are predicted worse
+    anyway."""
     seed: int = 0
 
 
@@ -49,8 +50,8 @@ def train_heads(
 ) -> MedusaHeads:
     """Heads in fp32 for this transformers model, which is not changed; on its device.
 
-    `on_step` is told the number of steps done and the last one's loss. Raises UnsupportedModel if
-    the model's output head is not one that serving can watch.
+    `on_step` is called with the number of completed steps and the last loss. Raises
+    UnsupportedModel if the model's output head does not support hooks.
     """
     ends = declare_ends(model)
     if ends.head is None:
@@ -105,7 +106,8 @@ def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _states_and_labels(model: Any, texts: Sequence[TrainingText]) -> tuple[Tensor, Tensor]:
-    """What the output head meets at every position, fp32, and what `head_losses` takes beside."""
+    """The input of the output head at every position, fp32, and the other inputs of
+    `head_losses`."""
     width = max(len(text.token_ids) for text in texts)
     tokens = torch.zeros(len(texts), width, dtype=torch.int64)
     labels = torch.full((len(texts), width), _IGNORED)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LONGEST = 16
-"""Further back nobody looks: a match of so many tokens is as good as a longer one."""
+"""The maximum length of a match: a longer one is not better."""
 MAX_CANDIDATES = 16
 """Occurrences of the last two tokens that a search compares."""
 _PAIR = 2
@@ -35,9 +35,9 @@ class NgramIndex:
         self._first = start + _PAIR
         self._behind_token: dict[int, int] = {}
         self._behind_pair: dict[tuple[int, int], int] = {}
-        """The latest position behind each."""
+        """The latest position after each pair."""
         self._earlier = array("i")
-        """For each position from `_first` on the one before it behind the same two tokens."""
+        """For each position from `_first` on, the previous position after the same two tokens."""
 
     def __len__(self) -> int:
         """Tokens that are indexed."""
@@ -60,10 +60,10 @@ class NgramIndex:
         return max(0, end - begin)
 
     def find(self) -> Match | None:
-        """The longest match of the text's end, the latest of equally long ones.
+        """The longest match of the end of the text, the latest of equally long ones.
 
-        Looks at what was read: the latest MAX_CANDIDATES occurrences of the last two tokens, or if
-        there is none, the latest of the last token.
+        Considers the indexed tokens: the latest MAX_CANDIDATES occurrences of the last two tokens
+        or, if there are none, the latest of the last token.
         """
         tokens = self._token_ids
         if len(tokens) < _PAIR:

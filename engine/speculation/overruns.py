@@ -8,21 +8,24 @@ from math import sqrt
 MEMORY = 0.95
 """What each further step leaves of the weight of one: half in 13."""
 IDLE_MEMORY = 0.99
-"""What a step without draft tokens leaves of what is known of those with some: it grows old, and
-who does not pay because of it is tried again."""
+"""The decay of the estimate in a step without draft tokens, so that a proposer disabled by it is
+tried again."""
 PRIOR_WEIGHT = 5.0
-"""The steps that taking just as long as predicted counts for: a few say little."""
+"""The prior: this many steps with exactly the predicted duration, because few steps say little."""
 CAUTION = 0.5
 """Standard errors."""
 MOST = 3.0
-"""Times what was predicted: a step that takes longer stalled, which says nothing about draft
-tokens."""
+"""A step that takes longer than this many times its prediction stalled, which says nothing about
+draft tokens."""
 
 
 class Overruns:
-    """Predictions leave things out: deciding what to propose, following what was accepted, rows
-    that cost more from some number on. What is left out is measured as a whole, for each proposer
-    against steps without draft tokens, where the same may be amiss."""
+    """The time that steps with draft tokens take beyond their prediction, per proposer.
+
+    Predictions omit some costs: deciding what to propose, processing what was accepted, rows that
+    cost more from some number on. They are measured together, relative to steps without draft
+    tokens, whose predictions may have the same errors.
+    """
 
     def __init__(self, proposers: Collection[str]) -> None:
         self._plain = _Mean()
@@ -49,7 +52,7 @@ class Overruns:
 
 
 class _Mean:
-    """Of what was seen lately."""
+    """A mean of recent values."""
 
     def __init__(self) -> None:
         self._weight = 0.0

@@ -27,7 +27,7 @@ class ProbeTimes:
         return step >= self.next_step
 
     def begin(self, step: int) -> None:
-        """It fails unless `succeed` is heard of."""
+        """The probe fails unless `succeed` is called."""
         self.last_step = step
         self.next_step = step + self._interval
         self._interval = min(2 * self._interval, LONGEST)
@@ -44,15 +44,15 @@ class ProbeBudget:
         self._seconds = 0.0
 
     def earn(self, step_seconds: float, num_steps: int = 1) -> None:
-        """So many steps take so long each."""
+        """This many steps took this long each."""
         most = max(self._seconds, MOST_STEPS * step_seconds)
         self._seconds = min(self._seconds + SHARE * num_steps * step_seconds, most)
 
     def spend(self, seconds: float, step_seconds: float) -> bool:
-        """Whether a probe that costs so much is affordable; if so, it is paid for.
+        """Whether a probe with this cost is affordable; if so, it is charged.
 
-        One that would never be counts as what can be saved up at most: what it costs may be wrong,
-        and only a probe can tell. Their intervals keep those seldom.
+        A cost that could never be afforded counts as the maximum savings: it may be wrong, and only
+        a probe can tell. The intervals of such probes keep them rare.
         """
         price = min(seconds, MOST_STEPS * step_seconds)
         if price > self._seconds:

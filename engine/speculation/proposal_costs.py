@@ -10,10 +10,10 @@ from ..scheduling.least_squares import RelativeLeastSquares
 class ProposalCosts:
     """seconds ≈ per call + per request + per draft token + per place of the longest draft.
 
-    A place is what whoever proposes token by token pays for once, for however many requests: a pass
-    of the model that proposes. What calls for single requests do not tell apart is taken for a
-    call's and a place's, until company shows what each further request adds. Nothing observed
-    costs nothing.
+    A place is the cost that a token-by-token proposer pays once for all requests: one pass of its
+    model. Calls for single requests cannot separate these costs, so they are attributed to the call
+    and the place, until calls for several requests show the cost per request. Without observations
+    the cost is zero.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class ProposalCosts:
         self.place_seconds = 0.0
 
     def predict(self, lengths: Sequence[int]) -> float:
-        """The seconds of a call that gives each of its requests a draft of so many tokens."""
+        """The duration of a call that gives its requests drafts of these lengths."""
         once = self.call_seconds + max(lengths) * self.place_seconds
         return once + len(lengths) * self.request_seconds + sum(lengths) * self.token_seconds
 
     def observe(self, lengths: Sequence[int], seconds: float) -> None:
-        """A call with drafts of such `lengths` took so long.
+        """A call with drafts of these `lengths` took this long.
 
-        The first call is passed over: it pays for what is allocated or compiled once.
+        The first call is ignored, because it includes one-time allocation and compilation.
         """
         if self.total_seconds > 0 and seconds > 0:
             longest = max(lengths)

@@ -12,15 +12,15 @@ from ..request import Request
 
 
 class DraftRequest(NamedTuple):
-    """A request whose next tokens are to be drafted.
+    """A request for which tokens are to be drafted.
 
-    All its known tokens but the last are computed, and its blocks can be written for `num_tokens`
-    positions behind the last one.
+    All its tokens but the last are computed, and its blocks are writable for `num_tokens` positions
+    after the last one.
     """
 
     request: Request
     num_tokens: int
-    """At most so many: what the step has room for; 1 or more."""
+    """The maximum that the step has room for; 1 or more."""
 
 
 class Proposer(Protocol):

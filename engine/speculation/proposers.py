@@ -13,7 +13,7 @@ from .ngram import NgramProposer
 from .proposer import Proposer
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
-"""Takes what stands behind the colon of the configuration, empty if nothing does."""
+"""Its first argument is the text after the colon of the configuration, empty if there is none."""
 
 
 def _open_ngram(

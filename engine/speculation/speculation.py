@@ -70,9 +70,9 @@ class Speculation:
         return {request: choice.num_tokens for request, choice in choices.items()}
 
     def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
-        """Give the requests that were scheduled with draft tokens their drafts.
+        """Attach drafts to the requests that were scheduled with draft tokens.
 
-        Returns the sequences with what was drafted, in the order that a batch is to have.
+        Returns the sequences with their drafts, in the order that a batch needs.
         """
         wanted: dict[str, list[DraftRequest]] = defaultdict(list)
         for request, _, num_draft_tokens in sequences:
@@ -139,11 +139,11 @@ class Speculation:
         ]
 
     def _checked(self, request: Request, draft: Draft, num_tokens: int) -> Draft:
-        """What of a draft may be computed: what has room, up to the first that is no token, as far
-        as the request's grammar goes.
+        """The part of a draft that may be computed: within the room, up to the first invalid token,
+        and as far as the request's grammar allows.
 
-        That a draft token is missing may not say which it was, or rejection sampling would draw
-        from another distribution: whoever draws draft tokens draws them under the grammar.
+        Whether a draft token is removed must not depend on its value, or rejection sampling would
+        sample from another distribution; therefore proposers with logits sample under the grammar.
         """
         draft = draft.only(range(self._num_computable(draft, num_tokens)))
         return draft if request.matcher is None else request.matcher.cut(draft)
@@ -161,7 +161,7 @@ def _attempt(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result | None:
-    """What the call gives; None if it fails: whatever a proposer does, requests go on."""
+    """The result of the call; None if it fails: requests continue whatever a proposer does."""
     try:
         return call(*args, **kwargs)
     except Exception:

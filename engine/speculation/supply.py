@@ -18,7 +18,7 @@ class Supply:
         return self._num_drafts / self._num_wanted
 
     def forget(self, memory: float = MEMORY) -> None:
-        """Let what was seen so far count for less."""
+        """Decay the weight of earlier observations."""
         self._num_wanted *= memory
         self._num_drafts *= memory
 

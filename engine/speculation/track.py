@@ -34,10 +34,10 @@ class Track:
         self._last_draft = -1
 
     def gains(self, num_tokens: int) -> list[float]:
-        """For each token of a wish, how many tokens it is expected to yield.
+        """For each number of draft tokens, the expected number of tokens gained.
 
-        There are no more than twice as many as were ever verified here: what is new is believed to
-        be like the others, but not at once with long drafts.
+        At most twice as many as were ever verified here: a new adapter is assumed to be like the
+        others, but does not start with long drafts.
         """
         share, num_tokens = self.supply.share, min(num_tokens, 2 * self._longest)
         return [share * value for value in self.acceptance.probabilities[:num_tokens]]

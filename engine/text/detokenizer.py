@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
     text: str
     num_tokens: int
-    """How many of the tokens belong to the output; those behind a stop string do not."""
+    """The number of tokens that belong to the output, without those after a stop string."""
     stop: str | None = None
     """The stop string that was completed; nothing follows."""
 
@@ -33,8 +33,8 @@ class Detokenizer:
     """The text of one output.
 
     With `prompt_token_ids` the text continues the prompt's (completions): a leading space of its
-    first word stays. Without, it stands alone (chats). The output ends before the stop string
-    that is completed first, the longest if several are, or behind it with `include_stop`.
+    first word is kept. Without, it is independent (chats). The output ends before the stop string
+    that is completed first, the longest if there are several, or after it with `include_stop`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Detokenizer:
         return Piece("".join(texts), len(token_ids))
 
     def finish(self) -> Piece:
-        """The output is complete: give what was held back."""
+        """The output is complete: return the text that was held back."""
         if self._stopped:
             return Piece("", 0)
         text, stop = self._scan(self._decoder.flush())
@@ -90,7 +90,7 @@ class Detokenizer:
 
 
 class _ByteDecoder:
-    """Where every token stands for bytes of its own, the text is that of the bytes in a row."""
+    """If every token stands for its own bytes, the text is the concatenation of the bytes."""
 
     def __init__(
         self,
@@ -126,10 +126,10 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """Decodes a window of the last tokens; the window is cut where a character ends.
+    """Decodes a window of the last tokens; the window starts at the end of a character.
 
-    Decoders are not local: a first word loses its space, and byte tokens make sense only in whole
-    runs. So a token is decoded behind at least `_CONTEXT_TOKENS` others.
+    Decoding is not local: a first word loses its space, and byte tokens are meaningful only in
+    complete runs. So a token is decoded after at least `_CONTEXT_TOKENS` others.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class _WindowDecoder:
         return new
 
     def _restart(self) -> str:
-        """What was held back; nothing that follows is decoded together with it."""
+        """The text that was held back; later tokens are decoded independently of it."""
         held = self.flush()
         self._window, self._num_given, self._num_settled, self._cut = [], 0, 0, 0
         return held

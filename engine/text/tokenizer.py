@@ -140,7 +140,7 @@ class Tokenizer:
         return self.backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that this token stands for; a character may take the bytes of several."""
+        """The bytes of this token; a character may consist of several tokens' bytes."""
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -225,7 +225,7 @@ def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The printable character by which byte-level BPE writes each byte, turned round.
+    """The inverse of the printable character with which byte-level BPE writes each byte.
 
     Printable Latin-1 stands for itself; the other 68 bytes follow from U+0100 on, in order.
     """
