@@ -17,7 +17,7 @@ _SECRET_ID = "secret-id"
 
 
 def secret_id(secret: bytes) -> str:
-    """What a secret is called where something says which one it needs; tells nothing about it."""
+    """The id of a secret, stored with what it signed; reveals nothing about the secret."""
     return derive_key(secret, _SECRET_ID)[: SECRET_ID_LENGTH // 2].hex()
 
 
@@ -40,9 +40,9 @@ class Keyring:
         return hmac.digest(self._keys[self.current_id], message, hashlib.sha256)
 
     def is_signed(self, message: bytes, mac: bytes, under: str | None) -> bool:
-        """The code is right. Takes as long for one that nobody signed.
+        """Whether the code is valid. Takes the same time for invalid codes.
 
-        `under` None is a code from before secrets had ids: every secret is tried.
+        `under` None: the code is older than secret ids, so every secret is tried.
         """
         tried = list(self._keys) if under is None else [under]
         expected = [self.mac(message, candidate) or b"" for candidate in tried]

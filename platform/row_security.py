@@ -31,7 +31,7 @@ def check_role(connection: Connection) -> None:
     """Raise RowSecurityMissing unless tenants' transactions can be confined."""
     try:
         confine(connection, "")
-    except (DataError, ProgrammingError) as exc:  # the role is not there, or not ours
+    except (DataError, ProgrammingError) as exc:  # the role does not exist, or may not be used
         raise RowSecurityMissing from exc
     finally:
         connection.rollback()

@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
 )
 
 from .base import TenantOwned
-from .models import Tenant  # from there, so that whoever has a session knows every table
+from .models import Tenant  # imported here so that every user of sessions knows all tables
 from .row_security import confine
 
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -99,7 +99,7 @@ class TenantStatements:
         return self._connection.dialect.name
 
     def connection(self) -> Connection:
-        """For statements that ask for nobody's rows."""
+        """For statements on tables without tenants."""
         return self._connection
 
     def execute_pinned(self, statement: Executable, values: Values) -> Rows:

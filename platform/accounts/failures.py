@@ -17,9 +17,9 @@ from .models import SignInFailures
 
 MAX_FAILURES = 5
 WINDOW = timedelta(minutes=15)
-"""Within which so many failures lock, and for how long they do."""
+"""The period in which failures are counted, and the duration of the lock."""
 IPV6_PREFIX = 64
-"""What one caller has at least: its single addresses are as many as it likes."""
+"""The smallest network that one caller has: it can use any number of addresses in it."""
 
 
 class Subjects:
@@ -34,7 +34,7 @@ class Subjects:
         return [account, *([] if address is None else [self._hash("address", _network(address))])]
 
     def of_session(self, account_id: str) -> list[str]:
-        """Of somebody who is signed in and gives the password anew: nobody else can lock that."""
+        """For a signed-in user who gives the password again: nobody else can lock this."""
         return [self._hash("session", account_id)]
 
     def _hash(self, *parts: str) -> str:
@@ -64,7 +64,7 @@ def note_failure(session: PlatformSession, subjects: Iterable[str], now: datetim
 
 
 def forget(session: PlatformSession, subject: str) -> None:
-    """Whoever knows the password has not guessed."""
+    """Reset the count after a correct password."""
     row = session.get(SignInFailures, subject, with_for_update=True)
     if row is not None:
         session.delete(row)

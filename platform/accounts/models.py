@@ -38,12 +38,12 @@ class Account(TenantOwned, Base):
     """As Argon2 writes it; None until the first invitation was taken."""
     password_set_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     invitation_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), unique=True)
-    """Of the one token that sets a password; None: there is none, or it was used."""
+    """The hash of the token that sets a password; None: there is none, or it was used."""
     invitation_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class AccountSession(TenantOwned, Base):
-    """Somebody who is signed in, by the hash of what the cookie holds."""
+    """A console session, identified by the hash of its cookie."""
 
     __tablename__ = "account_sessions"
     __table_args__ = (
@@ -62,11 +62,11 @@ class AccountSession(TenantOwned, Base):
     """When it was last used; see `service.SEEN_GRANULARITY`."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     confirmed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Until then the password that was given anew counts."""
+    """Until then the confirmation by password is valid."""
 
 
 class SignInFailures(Base):
-    """How often somebody failed lately, by a keyed hash of the name or of the address."""
+    """The number of recent failures, by a keyed hash of the name or of the address."""
 
     __tablename__ = "sign_in_failures"
 

@@ -23,7 +23,7 @@ class Passwords:
         self._nobodys = self._hasher.hash("nobody's password")
 
     def hash(self, password: str) -> str:
-        """What is stored of a password; its salt is part of it."""
+        """The stored hash of a password, including its salt."""
         return self._hasher.hash(password)
 
     def is_password(self, password: str, stored: str | None) -> bool:

@@ -51,7 +51,7 @@ def find_invited(session: PlatformSession, invitation_hash: str) -> Holder | Non
 
 
 def find_session(session: PlatformSession, session_id: str) -> tuple[AccountSession, Holder] | None:
-    """The session of this hash, and who is signed in by it."""
+    """The session with this hash, and its account."""
     row = session.get(AccountSession, session_id)
     holder = None if row is None else find_by_id(session, row.account_id)
     return None if row is None or holder is None else (row, holder)

@@ -63,7 +63,7 @@ class OpenedSession:
 
 
 class AuthenticatedSession(NamedTuple):
-    """Who is signed in, and whether the use of the session is to be noted."""
+    """The signed-in account, and whether the use of the session must be recorded."""
 
     principal: AnyPrincipal
     is_use_to_be_noted: bool
@@ -116,7 +116,7 @@ class AccountService:
     def find_account(
         self, session: PlatformSession, name: str, tenant_slug: str | None
     ) -> Holder | None:
-        """The account that somebody names who signs in; None for one that cannot be let in."""
+        """The account with the name used at sign-in; None if it cannot sign in."""
         if tenant_slug is None:
             holder = repository.find_operators_account(session, name)
         else:
@@ -124,16 +124,16 @@ class AccountService:
         return holder if holder is not None and holder.is_active else None
 
     def get(self, session: PlatformSession, account_id: str) -> Holder:
-        """The account of somebody who is signed in. Raises SessionEnded."""
+        """The account of a signed-in caller. Raises SessionEnded."""
         holder = repository.find_by_id(session, account_id)
         if holder is None or not holder.is_active:
             raise SessionEnded
         return holder
 
     def open(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
-        """Sign in whoever's password was found right.
+        """Sign in after the password was verified.
 
-        Raises SignInFailed if it was changed meanwhile, TenantSuspended.
+        Raises SignInFailed if the password was changed meanwhile, TenantSuspended.
         """
         _check_tenant(holder)
         account = repository.lock_account(session, Account.id == holder.account.id)
@@ -142,15 +142,15 @@ class AccountService:
         return self._open(session, holder)
 
     def open_enrolled(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
-        """Sign in whoever has just set a password."""
+        """Sign in after a password was set by invitation."""
         return self._open(session, holder)
 
     def authenticate(
         self, session: PlatformSession, text: str, idle: timedelta = NO_TIME
     ) -> AuthenticatedSession:
-        """Who is signed in by this token. Raises SessionEnded or TenantSuspended.
+        """The account that is signed in with this token. Raises SessionEnded or TenantSuspended.
 
-        `idle`: how long ago the person did something last.
+        `idle`: the time since the user was last active.
         """
         token = parse_token(text, SESSION_PREFIX)
         found = token and repository.find_session(session, token.hash)
@@ -168,7 +168,7 @@ class AccountService:
             row.seen_at = max(row.seen_at, self._clock() - idle)
 
     def confirm(self, session: UnitOfWork, text: str) -> datetime:
-        """The password was given anew; until when that counts. Raises SessionEnded."""
+        """The password was confirmed; returns until when that is valid. Raises SessionEnded."""
         token = parse_token(text, SESSION_PREFIX)
         row = token and repository.lock_session(session, token.hash)
         if not row or not self._is_alive(row):
@@ -179,9 +179,10 @@ class AccountService:
     def change_password(
         self, session: UnitOfWork, account_id: str, password_hash: str, *, keep: str
     ) -> None:
-        """Set another password; all sessions end but the one of this token, and so do invitations.
+        """Set a new password. All sessions except that of this token end, and invitations become
+        invalid.
 
-        Whoever held either may be why the password is changed. Raises SessionEnded.
+        They may be the reason for the change. Raises SessionEnded.
         """
         account = repository.lock_account(session, Account.id == account_id)
         if account is None:
@@ -205,7 +206,7 @@ class AccountService:
     def close(self, session: UnitOfWork, account_id: str) -> None:
         """Forget password, invitation and sessions: whose they were was disabled."""
         account = repository.lock_account(session, Account.id == account_id)
-        if account is not None:  # and from now on nobody signs in with it
+        if account is not None:  # and from now on nobody can sign in with it
             self.end_all(session, account_id)
             session.flush()
             session.delete(account)
@@ -268,7 +269,8 @@ def actor_of(holder: Holder) -> Actor:
 
 
 def party_of(holder: Holder | None) -> Party:
-    """Who stands in the log when this account, or none that there is, was named and refused."""
+    """The party in the audit log when a sign-in with this account, or with an unknown name, is
+    refused."""
     if holder is None:
         return UNKNOWN
     return Party(None if holder.tenant is None else holder.tenant.id, actor_of(holder))

@@ -29,12 +29,13 @@ class AccountToken:
 
     @property
     def hash(self) -> str:
-        """What is kept of it."""
+        """The stored hash."""
         return derive_key(self.text.encode(), "account-token").hex()
 
     @property
     def csrf_token(self) -> str:
-        """What only a page of ours can know of a session's token, whose cookie no script reads."""
+        """A value that only the console's pages can derive for a session, because no script reads
+        the cookie."""
         return derive_key(self.text.encode(), _CSRF).hex()
 
 

@@ -36,7 +36,7 @@ def get_alias(session: TenantSession, name: str, alias: str) -> AdapterAlias:
 
 
 def get_alias_to_change(session: TenantSession, name: str, alias: str) -> AdapterAlias:
-    """The same; nobody else changes it until this unit of work ends."""
+    """The same, locked until this unit of work ends."""
     lock_catalog(session)
     return get_alias(session, name, alias)
 

@@ -19,7 +19,7 @@ _PLACE_BITS = 53
 
 
 class Canary(NamedTuple):
-    """A second version behind an alias, and its share of the requests."""
+    """A second version of an alias, and its percentage of the requests."""
 
     number: int
     percent: float
@@ -45,7 +45,7 @@ def is_in_canary(percent: float, *, adapter_id: str, alias: str, request_id: str
 
 
 def request_place(adapter_id: str, alias: str, request_id: str) -> float:
-    """Where the request stands among those of the alias: uniform in [0, 100)."""
+    """The request's value, uniform in [0, 100)."""
     hasher = hashlib.blake2b(digest_size=8, person=_PERSON)
     for tag, value in ((b"adapter", adapter_id), (b"alias", alias), (b"request", request_id)):
         for field in (tag, value.encode()):

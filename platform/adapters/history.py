@@ -32,7 +32,7 @@ _VERSION_NUMBER = [
 
 
 class AliasChange(TenantOwned, Base):
-    """What an alias was pointed at, by whom; the newest of an alias is what it points at."""
+    """A change of an alias's target and its author; the latest change is the present target."""
 
     __tablename__ = "adapter_alias_changes"
     __table_args__ = (
@@ -77,7 +77,7 @@ class AliasChange(TenantOwned, Base):
     """The change that a rollback from here restores; None if there is nothing to go back to."""
     changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     changed_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
-    """Who asked for it, as `Actor.author` says it; None where nobody knows any more."""
+    """The author as `Actor.author` formats it; None if unknown."""
 
 
 class VersionTransition(TenantOwned, Base):
@@ -101,7 +101,7 @@ class VersionTransition(TenantOwned, Base):
 
 
 class DeletionReceipt(TenantOwned, Base):
-    """That a version is gone from every tier, and what was removed where."""
+    """The record that a version was removed from every tier, with the removed amounts."""
 
     __tablename__ = "deletion_receipts"
     __table_args__ = (
@@ -120,4 +120,4 @@ class DeletionReceipt(TenantOwned, Base):
     """When the deletion began: from then on no name resolved to the version."""
     finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
     receipt: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
-    """What was removed from which tier, as whoever removed it says."""
+    """The amounts removed per tier, as reported by the deletion."""

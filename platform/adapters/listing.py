@@ -29,7 +29,7 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AdapterOrder(StrEnum):
-    """By what a list is sorted; by name where that is the same. What is most comes first."""
+    """The sort orders of a list; ties are sorted by name. Largest values come first."""
 
     NAME = "name"
     NAME_DOWN = "-name"
@@ -50,7 +50,7 @@ class AdapterQuery(NamedTuple):
     """Of the latest version."""
     tenant_slug: str | None = None
     names: Collection[str] | None = None
-    """The only ones that there are for who asks; None: all."""
+    """The names that the caller may see; None: all."""
 
 
 class AdapterSummary(NamedTuple):
@@ -79,7 +79,7 @@ def list_summaries(
     after: str | None = None,
     limit: int,
 ) -> list[AdapterSummary]:
-    """The adapters of which something is visible, behind the cursor `after`, at most `limit`.
+    """At most `limit` visible adapters after the cursor `after`.
 
     Of the session's tenant, or of all. Raises InvalidValue for a cursor of another list.
     """
@@ -108,9 +108,9 @@ def list_summaries(
 
 
 class _Listing:
-    """The query for a page's rows, and where a row stands in its order.
+    """The query for a page's rows, and a row's cursor in its order.
 
-    It joins what the order or a condition takes; the rest is asked for the page alone.
+    It joins only what the order or a condition needs; the rest is queried for the page only.
     """
 
     def __init__(self, query: AdapterQuery) -> None:

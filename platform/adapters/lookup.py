@@ -78,7 +78,7 @@ def get_known_version(session: TenantSession, name: str, number: int) -> Adapter
 
 
 def no_adapter(name: str) -> AdapterNotFound:
-    """What is said of an adapter that is not there, or not the caller's to see."""
+    """The error for an adapter that does not exist or that the caller may not see."""
     return AdapterNotFound(f"There is no adapter {name!r}.")
 
 

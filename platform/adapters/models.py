@@ -48,7 +48,8 @@ _IS_LIVE = text("state IN ('validated', 'attesting', 'ready')")
 
 
 class Adapter(TenantOwned, Base):
-    """A tenant's named LoRA. The row outlives its versions, so that their numbers go on."""
+    """A tenant's named LoRA. The row outlives its versions, so that version numbers are not
+    reused."""
 
     __tablename__ = "adapters"
     __table_args__ = (
@@ -117,7 +118,7 @@ class AdapterVersion(TenantOwned, Base):
     attestation_report: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
-    """Who pushed it, as `Actor.author` says it."""
+    """The author of the push, as `Actor.author` formats it."""
 
 
 class AdapterAlias(TenantOwned, Base):
@@ -192,7 +193,7 @@ class AdapterWish(TenantOwned, Base):
 
 
 class Upload(TenantOwned, Base):
-    """An adapter on its way in: what its owner declared, and how much of it has arrived."""
+    """An upload: what its owner declared, and how much has arrived."""
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -234,4 +235,4 @@ class Upload(TenantOwned, Base):
     """When bytes were acknowledged, or the state changed, for the last time."""
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     server_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """Where its bytes lie until they are examined; None for uploads older than that."""
+    """The server that holds its bytes until they are examined; None for older uploads."""

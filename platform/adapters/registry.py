@@ -87,7 +87,8 @@ class Meaning(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        """So are all its versions: what it means changes only by what somebody does."""
+        """Whether all its versions are ready, so that its meaning changes only by an explicit
+        change."""
         return all(version.state is VersionState.READY for version in self.versions)
 
     def of(self, request_id: str, *, base_id: str) -> AdapterRef:
@@ -209,7 +210,7 @@ def _select_version(
 
 
 def _find_latest(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
-    # Where none is ready, the newest says why.
+    # If none is ready, return the newest, whose state explains why.
     ready = repository.find_newest_ready_version(session, adapter_id)
     return ready or repository.find_newest_version(session, adapter_id)
 

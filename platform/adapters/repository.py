@@ -170,7 +170,7 @@ def has_version(session: TenantSession, digest: str, states: Collection[VersionS
 
 
 def find_content(session: TenantSession, digest: str) -> AdapterVersion | None:
-    """A version with this content that is not deleted: says which object holds it."""
+    """A version with this content that is not deleted; it names the object."""
     query = select(AdapterVersion).where(
         AdapterVersion.digest == digest, AdapterVersion.state.in_(VISIBLE_STATES)
     )
@@ -192,7 +192,7 @@ def last_version_number(session: TenantSession, adapter_id: str) -> int:
 
 
 def list_unfinished_versions_of_all_tenants(session: PlatformSession) -> Sequence[AdapterVersion]:
-    """The versions that somebody must carry on: after a start, whoever starts."""
+    """The versions whose work must be continued after a server start."""
     query = select(AdapterVersion).where(AdapterVersion.state.in_(UNFINISHED_STATES))
     return session.scalars(query.order_by(AdapterVersion.created_at)).all()
 
@@ -340,7 +340,7 @@ def count_other_pins(session: TenantSession, version_id: str, now: datetime) -> 
 
 
 def delete_expired_wishes_of_all_tenants(session: PlatformSession, now: datetime) -> int:
-    """Delete what is no longer live; how many."""
+    """Delete expired wishes; returns how many."""
     expired = session.execute(
         delete(AdapterWish).where(AdapterWish.expires_at <= now).returning(AdapterWish.version_id)
     )

@@ -31,9 +31,10 @@ class Checkpoint:
                 raise InvalidValue(f"{path} is no checkpoint.", param="checkpoint") from exc
 
     def check(self, session: PlatformSession, verified: Verified) -> Verified:
-        """`verified`, broken where the chain does not hold the entry that it ended with before.
+        """`verified`, or a violation if the chain no longer has the entry that it ended with
+        before.
 
-        Remembers the chain's present end if nothing is broken.
+        Stores the chain's present end if there is no violation.
         """
         chain = verified.chain
         if verified.breach is not None:

@@ -26,7 +26,7 @@ class IdempotentAnswer(Base):
     request_id: Mapped[str] = mapped_column(String(64))
     """Of the request that took the key: by it the audit log knows whether it changed anything."""
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
-    """Who serves it."""
+    """The server that executes it."""
     status: Mapped[int | None]
     """None while it runs."""
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -52,7 +52,7 @@ class IdempotentAnswers:
 
     @contextmanager
     def running(self, request: KeyedRequest) -> Iterator[None]:
-        """This server is at work on the request; once it is not, nobody else will answer it."""
+        """This server executes the request; if it stops, no other server finishes it."""
         self._running.add(request.request_id)
         try:
             yield
@@ -86,7 +86,7 @@ class IdempotentAnswers:
     def finish(
         self, session: PlatformSession, request: KeyedRequest, status: int, answer: bytes
     ) -> None:
-        """Keep the answer for those who ask again."""
+        """Store the response for repetitions."""
         row = _row_of(session, request)
         if row is None:
             return
@@ -132,7 +132,7 @@ class IdempotentAnswers:
 
 
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
-    """Forget the answers that nobody asks for any more; how many."""
+    """Delete expired responses; returns how many."""
     oldest = (now or utc_now()) - KEPT_FOR
     forgotten = session.execute(
         delete(IdempotentAnswer)
@@ -143,7 +143,7 @@ def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
 
 
 def _row_of(session: PlatformSession, request: KeyedRequest) -> IdempotentAnswer | None:
-    """The request's row; None if the key was given to another meanwhile, or is forgotten."""
+    """The request's row; None if the key was used for another request meanwhile, or has expired."""
     key = (request.owner, request.key)
     row = session.get(IdempotentAnswer, key, with_for_update=True)
     return row if row is not None and row.request_id == request.request_id else None

@@ -63,7 +63,7 @@ def finish(session: PlatformSession, name: str, server_id: str) -> None:
 
 
 def postpone(session: PlatformSession, name: str, server_id: str, pause: timedelta) -> None:
-    """The work failed: whoever comes after the pause may try again."""
+    """The job failed: any server may try again after the pause."""
     row = _held(session, name, server_id)
     if row is not None:
         row.server_id, row.expires_at = None, shared_now(session) + pause
@@ -77,7 +77,7 @@ def forget(session: PlatformSession, name: str, server_id: str) -> None:
 
 
 def purge(session: PlatformSession) -> int:
-    """Forget the leases on work that is done once, whose servers died behind its end; how many."""
+    """Delete the leases of one-time jobs whose servers died after finishing; returns how many."""
     long_ago = shared_now(session) - timedelta(days=1)
     forgotten = session.execute(
         delete(JobLease)

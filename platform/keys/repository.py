@@ -30,7 +30,7 @@ def list_keys(
     user_id: str | None = None,
     active_at: datetime | None = None,
 ) -> Sequence[ApiKey]:
-    """The tenant's keys, the oldest first: those behind the key `after`, at most `limit`."""
+    """The tenant's keys, oldest first: at most `limit` after the key `after`."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id).limit(limit)
     if after is not None:
         last = select(ApiKey.created_at, ApiKey.id).where(ApiKey.id == after)

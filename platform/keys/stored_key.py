@@ -20,7 +20,8 @@ _UNKNOWN_MAC = bytes(32)
 
 
 class StoredKey:
-    """A key's id and the keyed hash of its text. Revoked keys stay: what they did names them."""
+    """A key's id and the keyed hash of its text. Revoked keys are kept, because other rows refer to
+    them."""
 
     id: Mapped[str] = mapped_column(String(KEY_ID_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(String(MAX_KEY_NAME_LENGTH))

@@ -15,7 +15,8 @@ MAX_OPERATOR_NAME_LENGTH = 64
 
 
 class Operator(Base):
-    """Somebody who runs the platform. Disabled ones stay: the audit log refers to them."""
+    """A person who runs the platform. Disabled operators are kept, because the audit log refers to
+    them."""
 
     __tablename__ = "operators"
 

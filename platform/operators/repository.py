@@ -15,7 +15,7 @@ from .models import Operator, OperatorKey
 def list_operators(
     session: PlatformSession, *, after: str | None = None, limit: int | None = None
 ) -> Sequence[Operator]:
-    """Operators by name: those behind the name `after`, at most `limit`."""
+    """Operators by name: at most `limit` after the name `after`."""
     query = select(Operator).order_by(Operator.name).limit(limit)
     if after is not None:
         query = query.where(Operator.name > after)
@@ -44,7 +44,7 @@ def find_and_lock(session: PlatformSession, name: str) -> Operator | None:
 
 
 def list_active_admin_ids(session: PlatformSession) -> Sequence[str]:
-    """Who administers the platform."""
+    """The ids of active administrators of the platform."""
     return session.scalars(select(Operator.id).where(_is_active_admin())).all()
 
 

@@ -18,7 +18,7 @@ Counts = dict[str, int]
 
 
 class Figures:
-    """What came together within one step of one server."""
+    """The figures of one time step of one server."""
 
     num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
     num_errors: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -34,7 +34,7 @@ class Figures:
 
 
 class ServerSample(Figures, Base):
-    """Everybody's figures on one server."""
+    """The figures of all tenants on one server."""
 
     __tablename__ = "server_samples"
     __table_args__ = (Index("ix_server_samples_step_seconds_at", "step_seconds", "at"),)
@@ -76,15 +76,15 @@ class AdapterUse(TenantOwned, Base):
     p95_ms: Mapped[float] = mapped_column(Float)
     """Of `latency_counts`."""
     num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Of the last days, as the ledger's sums were when it was used or counted anew last."""
+    """The requests of the last days, as the ledger's sums were at the last use or recount."""
 
 
 class ServerMemory(Base):
-    """Where things lay on a server when it said so last."""
+    """The memory map that a server reported last."""
 
     __tablename__ = "server_memories"
 
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     content: Mapped[JsonObject] = mapped_column(JSON)
-    """As the service that writes it says."""
+    """In the format of the service that writes it."""

@@ -16,7 +16,7 @@ from ..usage.models import UsageDay
 from .models import AdapterUse
 
 COUNTED_DAYS = 30
-"""Requests of today and of so many days less one before it."""
+"""Requests of today and of the days before it, this many days in total."""
 _REQUESTS = func.sum(UsageDay.num_requests)
 
 
@@ -32,7 +32,7 @@ def users(session: PlatformSession) -> list[str]:
 
 
 def recount(session: PlatformSession, tenant_id: str) -> None:
-    """Count the tenant's adapters anew: days pass also for those that nobody asks."""
+    """Recount the tenant's adapters, because days also pass for unused adapters."""
     counted = _counted(tenant_id).group_by(UsageDay.adapter_name)
     requests = {name: int(number) for name, number in session.execute(counted)}
     uses = select(AdapterUse).where(AdapterUse.tenant_id == tenant_id)

@@ -25,7 +25,7 @@ HOUR = 3600
 KEPT_SECONDS: Mapping[int, int] = {15: HOUR, 60: 12 * HOUR, 900: 8 * 24 * HOUR}
 """By the length of a step: for how long its rows are kept."""
 MAX_LATENCIES = 1000
-"""Of an adapter: when so many are counted all counts are halved, so the latest weigh most."""
+"""Per adapter: when this many are counted, all counts are halved, so the latest weigh most."""
 _P95 = 0.95
 
 
@@ -77,7 +77,7 @@ class UseSums:
 
 @dataclass(slots=True)
 class Gathered:
-    """What came together on a server."""
+    """The figures collected on a server."""
 
     server: FigureSums = field(default_factory=FigureSums)
     kv_capacity_seconds: float = 0.0
@@ -88,7 +88,7 @@ class Gathered:
 
 
 def add(session: PlatformSession, server_id: str, moment: float, gathered: Gathered) -> None:
-    """Add what came together around this moment (seconds since 1970) to the server's rows."""
+    """Add the figures collected at this time (seconds since 1970) to the server's rows."""
     places = [(step, int(moment) // step * step) for step in KEPT_SECONDS]
     for step, at in places:
         row = session.get(ServerSample, (server_id, step, at))
@@ -113,7 +113,7 @@ def add(session: PlatformSession, server_id: str, moment: float, gathered: Gathe
 
 
 def purge(session: PlatformSession, now: float) -> int:
-    """Drop what is kept no longer; how many rows."""
+    """Delete expired rows; returns how many."""
     num_dropped = 0
     for step, seconds in KEPT_SECONDS.items():
         for table in (ServerSample, TenantSample):
@@ -131,7 +131,7 @@ def purge(session: PlatformSession, now: float) -> int:
 
 @dataclass(slots=True)
 class Step:
-    """What is known of one step of a series."""
+    """The figures of one time step of a series."""
 
     figures: FigureSums = field(default_factory=FigureSums)
     kv_capacity_seconds: float = 0.0
@@ -139,7 +139,7 @@ class Step:
 
 
 def read_platform(session: PlatformSession, window: Window) -> list[Step]:
-    """Everybody's figures of each step, of all servers."""
+    """The figures of all tenants per time step, over all servers."""
     steps = {at: Step() for at in window.beginnings}
     for row in _rows(session, ServerSample, window):
         step = steps[_step_of(row.at, window)]
@@ -157,7 +157,7 @@ def read_tenant(session: TenantSession, window: Window) -> list[FigureSums]:
 
 
 class TenantTokens(NamedTuple):
-    """What one tenant generated."""
+    """The tokens generated for one tenant."""
 
     slug: str
     weight: float
@@ -241,7 +241,7 @@ def _begin(row: Any) -> Any:
 def _add(row: Any, figures: FigureSums) -> None:
     for name in SUMS:
         setattr(row, name, getattr(row, name) + getattr(figures, name))
-    for name in COUNTS:  # another object each time: what is changed in place is not written
+    for name in COUNTS:  # a new object each time, because changes in place are not detected
         setattr(row, name, _merged(getattr(row, name), getattr(figures, name)))
 
 

@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 SECONDS_PER_MINUTE = 60.0
 _ROUNDING = 1e-6
-"""Of a token: a caller who waited as long as it was told shall not fail by the last bit."""
+"""In tokens: a caller who waited as long as it was told must not fail by a rounding error."""
 
 
 class Reading(NamedTuple):
     """What a clock showed."""
 
     clock: str
-    """Which one; readings of two clocks say nothing about the time between."""
+    """The clock's id; the difference of two clocks' readings is meaningless."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is left of a rate, at some moment."""
+    """The level of a rate's bucket at some moment."""
 
     capacity: float
     """The rate per minute."""
@@ -36,7 +36,7 @@ class Bucket:
 
     @classmethod
     def full(cls, capacity: float, now: Reading) -> Bucket:
-        """The bucket that nobody has taken from."""
+        """A full bucket."""
         return cls(capacity, capacity, now)
 
     def refilled(self, now: Reading) -> Bucket:
@@ -54,12 +54,12 @@ class Bucket:
         return self._seconds_to(min(cost, self.capacity))
 
     def paid(self, cost: float) -> Bucket:
-        """After a request that paid; a negative cost gives back, and never more than fits."""
+        """The bucket after a payment; a negative cost refunds, up to the capacity."""
         return replace(self, level=min(self.capacity, self.level - cost))
 
     @property
     def remaining(self) -> int:
-        """What may be spent now, in whole units."""
+        """The level in whole units."""
         return max(0, math.floor(self.level + _ROUNDING))
 
     @property

@@ -35,7 +35,8 @@ def read_clock(session: Transaction) -> Reading:
 
 
 def moment_of(reading: Reading) -> datetime:
-    """The reading as a moment; one of a monotonic clock says nothing, so it is the machine's."""
+    """The reading as a time; the reading of a monotonic clock is not one, so the machine's time is
+    used."""
     if reading.clock == DATABASE_CLOCK:
         return datetime.fromtimestamp(reading.seconds, UTC)
     return utc_now()

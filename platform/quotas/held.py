@@ -28,7 +28,7 @@ from .repository import Reserved
 from .standing import Standing
 
 LEASE_SECONDS = 60.0
-"""So long after its server was last heard of a reservation counts against limits."""
+"""A reservation counts against limits for this long after its server last reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Used:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     at: datetime | None = None
-    """The time of its row in the ledger, which says the budget of which period pays; None: no row,
-    so none pays."""
+    """The time of its ledger row, which selects the budget's period; None: no row, so no budget is
+    charged."""
 
 
 @contextmanager
@@ -78,9 +78,9 @@ class HeldLimits:
         """Used beyond what the database has, by the begin of the period."""
 
     def settle(self, requests: Sequence[Used]) -> None:
-        """These have ended: what they did not use is given back. May be repeated for those
-        without a row in the ledger; to be called before `reserve`."""
-        if not requests or self._row is None:  # whoever has no limits has reserved nothing
+        """Settle ended requests: their unused amounts are refunded. May be repeated for those
+        without a row in the ledger; must be called before `reserve`."""
+        if not requests or self._row is None:  # without limits nothing was reserved
             return
         ids = [used.request_id for used in requests]
         paid = repository.remove_reservations(self._session, ids)
@@ -97,10 +97,11 @@ class HeldLimits:
                 self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
 
     def reserve(self, demand: Demand, server_id: str) -> Standing:
-        """Let the request pass and note what it may use; what the tenant has left then.
+        """Admit the request and record its reservation; returns the tenant's remaining amounts.
 
-        Nothing is noted where nothing limits requests. Raises RateLimited, TooManyRequestsAtOnce or
-        InsufficientQuota, with what is left; then nothing is changed.
+        Nothing is recorded if the tenant has no request limits. Raises RateLimited,
+        TooManyRequestsAtOnce or InsufficientQuota, with the remaining amounts; then nothing is
+        changed.
         """
         if not self._limits.restrict_requests:
             return {}
@@ -114,7 +115,7 @@ class HeldLimits:
         return rates.standing
 
     def write(self) -> None:
-        """Write what has changed."""
+        """Write the changes."""
         if self._period_tokens:
             period = self._limits.period
             repository.add_to_periods(self._session, period, sorted(self._period_tokens.items()))
@@ -133,7 +134,7 @@ class HeldLimits:
 
     @cached_property
     def _now(self) -> Reading:
-        # Behind the lock: waiting for it shall not count twice.
+        # After locking, so that waiting is not counted twice.
         return self._clock(self._session)
 
     @cached_property
@@ -143,7 +144,7 @@ class HeldLimits:
 
     @cached_property
     def _running(self) -> Reserved:
-        """What was reserved before by others and is not settled."""
+        """The unsettled reservations of other requests."""
         return repository.sum_reservations(self._session, self._now)
 
     @cached_property

@@ -51,7 +51,7 @@ NO_LIMITS = Limits()
 _FLOWS = frozenset(
     {*(f"{kind}_per_minute" for kind in RateKind), "concurrent_requests", "tokens_per_period"}
 )
-"""Limits on requests: at least 1, since who may make none is suspended instead."""
+"""Limits on requests: at least 1, because a tenant without requests is suspended instead."""
 _BIG = frozenset({"tokens_per_period", "stored_bytes"})
 
 
@@ -66,21 +66,22 @@ def restrict_requests(session: PlatformSession, tenant_id: str) -> bool:
 
 
 def limits_of(quota: Quota | None) -> Limits:
-    """The limits in a row; without one there are none."""
+    """The limits in a row; without a row there are none."""
     if quota is None:
         return NO_LIMITS
     return Limits(**{field.name: getattr(quota, field.name) for field in fields(Limits)})
 
 
 def lock_limits(session: TenantSession) -> Limits:
-    """The tenant's limits, held until the end of the unit of work; made if there are none yet."""
+    """The tenant's limits, locked until the end of the unit of work; created if they do not
+    exist."""
     return limits_of(_lock_or_add(session))
 
 
 def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_clock) -> None:
-    """Replace the tenant's limits; what is used already counts against them. Raises InvalidValue.
+    """Replace the tenant's limits; existing usage counts against them. Raises InvalidValue.
 
-    A budget counts the whole period, also the part of it before there was a budget.
+    A budget counts the whole period, including the part before the budget was set.
     """
     _check(limits)
     quota = _lock_or_add(session)
@@ -109,7 +110,7 @@ def _lock_or_add(session: TenantSession) -> Quota:
 
 
 def _count_period(session: TenantSession, period: Period, moment: datetime) -> None:
-    """Set what is used of the period of this moment to what the ledger says."""
+    """Set the usage of the period of this time from the ledger."""
     begin = begin_of(period, moment)
     use = repository.find_period_use(session, period, begin)
     if use is None:

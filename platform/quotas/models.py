@@ -56,7 +56,7 @@ class Quota(TenantOwned, Base):
 
 
 class RateBucket(TenantOwned, Base):
-    """A token bucket: what is left of a rate. It fills by the clock that `clock` names."""
+    """A token bucket of a rate. It fills by the clock that `clock` names."""
 
     __tablename__ = "rate_buckets"
 
@@ -85,10 +85,10 @@ class PeriodUse(TenantOwned, Base):
 
 
 class Reservation(TenantOwned, Base):
-    """A request that was admitted and has not been settled: what it may use, and who serves it.
+    """An admitted request that is not settled: what it may use, and its server.
 
-    It is there before the engine hears of the request, and goes in the transaction that writes the
-    ledger's row. Requests of a tenant whose requests nothing limits have none.
+    It is written before the engine receives the request, and removed in the transaction that writes
+    the ledger's row. Requests of a tenant without request limits have none.
     """
 
     __tablename__ = "reservations"

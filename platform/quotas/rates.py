@@ -12,7 +12,7 @@ from .repository import BucketRow
 from .standing import RateStanding, Standing
 
 Costs = Mapping[RateKind, int]
-"""What is to be paid of each rate."""
+"""The cost per rate."""
 
 _WORDS = {
     RateKind.REQUESTS: "requests",
@@ -34,7 +34,7 @@ class Rates:
 
     @property
     def standing(self) -> Standing:
-        """What is left."""
+        """The remaining amounts."""
         return {
             kind: RateStanding(self._limits[kind], bucket.remaining, bucket.seconds_until_full)
             for kind, bucket in self._buckets.items()
@@ -65,7 +65,7 @@ class Rates:
         )
 
     def pay(self, costs: Costs) -> None:
-        """Take this from the buckets that there are; a negative cost gives back."""
+        """Take this from the existing buckets; a negative cost refunds."""
         for kind in costs.keys() & self._buckets.keys():
             self._buckets[kind] = self._buckets[kind].paid(costs[kind])
             self._changed.add(kind)

@@ -54,9 +54,9 @@ def find_quota_of(session: PlatformSession, tenant_id: str) -> Quota | None:
 
 
 def lock_quota(session: TenantSession) -> Quota | None:
-    """The tenant's limits, which nobody else holds until this unit of work ends.
+    """The tenant's limits, locked until this unit of work ends.
 
-    Whoever takes or gives back something that they limit holds them meanwhile.
+    Every change of what they limit locks them.
     """
     query = select(Quota).with_for_update()
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
@@ -228,7 +228,7 @@ _SUM_PERIOD = select(_PERIODS.c.tokens).where(
 def add_to_periods(
     session: TenantRows, period: Period, tokens: Sequence[tuple[datetime, int]]
 ) -> None:
-    """Add so many tokens to the tenant's use of the periods that began then."""
+    """Add tokens to the tenant's usage of the periods that began at these times."""
     rows = [{"period": period, "begins_at": begin, "tokens": num} for begin, num in tokens]
     session.execute_pinned(_add_to_periods(session.dialect), rows)
 
@@ -259,7 +259,7 @@ def count_adapters(session: TenantSession) -> int:
 
 
 def count_versions(session: TenantSession, adapter_name: str) -> int:
-    """The visible versions of the adapter of this name; 0 if there is none."""
+    """The number of visible versions of the adapter with this name; 0 if there is none."""
     query = (
         select(func.count(AdapterVersion.id))
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)

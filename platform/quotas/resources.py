@@ -16,7 +16,7 @@ from . import repository
 
 
 class Resource(StrEnum):
-    """What is counted; each has a limit of the same name in `Quota`."""
+    """The counted resources; each has a limit of the same name in `Quota`."""
 
     ADAPTERS = "adapters"
     """Those of which a version is left."""
@@ -59,9 +59,9 @@ def check_room(session: TenantSession, resource: Resource) -> None:
 
 
 def check_room_for_successor(session: TenantSession) -> None:
-    """A key's successor fits beside it: each of as many keys as are allowed may have one.
+    """Check that a key's successor fits: each of the allowed keys may have one successor.
 
-    Raises QuotaExceeded: only those who rotate on and on within the overlap have more.
+    Raises QuotaExceeded if keys are rotated repeatedly within the overlap.
     """
     limit = _limit(session, Resource.KEYS)
     used = count(session, Resource.KEYS)
@@ -80,7 +80,7 @@ def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
 
 
 def check_room_for_upload(session: TenantSession, size_bytes: int) -> None:
-    """So many bytes fit beside what is stored and what is on its way. Raises QuotaExceeded."""
+    """Check that these bytes fit next to stored content and uploads. Raises QuotaExceeded."""
     limit = _limit(session, Resource.STORED_BYTES)
     if limit is not None:
         used = count(session, Resource.STORED_BYTES) + repository.sum_expected_bytes(session)
@@ -88,7 +88,8 @@ def check_room_for_upload(session: TenantSession, size_bytes: int) -> None:
 
 
 def check_room_for_content(session: TenantSession, digest: str, size_bytes: int) -> None:
-    """This content fits into what is stored, or is there already. Raises QuotaExceeded."""
+    """Check that this content fits next to stored content, or is stored already. Raises
+    QuotaExceeded."""
     limit = _limit(session, Resource.STORED_BYTES)
     if limit is not None and not repository.is_stored(session, digest):
         _check(Resource.STORED_BYTES, limit, count(session, Resource.STORED_BYTES), size_bytes)

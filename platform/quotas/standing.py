@@ -9,7 +9,7 @@ from .models import RateKind
 
 
 class RateStanding(NamedTuple):
-    """What is left of one rate."""
+    """The remaining amount of one rate."""
 
     limit: int
     """Per minute."""

@@ -18,12 +18,12 @@ from .resources import Resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUse:
-    """One limit and what is used of it."""
+    """One limit and its usage."""
 
     limit: int | None
     """None is no limit."""
     used: int | None
-    """None where nobody counts what nothing limits."""
+    """None if the usage is not counted, because there is no limit."""
     reserved: int = 0
     """By running requests; not part of `used`."""
     remaining: int | None

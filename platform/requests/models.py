@@ -45,7 +45,7 @@ class RequestLogEntry(TenantOwned, Base):
     """0: the caller went away before there was an answer."""
     error_code: Mapped[str | None] = mapped_column(String(CODE_LENGTH))
     model: Mapped[str | None] = mapped_column(String(MODEL_LENGTH))
-    """The pinned name, or what was asked for if it did not come so far; None if that is unknown."""
+    """The pinned name, or the requested name if it was not resolved; None if unknown."""
     adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
     adapter_version: Mapped[int | None]
     finish_reason: Mapped[str | None] = mapped_column(String(32))

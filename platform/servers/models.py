@@ -24,6 +24,6 @@ class Server(Base):
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     stopped_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When it said that it stops; None while it runs, and after a crash."""
+    """When it reported its stop; None while it runs, and after a crash."""
     evicted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """It holds nothing any more of what was being deleted at this moment."""
+    """It has released all content that was being deleted at this time."""

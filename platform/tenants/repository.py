@@ -17,7 +17,7 @@ def list_tenants(
     limit: int | None = None,
     is_suspended: bool | None = None,
 ) -> Sequence[Tenant]:
-    """Tenants by slug: those behind the slug `after`, at most `limit`."""
+    """Tenants by slug: at most `limit` after the slug `after`."""
     query = select(Tenant).order_by(Tenant.slug).limit(limit)
     if after is not None:
         query = query.where(Tenant.slug > after)

@@ -17,7 +17,7 @@ REQUEST_ID_LENGTH = 64
 
 
 class UsageRecord(TenantOwned, Base):
-    """What one request used. It names the adapter by value: the row outlives it."""
+    """The usage of one request. It names the adapter by value, so the row outlives it."""
 
     __tablename__ = "usage_records"
     __table_args__ = (
@@ -50,9 +50,9 @@ class UsageRecord(TenantOwned, Base):
 
 
 class UsageDay(TenantOwned, Base):
-    """What one tenant used of one adapter version on one day (UTC): sums of the ledger's rows.
+    """The usage of one adapter version by one tenant on one day (UTC): sums of the ledger's rows.
 
-    Changed in the transaction that adds to the ledger, so the two never differ.
+    They change in the transaction that adds to the ledger, so the two never differ.
     """
 
     __tablename__ = "usage_days"

@@ -99,7 +99,7 @@ def sum_usage(session: TenantSession, query: UsageQuery) -> Sequence[UsageSum]:
 
 
 def sum_usage_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Sequence[UsageSum]:
-    """Everybody's sums; the query may group by tenant and narrow to one."""
+    """The sums of all tenants; the query may group by tenant and select one."""
     return repository.sum_days_of_all_tenants(session, query)
 
 
@@ -148,7 +148,7 @@ def _sums(usage: Usage) -> dict[str, int]:
 
 
 def _day_row(session: TenantSession, day: date, name: str, version: int) -> UsageDay:
-    """The sums of one day, made if they are not there; nobody else changes them meanwhile."""
+    """The sums of one day, created if they do not exist and locked against other writers."""
     row = repository.lock_day(session, day, name, version)
     if row is not None:
         return row

@@ -27,7 +27,7 @@ from .models import MAX_EMAIL_LENGTH, User
 
 
 def add_user(session: TenantSession, email: str, role: TenantRole, *, by: Principal) -> User:
-    """Let somebody in. Raises InvalidValue, UserExists, GrantTooWide or QuotaExceeded."""
+    """Add a user. Raises InvalidValue, UserExists, GrantTooWide or QuotaExceeded."""
     _check_covered(by, role)
     quotas.check_room(session, Resource.USERS)
     user = User(email=check_email(email), role=role, created_at=utc_now())
@@ -48,7 +48,7 @@ def list_users(
     role: TenantRole | None = None,
     is_disabled: bool | None = None,
 ) -> Sequence[User]:
-    """The tenant's users by address: those behind the address `after`, at most `limit`."""
+    """The tenant's users by address: at most `limit` after the address `after`."""
     return repository.list_users(
         session,
         after=after,
@@ -86,7 +86,8 @@ def hold_active_user(session: TenantSession, user_id: str) -> User:
 
 
 def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """The user, for who may do as much, from anywhere: whoever sets the password acts as the user.
+    """The user, if the caller holds all of the user's permissions without network restrictions:
+    whoever sets the password acts as the user.
 
     Raises UserNotFound or GrantTooWide.
     """
@@ -122,7 +123,7 @@ def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User
 
 
 def enable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """Let a disabled user in again, who needs new keys. Idempotent.
+    """Enable a disabled user, who needs new keys. Idempotent.
 
     Raises UserNotFound, GrantTooWide or QuotaExceeded.
     """
