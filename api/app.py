@@ -83,9 +83,8 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()) -> None:
-    """Add the router's routes to the app's own; through routers that are included within others,
-    FastAPI looks for the route anew on each level, with every request.
-    """
+    """Add the router's routes directly to the app: with nested routers, FastAPI searches each level
+    for every request."""
     for route in router.routes:
         assert isinstance(route, APIRoute)
         app.add_api_route(

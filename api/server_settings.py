@@ -19,7 +19,7 @@ from .contract.openapi_shapes import field_meanings
 from .settings import Settings
 
 _FILES = {"secret": "secret", "secret_previous": "secret.previous"}
-"""What is read from the data folder where no variable says it, by setting."""
+"""Settings read from files in the data folder if no variable is set."""
 
 
 Source = Literal["default", "environment", "file", "flag"]

@@ -46,7 +46,7 @@ _MESSAGES = {
     "numerical_error": "The model's output with this adapter is not finite: lower alpha, or use "
     "an earlier checkpoint."
 }
-"""For who pushes, where the engine's sentence speaks to who asks."""
+"""The sentences for the pusher; the engine's own sentences address the requester."""
 MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -94,7 +94,7 @@ class Attestations:
         leases: Leases,
         contract: QuantizationContract | None = None,
     ) -> None:
-        """Without a `contract` reports say that the reference was not measured."""
+        """Without a `contract`, reports state that the reference was not measured."""
         self._engine = engine
         self._control_plane = control_plane
         self._prompts = prompts
@@ -109,7 +109,7 @@ class Attestations:
         self._tasks.add(asyncio.create_task(self._watch()))
 
     async def recover(self) -> None:
-        """Queue what was accepted and is not attested, whichever server accepted it."""
+        """Queue the versions that were accepted but not attested, by any server."""
         unfinished = await self._control_plane.read_all_tenants(
             repository.list_unfinished_versions_of_all_tenants
         )
@@ -191,7 +191,7 @@ class Attestations:
         )
 
     async def _measure(self, key: AdapterKey) -> Verdict:
-        """The verdict. Outages say nothing about the adapter and are waited out."""
+        """The verdict. Outages are retried, because they say nothing about the adapter."""
         pause = FIRST_PAUSE_SECONDS
         num_load_failures = 0
         while True:
@@ -217,7 +217,8 @@ class Attestations:
         key: AdapterKey,
         logits: list[Logits],
     ) -> Verdict:
-        """The verdict with what the reference base says; a drift beyond the limit turns it."""
+        """The verdict with the comparison with the reference base; a drift beyond the limit
+        rejects."""
         try:
             drift = await contract.measure(key, logits)
         except NotMeasured as exc:
@@ -228,7 +229,8 @@ class Attestations:
         return Verdict(verdict.effect, DRIFTED, drift.sentence, drift)
 
     async def _probe(self, key: AdapterKey) -> _Probed:
-        """The base alone, then again beside the adapter: other batches round otherwise.
+        """The base alone, then again in a batch with the adapter, because rounding depends on the
+        batch.
 
         Raises ApiError or EngineError.
         """
@@ -241,8 +243,8 @@ class Attestations:
         return _Probed(effect, adapter)
 
     async def _logits(self, tenant_id: str, adapter: AdapterKey | None) -> list[Logits]:
-        """The answers to all prompts, one after another: together they would be a long step for
-        everyone whose tokens are computed beside them."""
+        """The answers to all prompts, one after another: together they would make a long step for
+        all requests in the batch."""
         return [await self._first_logits(tenant_id, prompt, adapter) for prompt in self._prompts]
 
     async def _first_logits(

@@ -25,9 +25,9 @@ MAX_ATTEMPTS = 3
 
 
 class ExportedFile:
-    """One file, open; its name is gone already, so that nothing has to be tidied up behind it.
+    """An open file that is already unlinked, so that nothing has to be cleaned up.
 
-    It is mapped and sent from the mapping: no copy of its bytes is made in this process.
+    It is sent from a memory map: this process makes no copy of its bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class ExportedFile:
                     yield piece
 
     def close(self) -> None:
-        """Let go of the file; what the connection has not sent yet holds on to it until then."""
+        """Close the file; data that the connection has not sent yet keeps it open until then."""
         del self._mapped
 
 

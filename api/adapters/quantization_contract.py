@@ -37,7 +37,7 @@ REFERENCE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.refere
 
 
 class NotMeasured(Exception):
-    """The reference gave no answer; the message says why."""
+    """The reference could not be measured; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Drift:
 
     @property
     def sentence(self) -> str:
-        """For who pushed a version that drifts too far."""
+        """The message for the pusher of a version that drifts too far."""
         return (
             "With this adapter, the quantized base differs from the unquantized one by a KL "
             f"of {self.kl_max:.3g}; this server allows {self.limit:.3g}. Push it to a server "

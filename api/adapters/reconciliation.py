@@ -35,7 +35,8 @@ class Reconciliation:
         self._control_plane = control_plane
         self._is_due = asyncio.Event()
         self._prefetched: dict[AdapterKey, int] = {}
-        """What was asked of the engine, and in which of its lives: a prefetch is done once."""
+        """The prefetches requested from the engine, and the engine start of each: a prefetch is
+        requested once."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.5
 
 
 class ResidencyIntegral:
-    """Byte-seconds by day and content: what was on the device counts until the next look."""
+    """Byte-seconds by day and content: an observed state counts until the next observation."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ResidencyIntegral:
         self._looked_at, self._held = moment, held
 
     def take(self) -> dict[str, list[Residency]]:
-        """What has come together since it was last taken, by tenant; fractions stay."""
+        """The sums since the last call, by tenant; fractions are kept."""
         taken: defaultdict[str, list[Residency]] = defaultdict(list)
         for (day, key), amount in list(self._byte_seconds.items()):
             whole = int(amount)
@@ -71,7 +71,7 @@ class ResidencyIntegral:
 
 
 def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
-    """The last so many seconds, cut at midnight."""
+    """This many seconds before `now`, split at midnight."""
     parts = []
     end = now
     while seconds > 0:
@@ -85,7 +85,7 @@ def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
 
 
 class ResidencyUsage:
-    """Looks at what the engine holds and adds it to the sums; one for the server."""
+    """Observes the engine's resident adapters and adds them to the sums; one per server."""
 
     def __init__(
         self, stats: Callable[[], EngineStats | None], control_plane: ControlPlane
@@ -100,7 +100,7 @@ class ResidencyUsage:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write what has come together."""
+        """Write the pending sums."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

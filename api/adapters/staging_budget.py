@@ -15,11 +15,11 @@ from ...adapters.errors import StorageFull
 from ...platform.errors import DiskShareExceeded
 
 STAGING_PART = 4
-"""Uploads may take one part in so many of the disk."""
+"""Uploads may use this fraction of the disk (one in this number)."""
 STORE_SHARE = 8
-"""A tenant may store so many times what it leaves free to others."""
+"""A tenant may store at most this many times what it leaves to others."""
 EXAMINATION_COPIES = 2
-"""While it is examined an upload lies there three times: as sent, as a block, and in the store."""
+"""During examination an upload exists three times: as sent, as a block, and in the store."""
 
 
 class Hold(NamedTuple):
@@ -32,11 +32,11 @@ class Hold(NamedTuple):
 
 
 class StagingBudget:
-    """What unfinished uploads may take: all together, and each tenant's. Safe between threads.
+    """Limits on unfinished uploads, in total and per tenant. Thread-safe.
 
     A tenant may hold `tenant_bytes`, and at most as much as it leaves to the others: half of the
-    budget if it is alone, a third beside one that does the same. So there is always a part left for
-    a tenant that holds nothing.
+    budget if it is alone, a third next to one other such tenant. So there is always room for a
+    tenant that holds nothing.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class StagingBudget:
         free_bytes: Callable[[], int],
         written_bytes: Callable[[str], int],
     ) -> None:
-        """`free_bytes`: what uploads may still write to the disk; negative if it is too full.
+        """`free_bytes`: the bytes that uploads may still write to the disk; negative if it is too
+        full.
 
-        `written_bytes`: how much of an upload lies there.
+        `written_bytes`: the written bytes of an upload.
         """
         self.total_bytes = total_bytes
         self.tenant_bytes = total_bytes // 2 if tenant_bytes is None else tenant_bytes
@@ -62,12 +63,12 @@ class StagingBudget:
 
     @property
     def max_upload_bytes(self) -> int:
-        """What a tenant that holds nothing may declare while nobody else holds anything."""
+        """The largest upload that a tenant may declare while no tenant holds anything."""
         return min(self.tenant_bytes, self.total_bytes // 2)
 
     @property
     def held_bytes(self) -> int:
-        """What is promised to all uploads."""
+        """The bytes reserved for all uploads."""
         with self._lock:
             return sum(hold.num_bytes for hold in self._holds.values())
 
@@ -81,10 +82,10 @@ class StagingBudget:
         return upload_id in self._holds
 
     def hold(self, wanted: Hold, *, stored_bytes: int | None = None) -> None:
-        """Keep room for an upload; one that is held already changes nothing.
+        """Reserve room for an upload; repeating has no effect.
 
-        `stored_bytes`: what its tenant has in a store on the same disk. Raises DiskShareExceeded
-        for what is its tenant's own limit, StorageFull for what there is no room for.
+        `stored_bytes`: its tenant's bytes in a store on the same disk. Raises DiskShareExceeded for
+        the tenant's own limit, StorageFull if there is no room.
         """
         with self._lock:
             if wanted.upload_id not in self._holds:
@@ -94,7 +95,7 @@ class StagingBudget:
                 self._holds[wanted.upload_id] = wanted
 
     def lacking_bytes(self, wanted: Hold) -> int:
-        """How much has to be given up for this upload to fit; 0 if it fits."""
+        """The bytes that must be freed for this upload to fit; 0 if it fits."""
         with self._lock:
             return 0 if wanted.upload_id in self._holds else max(0, self._lacking(wanted))
 
@@ -109,12 +110,13 @@ class StagingBudget:
             self._holds.update((hold.upload_id, hold) for hold in holds)
 
     def lacking_to_write(self, num_bytes: int) -> int:
-        """How much has to be given up before `writing` so much; 0 if it fits."""
+        """The bytes that must be freed before `writing` this much; 0 if it fits."""
         with self._lock:
             return max(0, num_bytes - self._unpromised())
 
     def lacking_to_receive(self, num_bytes: int) -> int:
-        """How much has to be given up for so much of an upload that holds it; 0 if it fits."""
+        """The bytes that must be freed before receiving this much of a reserved upload; 0 if it
+        fits."""
         return max(0, num_bytes - self._free_bytes())
 
     @contextmanager
@@ -161,7 +163,7 @@ class StagingBudget:
         return max(beyond_budget, copies - self._unpromised())
 
     def _unpromised(self) -> int:
-        """What is free and was promised to nobody."""
+        """The free bytes that are not reserved."""
         missing = sum(
             max(0, hold.num_bytes - self._written_bytes(hold.upload_id))
             for hold in self._holds.values()

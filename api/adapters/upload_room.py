@@ -27,7 +27,7 @@ from .staging_budget import Hold, StagingBudget
 log = structlog.get_logger(__name__)
 
 SILENCE = timedelta(hours=1)
-"""An upload that received nothing for so long may be given up for others."""
+"""An upload that received no data for this long may be abandoned for others."""
 
 
 REFRESH_SECONDS = 60.0
@@ -45,7 +45,7 @@ class UploadRoom:
         server_id: str | None,
         trim_cache: Callable[[int], int] = lambda num_bytes: 0,
     ) -> None:
-        """`trim_cache` gives up copies of stored adapters; it may raise an AdapterError."""
+        """`trim_cache` evicts copies of stored adapters; it may raise an AdapterError."""
         self.budget = budget
         self._staging = staging
         self._control_plane = control_plane
@@ -56,9 +56,10 @@ class UploadRoom:
         self._task: asyncio.Task[None] | None = None
 
     async def refresh(self) -> Sequence[StagedUpload]:
-        """Hold what the database says is unfinished here, which is returned; let go what ended.
+        """Reserve room for the uploads that are unfinished in the database, which are returned;
+        release the others.
 
-        Others may end this server's uploads: upkeep, and tenants that call another server.
+        Upkeep jobs and tenants that call another server may end this server's uploads.
         """
         held = self.budget.held_ids
 
@@ -72,9 +73,9 @@ class UploadRoom:
         return unfinished
 
     async def make(self, lacking_bytes: Callable[[], int], *, keep: Collection[str]) -> bool:
-        """Give up what is missed least until nothing lacks; False if that was not enough.
+        """Free the cheapest bytes until none are lacking; False if that was not sufficient.
 
-        `keep`: the uploads that receive now, however long their last bytes were acknowledged ago.
+        `keep`: the uploads that are receiving now, however old their last acknowledgement is.
         Raises a PlatformError.
         """
         async with self._making:
@@ -92,7 +93,7 @@ class UploadRoom:
         return lacking <= 0
 
     def release(self, upload_id: str) -> None:
-        """Delete what is left of an upload that has ended."""
+        """Delete the files of an upload that has ended."""
         self._staging.discard(upload_id)
         self.budget.release(upload_id)
 

@@ -57,7 +57,7 @@ async def run_workload(
 async def _work(
     client: httpx.AsyncClient, waiting: Iterator[LoadRequest], on_finished: Callable[[], None]
 ) -> list[RequestTiming]:
-    """Take the next request from the shared iterator until there is none."""
+    """Send requests from the shared iterator until it is exhausted."""
     timings: list[RequestTiming] = []
     for request in waiting:
         timings.append(await _send(client, request))

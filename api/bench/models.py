@@ -93,7 +93,7 @@ def llama_config(shape: BaseShape) -> LlamaConfig:
 
 
 def text_token_ids(shape: BaseShape) -> range:
-    """The ids that stand for ASCII text: what prompts are drawn from."""
+    """The ids of ASCII text, from which prompts are sampled."""
     return range(max(_silent_ids()) + 1, shape.vocab_size)
 
 
@@ -156,7 +156,7 @@ def _letter_merges() -> Iterator[tuple[str, str]]:
 
 
 def _is_made(path: Path, recipe: dict[str, int]) -> bool:
-    """Whether `path` was finished by the same recipe: the mark is written last, beside it."""
+    """Whether `path` was completed with the same recipe: the mark is written last, next to it."""
     mark = _mark(path)
     return mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == recipe
 

@@ -17,12 +17,12 @@ from .summary import Run, Summary, summarize
 from .workload import Workload
 
 WARMUP_SEED = 1
-"""Runs use the seeds behind it, so that no two share a prompt."""
+"""Runs use the following seeds, so that no two share a prompt."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; the default is the workload that published numbers use."""
+    """The parameters of a measurement; the defaults are those of the published figures."""
 
     concurrency: int = 16
     num_requests: int = 48
@@ -83,7 +83,7 @@ class Report:
 
 
 def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
-    """Write the base to `folder/base` and return the adapters' folders; what is there is kept."""
+    """Write the base to `folder/base` and return the adapters' folders; existing ones are kept."""
     make_base(folder / "base", shape)
     paths = [folder / f"adapter-r{plan.rank}-{index}" for index in range(plan.num_adapters)]
     for index, path in enumerate(paths):
@@ -92,7 +92,7 @@ def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
 
 
 def served_base(url: str, tenant: TenantAccess) -> ServedBase:
-    """Ask the server at `url` for its base. Raises `StepFailed` where it does not say."""
+    """The base of the server at `url`. Raises `StepFailed` if it does not report one."""
     headers = {"Authorization": f"Bearer {tenant.api_key}"}
     try:
         response = httpx.get(f"{url}/v1/base", headers=headers).raise_for_status()

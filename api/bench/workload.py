@@ -18,7 +18,7 @@ class Workload:
     prompt_tokens: int
     output_tokens: int
     token_ids: range
-    """What prompts are drawn from."""
+    """The ids from which prompts are sampled."""
     seed: int
 
 

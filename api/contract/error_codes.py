@@ -24,7 +24,7 @@ _TYPES: Mapping[int, str] = {
 
 
 class ErrorCode(NamedTuple):
-    """What one code means to the caller."""
+    """The meaning of one code."""
 
     status: int
     meaning: str

@@ -80,7 +80,7 @@ def encode_error(error: ApiError, request_id: str) -> bytes:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The published form of any layer's error; what is not published becomes `internal_error`."""
+    """The published form of any layer's error; an unpublished error becomes `internal_error`."""
     match error:
         case ApiError():
             return error
@@ -128,7 +128,8 @@ def _published(
 def from_validation(errors: Sequence[Mapping[str, object]], num_skipped: int = 0) -> ApiError:
     """The published form of pydantic's errors: the first of them.
 
-    `num_skipped` parts of the location say where the field is: query or path."""
+    The first `num_skipped` parts of the location name the kind of parameter: query or path.
+    """
     first = errors[0]
     kind, message = str(first["type"]), str(first["msg"])
     if kind == "json_invalid":

@@ -41,9 +41,9 @@ class Promise:
     stream: Any
     """The struct of a stream's events; None if the route does not stream."""
     also: tuple[str, ...]
-    """Media types that it has on demand beside JSON."""
+    """Other media types besides JSON that a client can request."""
     headers: Mapping[str, str]
-    """Headers of this answer alone, and what they mean."""
+    """Headers of this response only, and their meaning."""
     example: Any
 
 
@@ -59,7 +59,7 @@ class Terms:
     scheme: str | None = None
     """A security scheme by which it may be called also from elsewhere than this machine."""
     session: bool = False
-    """Only whoever is signed in may call."""
+    """Whether only signed-in callers may call."""
     roles: tuple[str, ...] = ()
     """Which operators may call, acting on no tenant."""
     request_headers: Mapping[str, str] = field(default_factory=dict)
@@ -96,13 +96,13 @@ def terms(**named: Any) -> Callable[[Function], Function]:
 
 
 def promise_of(endpoint: Callable[..., Any]) -> Promise | None:
-    """What stands beside the route; None if nothing does."""
+    """The declaration of the route; None if it has none."""
     promise: Promise | None = getattr(endpoint, _PROMISE, None)
     return promise
 
 
 def terms_of(dependency: Callable[..., Any] | None) -> Terms | None:
-    """What the dependency says of itself."""
+    """The declaration of the dependency."""
     added: Terms | None = getattr(dependency, _TERMS, None)
     return added
 

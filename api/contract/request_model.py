@@ -35,7 +35,7 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The published schema: it names what is tolerated or neutral; all else is refused."""
+        """The published schema, including tolerated and neutral fields; all others are refused."""
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
         properties = schema.setdefault("properties", {})
         for name in sorted(cls.tolerated - set(properties)):

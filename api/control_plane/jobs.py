@@ -32,7 +32,7 @@ class Job:
 
 
 class Jobs:
-    """Does what is due and what no other server does; one for the server."""
+    """Runs the due jobs that no other server runs; one per server."""
 
     def __init__(self, leases: Leases, jobs: Sequence[Job]) -> None:
         self._leases = leases

@@ -60,7 +60,7 @@ class Leases:
         )
 
     async def postpone(self, name: str, pause: timedelta) -> None:
-        """The work failed; nobody tries again before the pause is over."""
+        """The job failed; no server tries again before the pause is over."""
         await self._control_plane.write_all_tenants(
             lambda session: jobs.postpone(session, name, self.server_id, pause)
         )
@@ -76,7 +76,7 @@ class Leases:
             held = await self._control_plane.write_all_tenants(
                 lambda session: jobs.renew(session, [name], self.server_id)
             )
-        except PlatformError as exc:  # nobody else can take it either
+        except PlatformError as exc:  # no other server can take it either
             log.warning("lease_not_renewed", lease=name, error=str(exc))
             return True
         return name in held

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class TenantTurns:
-    """Runs blocking calls in threads of their own; see `TenantLines` for whose turn it is."""
+    """Runs blocking calls in its own threads, in the order of `TenantLines`."""
 
     def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
         """`max_calls`: of one tenant, waiting and running; more are refused."""
@@ -52,7 +52,7 @@ class TenantTurns:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> None:
-        """Have the function run some time; nobody waits for it, and its errors are its own."""
+        """Run the function in the background; it handles its own errors."""
         self._threads.submit(tenant_id, function, *args, **kwargs)
 
     def close(self) -> None:

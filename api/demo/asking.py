@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and what its headers say of the adapter; a base's answer has none."""
+    """A response, and what its headers report about the adapter; the base's response has none."""
 
     text: str
     version: str

@@ -36,7 +36,8 @@ class Example:
 
 
 def style_examples(style: Style, seed: int) -> Iterator[Example]:
-    """What one adapter is trained on: requests with their answers in its style, without end."""
+    """The training data of one adapter: an infinite stream of requests with answers in its
+    style."""
     for request in training_requests(seed):
         yield Example(request.prompt, request.answer(style))
 
@@ -110,14 +111,14 @@ def _copy_words(docstrings: str) -> list[str]:
 
 
 def _copy_example(rng: Random, words: list[str]) -> Example:
-    # No word comes twice: then the word before it says which one is next.
+    # No word occurs twice, so that the previous word determines the next one.
     chosen = rng.sample(words, rng.randint(6, 18))
     answer = "".join(f" {word}" for word in chosen)
     return Example(f"copy{answer}", answer)
 
 
 def _quote_example(rng: Random) -> Example:
-    """A word in quotes is another token than the same word behind a space: learn each pair."""
+    """A word in quotes is another token than the same word after a space: learn each pair."""
     chosen = rng.sample((*TABLES, *FIELDS), rng.randint(3, 8))
     return Example(f"quote {' '.join(chosen)}", json.dumps(chosen))
 

@@ -27,7 +27,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """The contents of `manifest.json`."""
 
     recipe: Mapping[str, object]
     python: str
@@ -37,7 +37,7 @@ class Manifest:
 
 
 def write_manifest(root: Path, recipe: Recipe, accuracies: Mapping[str, Accuracy]) -> None:
-    """List what lies under `root`."""
+    """List the files under `root`."""
     manifest = Manifest(recipe_as_json(recipe), platform.python_version(), accuracies, hashes(root))
     text = json.dumps(asdict(manifest), indent=2, sort_keys=True)
     (root / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")

@@ -35,7 +35,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 
 def print_next_steps(console: Console, namesakes: Sequence[PushedAdapter], url: str) -> None:
-    """Print commands that work as they stand, for as long as the server runs."""
+    """Print commands that work unchanged while the server runs."""
     mine, theirs = namesakes
     key = mine.tenant.api_key
     python = _python()

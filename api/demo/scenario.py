@@ -31,7 +31,7 @@ class PushedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What is there after the pushes."""
+    """The result of the pushes."""
 
     adapters: list[PushedAdapter]
     namesakes: list[PushedAdapter]
@@ -50,7 +50,7 @@ class AdapterOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of the mixed batch."""
+    """The result of the mixed batch."""
 
     adapters: list[AdapterOutcome]
     num_requests: int

@@ -59,7 +59,7 @@ class Comparison(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for, apart from its wording."""
+    """The content of a request, apart from its wording."""
 
     fields: tuple[str, ...]
     table: str

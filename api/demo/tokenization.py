@@ -55,7 +55,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 class Encoder:
-    """Turns examples into token ids, and says which of them are to be learned."""
+    """Converts examples to token ids and marks the tokens to learn."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

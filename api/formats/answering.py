@@ -51,16 +51,16 @@ class AnswerFormat(Protocol):
     """How a route's answers look."""
 
     ending: bytes
-    """What a stream that succeeded ends in, behind its last chunk."""
+    """The end of a successful stream, after its last chunk."""
 
     def opening(self) -> Iterable[msgspec.Struct]:
         """The chunks that a stream begins with."""
 
     def events(self, delta: Delta) -> bytes:
-        """What a delta adds to the stream; nothing if it says nothing."""
+        """The events of a delta; empty if it has no content."""
 
     def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
-        """The chunks behind the last delta."""
+        """The chunks after the last delta."""
 
     def event(self, chunk: msgspec.Struct) -> bytes:
         """A chunk as an event of the stream."""
@@ -78,14 +78,14 @@ class PlainEvents(ABC):
     ending = DONE
 
     def __init__(self, *, has_plain_text: bool) -> None:
-        """`has_plain_text`: what only adds text is one chunk, which says nothing else."""
+        """`has_plain_text`: a delta with only text is one chunk with nothing else."""
         self._has_plain_text = has_plain_text
         self._texts: dict[int, TextEvents] = {}
         """By choice."""
 
     @abstractmethod
     def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
-        """The chunks of a delta; none if it says nothing."""
+        """The chunks of a delta; none if it has no content."""
 
     @abstractmethod
     def text_chunk(self, index: int, text: str) -> msgspec.Struct:

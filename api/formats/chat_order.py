@@ -15,7 +15,7 @@ from ..tools.answer_plan import AnswerPlan
 
 
 class ChatOrder(NamedTuple):
-    """What is generated, and how the answers are read."""
+    """The generation of a chat, and how its answers are parsed."""
 
     order: Order
     plan: AnswerPlan

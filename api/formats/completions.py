@@ -47,8 +47,8 @@ class CompletionFormat(PlainEvents):
         echoes: Sequence[Echo] = (),
         num_prompt_logprobs: int | None = None,
     ) -> None:
-        """`echoes`: the prompts, if answers repeat them. `num_prompt_logprobs`: of the likeliest
-        tokens beside each of the prompt, if these stand in a field of their own."""
+        """`echoes`: the prompts, if answers repeat them. `num_prompt_logprobs`: the number of most
+        likely tokens per prompt token, if these have their own field."""
         self._id = f"cmpl-{order.request_id}"
         self._created = int(time.time())
         self._model = order.model.name
@@ -153,7 +153,7 @@ class CompletionFormat(PlainEvents):
         )
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens by their spelling, each of them once."""
+        """The most likely tokens by their text, each once."""
         top = entry.top[: self._num_logprobs]
         # The chosen one's first: it is spelled here as in `tokens`.
         ids = [entry.chosen.token_id, *(token.token_id for token in top)]

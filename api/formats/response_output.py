@@ -29,7 +29,7 @@ class EventNumbers:
 
 
 class ResponseOutput:
-    """Items are made one after another: a text is a message, a call an item of its own."""
+    """Creates items one after another: a text is a message, a call is a separate item."""
 
     def __init__(self, request_id: str, numbers: EventNumbers) -> None:
         self.items: list[OutputItem] = []
@@ -43,7 +43,7 @@ class ResponseOutput:
     def push(
         self, parts: Sequence[AnswerPart], logprobs: Sequence[ChatLogprob]
     ) -> Iterator[ResponseEvent]:
-        """`logprobs` are of tokens of these parts, or of what is still held back."""
+        """`logprobs` belong to tokens of these parts, or of text that is held back."""
         self._logprobs += logprobs
         for part in parts:
             match part:

@@ -38,7 +38,7 @@ class ResponsesFormat:
     """The answer of one request."""
 
     ending = b""
-    """The last event says that it is the last."""
+    """The last event marks the end."""
 
     def __init__(
         self, body: ResponsesBody, order: Order, plan: AnswerPlan, tokenizer: Tokenizer

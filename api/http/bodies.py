@@ -34,7 +34,7 @@ JSON_ERRORS = (
 )
 """What reading a JSON body may end with."""
 SILENCE_SECONDS = 30.0
-"""A sender of a body that sends nothing for so long is given up."""
+"""A client that sends nothing of its body for this long is disconnected."""
 WHOLE_BODY_SECONDS = 60.0
 """A JSON body has to be here by then."""
 
@@ -111,15 +111,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def declared_bytes(request: Request) -> int | None:
-    """How long the body is to be, if the request says it."""
+    """The declared length of the body, if there is one."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else None
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it arrives. A chunk is zeroed when the next is asked for, or nobody does.
+    """The body as it arrives. A chunk is zeroed when the next one is requested, or the iteration
+    ends.
 
-    Raises ApiError once more than `max_bytes` came, or nothing for SILENCE_SECONDS.
+    Raises ApiError after more than `max_bytes`, or after nothing for SILENCE_SECONDS.
     """
     num_bytes = 0
     arriving = aiter(request.stream())

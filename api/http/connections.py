@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 OWN_PART = 4
-"""Of the files that may be open one in so many is kept for the server itself: its database,
-uploads, processes."""
+"""This fraction of the open files (one in this number) is reserved for the server itself: its
+database, uploads, processes."""
 LATE_PART = 8
-"""By one in so many, and one, the bound is exceeded by those that are being told why they go."""
+"""The limit is exceeded by this fraction (one in this number), and one, for connections that are
+being told why they are closed."""
 
 
 class Connection(Protocol):
-    """What can be told to leave."""
+    """A connection that can be asked to close."""
 
     def make_room(self, *, at_once: bool) -> None:
         """Close, of which nothing that runs is lost. `at_once`: without a word."""
@@ -33,7 +34,7 @@ class Connections:
 
     @classmethod
     def within(cls, num_files: int) -> Connections:
-        """As many as a process can hold that may have so many files open."""
+        """The limit for a process that may have this many open files."""
         return cls(num_files - num_files // OWN_PART)
 
     def open(self, connection: Connection) -> None:

@@ -52,7 +52,7 @@ class _File:
 
 
 class ConsoleFiles:
-    """The bundle's files by name. What is not one of them is not looked for on the disk."""
+    """The bundle's files by name. Other names are not looked up on disk."""
 
     def __init__(self, folder: Path = BUNDLE) -> None:
         self._files: Mapping[str, _File] = {

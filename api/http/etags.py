@@ -33,8 +33,8 @@ _DIGEST_BYTES = 12
 def etag_of(view: msgspec.Struct) -> str:
     """A strong tag of the resource, quoted.
 
-    What its class names in `volatile` (figures that change without anybody changing them, such as
-    when a key was last used) leaves it as it is.
+    Fields listed in the class's `volatile` (figures that change by themselves, such as the last use
+    of a key) do not affect it.
     """
     volatile: Iterable[str] = getattr(view, "volatile", ())
     fields = msgspec.to_builtins(view)
@@ -58,7 +58,7 @@ class Condition:
         self._tags = tags
 
     def check(self, view: msgspec.Struct | None) -> None:
-        """`view` is the resource as it stands, None where there is none yet.
+        """`view` is the current resource, None if it does not exist yet.
 
         Raises ApiError `etag_mismatch`.
         """

@@ -61,7 +61,7 @@ class Head(NamedTuple):
 
 
 def check_head(head: Head) -> None:
-    """Raise ApiError unless everybody who reads this head reads the same request."""
+    """Raise ApiError unless every parser interprets this head in the same way."""
     if head.num_bytes > MAX_HEAD_BYTES:
         raise ApiError("headers_too_large")
     if head.version not in _VERSIONS:
@@ -109,7 +109,7 @@ def _check_target(head: Head, host: bytes | None) -> None:
 
 
 def _normal_host(authority: bytes, scheme: bytes) -> tuple[bytes, bytes] | None:
-    """Name and port; None for what is no host, such as one with a user in front."""
+    """Name and port; None for an invalid host, such as one with user information."""
     found = _HOST.fullmatch(authority)
     if found is None:
         return None

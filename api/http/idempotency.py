@@ -55,14 +55,14 @@ _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class KeptAnswer(msgspec.Struct):
-    """What is kept of an answer besides its status."""
+    """The stored parts of a response besides its status."""
 
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
 
 class IdempotentRequests:
-    """The middleware; behind the one that gives requests their ids."""
+    """The middleware; it runs inside the one that assigns request ids."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -210,7 +210,7 @@ async def _settle(request: Request, keyed: KeyedRequest, recorder: _Recorder) ->
 
     try:
         await _change(request, settle)
-    except PlatformError as exc:  # whoever sends it again has it settled
+    except PlatformError as exc:  # a repetition of the request settles it
         log.warning("answer_not_kept", error=str(exc), request_id=keyed.request_id)
 
 

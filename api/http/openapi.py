@@ -146,7 +146,7 @@ def openapi_json(app: FastAPI) -> bytes:
 
 
 class ApiRoute(NamedTuple):
-    """A route as it stands within the routers that include it."""
+    """A route within the routers that include it."""
 
     path: str
     methods: list[str]
@@ -342,7 +342,7 @@ def _error_example(code: str) -> Json:
 
 
 def _tags(operations: Iterable[_Operation]) -> list[Json]:
-    """A tag for each module of routes; its docstring says what it is about."""
+    """A tag for each route module, with its docstring as the description."""
     modules = {operation.tag: operation.module for operation in operations}
     return [
         {"name": tag, "description": _first_paragraph(inspect.getdoc(module))}

@@ -20,7 +20,7 @@ _WITH_PORT = re.compile(
 
 
 def peer_address(request: Request, trusted_proxies: Sequence[Network]) -> Address | None:
-    """The caller's address; None if it is not known: a Unix socket's, or what no address is."""
+    """The client's address; None if it is unknown: a Unix socket, or an invalid address."""
     peer = None if request.client is None else parse_address(request.client.host)
     if not is_within(peer, trusted_proxies):
         return peer
@@ -32,7 +32,7 @@ def peer_address(request: Request, trusted_proxies: Sequence[Network]) -> Addres
 
 
 def _parse_hop(text: str) -> Address | None:
-    """An address as a proxy writes it: some add the port, and then IPv6 stands in brackets."""
+    """An address as a proxy writes it: some add the port, and IPv6 is then in brackets."""
     found = _WITH_PORT.fullmatch(text)
     return parse_address(text if found is None else found["v4"] or found["v6"])
 

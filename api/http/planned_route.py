@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _PLANNED = {"dependencies", "name", "call", "request_param_name", "use_cache", "path", "scope"}
 _OTHERS = [field.name for field in fields(Dependant) if field.name not in _PLANNED]
-"""What a dependant may hold beside what a plan says: FastAPI's to read."""
+"""The fields of a dependant that a plan does not support; FastAPI handles them."""
 
 
 class _Step(NamedTuple):
@@ -67,7 +67,7 @@ def _is_plain(dependant: Dependant) -> bool:
 
 
 def _add_steps(plan: list[_Step], dependant: Dependant) -> int:
-    """Add what is not in the plan yet, what it depends on first; the number of its value."""
+    """Add the missing dependencies in topological order; returns the index of its value."""
     assert dependant.call is not None
     takes = [
         (part.name, number)

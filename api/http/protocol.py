@@ -51,7 +51,8 @@ class AnswerParts:
 
     @property
     def is_ready(self) -> bool:
-        """A part can be written now; else `send` knows what to wait for, or that nobody reads."""
+        """Whether a part can be written now; otherwise `send` knows what to wait for, or that the
+        client is gone."""
         cycle = self._cycle()
         return (
             cycle is not None
@@ -74,11 +75,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Received since the head began, or since the last byte of a body: heads, chunks' extensions,
     trailers."""
     _is_in_body = False
-    """Behind a request's head and before its end."""
+    """After a request's head and before its end."""
     _is_raw = False
     """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
     _ignores_input = False
-    """What comes is not read any more."""
+    """Further input is no longer read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -108,9 +109,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # Not at any byte, as uvicorn does: empty lines would keep a connection for ever.
+        # Not at every byte, as uvicorn does: empty lines would keep a connection open forever.
         self._unset_keepalive_if_required()
-        if self._deadline is None:  # else the connection's first
+        if self._deadline is None:  # otherwise it is the connection's first request
             self._begin_head(num_bytes=1)
 
     def on_headers_complete(self) -> None:
@@ -121,7 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.scope["method"] != "HEAD":
             extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
             extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
-        self.headers = []  # trailers come here, and nobody reads them
+        self.headers = []  # trailers are stored here, and are never read
         self._is_in_body = True
         self._is_raw = (b"content-type", b"application/json") not in self.headers
         self._cancel_deadline()
@@ -134,13 +135,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.body = WipedBody()  # type: ignore[assignment]
         super().on_body(body)
         if self.cycle.response_complete:
-            wipe(body)  # nobody reads it
+            wipe(body)  # it is never read
             if self._deadline is None:
                 self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         if self.cycle.response_complete:
-            self.cycle.body = bytearray()  # what nobody has read
+            self.cycle.body = bytearray()  # discard the unread body
         super().on_response_complete()
         self._note_rest()
 
@@ -153,8 +154,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._note_rest()
 
     def make_room(self, *, at_once: bool) -> None:
-        """Only who has asked for nothing yet is told why: others would take it for an answer to
-        what they ask for next."""
+        """Only a connection that has not sent a request is told why: others would take the message
+        for the response to their next request."""
         if at_once:
             self.transport.abort()
         elif self.cycle is None:

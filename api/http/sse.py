@@ -25,7 +25,8 @@ PARTS_EXTENSION = "loraplex.parts"
 """Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
 
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
-"""That JSON leaves as they are. To this format they are none, but many readers split at them."""
+"""JSON leaves these characters unescaped. In this format they are not line breaks, but many clients
+split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -55,10 +56,10 @@ class Parts(Protocol):
 
 
 class EventStream(Response):
-    """A 200 whose body is `events`, with pings in between so that proxies keep it open.
+    """A 200 response whose body is `events`, with pings in between so that proxies keep it open.
 
-    `close` is awaited exactly once, whatever happens, even if no event was ever asked for: the
-    resources behind a stream must not depend on its generator having been entered.
+    `close` is awaited exactly once in every case, even if no event was requested: the resources of
+    a stream must not depend on its generator having been entered.
     """
 
     media_type = "text/event-stream"
@@ -115,7 +116,7 @@ async def _ping(reader: _Reader) -> None:
 
 
 class _Reader:
-    """Who is sent to, and for how long they have taken nothing.
+    """The client of a stream, and how long it has read nothing.
 
     One timer watches a whole stream: a timeout around each event would cost more than the event.
     """
@@ -128,7 +129,7 @@ class _Reader:
 
     @property
     def is_behind(self) -> bool:
-        """What was sent last has not been taken yet."""
+        """Whether the last data has not been read yet."""
         return self._behind_since is not None
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
@@ -153,7 +154,7 @@ class _Reader:
             self._timer.cancel()
 
     def _watch(self, limit: asyncio.Timeout) -> None:
-        """Look again when patience would be over if the reader fell behind, or stayed there."""
+        """Check again when the timeout of a client that is or becomes slow would expire."""
         now = self._loop.time()
         since = now if self._behind_since is None else self._behind_since
         if now - since >= self._patience_seconds:

@@ -19,7 +19,8 @@ _zeros = memoryview(bytes(READ_BYTES))
 
 
 class WipedReads(asyncio.BufferedProtocol):
-    """Stands between the transport and a protocol, which is given views that are zeroed after."""
+    """A layer between the transport and a protocol, which receives views that are zeroed
+    afterwards."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -48,7 +49,7 @@ class WipedReads(asyncio.BufferedProtocol):
 
 
 class WipedBody:
-    """What has arrived of a body; stands in for the `bytearray` of uvicorn's request cycle."""
+    """The received part of a body; replaces the `bytearray` of uvicorn's request cycle."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -63,7 +64,7 @@ class WipedBody:
         return self._num_bytes
 
     def __bytes__(self) -> bytes:
-        """All of it, once; what is returned is the caller's to wipe."""
+        """The whole body, once; the caller must wipe the result."""
         if len(self._pieces) == 1:
             return self._pieces.pop()
         joined = b"".join(self._pieces)

@@ -15,8 +15,8 @@ class Echo(NamedTuple):
     text: str
     token_ids: Sequence[int]
     offsets: Sequence[int]
-    """Where each token begins; one that is not in the text, as a special one that the tokenizer
-    adds, stands before what follows it."""
+    """The offset of each token; a token that is not in the text, such as a special token that the
+    tokenizer adds, is placed before its successor."""
 
 
 def echo_of(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> Echo:

@@ -42,7 +42,7 @@ class SequenceSpec:
     """It accounts for its prompt; the further choices of the same prompt do not."""
     stop: tuple[str, ...]
     continues_prompt: bool
-    """A plain completion, whose text goes on where the prompt's ends."""
+    """Whether it is a plain completion, whose text continues the prompt."""
     visible_token_ids: Collection[int] = ()
     """Special tokens that are part of the text."""
 
@@ -55,22 +55,23 @@ class TokenCounts:
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_draft_tokens: int = 0
-    """Guessed for the answer."""
+    """Draft tokens for the answer."""
     num_accepted_tokens: int = 0
-    """Guesses that stand in the answer."""
+    """Accepted draft tokens in the answer."""
 
     def add_output(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """The tokens of one step that belong to the answer; the last of them is no guess."""
+        """Add the tokens of one step that belong to the answer; the last of them is not a draft
+        token."""
         self.num_completion_tokens += num_tokens
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_tokens - 1
 
 
 class Outcome(NamedTuple):
-    """What is metered at the end of a generation."""
+    """The metered result of a generation."""
 
     counts: TokenCounts
-    """Of an answer that is not whole: what has come of it here, which may be less than was done."""
+    """The counts of an incomplete answer as received here, possibly fewer than were generated."""
     tier: Tier | None
     """Where the adapter was when the request came."""
     finish_reason: str
@@ -110,10 +111,10 @@ class Generation:
         figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
     ) -> None:
-        """`meter` is told of the end exactly once, and before the last delta is given. `figures`:
-        those of the tenant now.
+        """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
+        the tenant's current ones.
 
-        `arrived_at` and `deadline_at` on the monotonic clock.
+        `arrived_at` and `deadline_at` are on the monotonic clock.
         """
         self.counts = TokenCounts()
         self._sequences = sequences
@@ -141,8 +142,8 @@ class Generation:
     ) -> RequestStarted:
         """Submit everything; return once the first sequence is scheduled.
 
-        Raises ApiError or an EngineError: the engine's refusal, or `adapter_loading` if the
-        patience is over and `is_loading` says that it is the adapter that is missing.
+        Raises ApiError or an EngineError: the engine's refusal, or `adapter_loading` if the wait
+        time is over and `is_loading` reports that the adapter is missing.
         """
         self._submit_waiting()
         while True:
@@ -161,11 +162,11 @@ class Generation:
             return started
 
     async def deltas(self, take: Callable[[Delta], bool] = _leave) -> AsyncIterator[list[Delta]]:
-        """All text, as it comes: each time what has come since. Metered before the last deltas are
-        given. Raises ApiError or an EngineError, or what `take` raised.
+        """All text as it arrives: each time the deltas since the last. It is metered before the
+        last deltas are returned. Raises ApiError, an EngineError, or an error of `take`.
 
-        `take` is offered each delta that comes while this iteration is waited in and that does not
-        end its choice: what it takes, by True, is not given here, and nobody wakes up for it.
+        While this iteration waits, `take` is called with each delta that does not end its choice.
+        If it returns True, the delta is consumed and the task is not woken.
         """
         num_unfinished = len(self._sequences)
         while num_unfinished:
@@ -185,7 +186,7 @@ class Generation:
         return [by_choice[spec.index] for spec in self._sequences]
 
     def cancel(self) -> None:
-        """End it for somebody else than its caller, who gets `request_cancelled`."""
+        """End it on behalf of another caller; its own caller gets `request_cancelled`."""
         self._arrivals.fail(ApiError("request_cancelled"))
 
     async def aclose(self) -> None:
@@ -231,15 +232,14 @@ class Generation:
             self._fail(sequence, exc)
 
     def _due(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with what is left of the deadline."""
+        """The request with the remaining time of the deadline."""
         if self._deadline_at is None:
             return request
         return replace(request, deadline_seconds=max(0.0, self._deadline_at - time.monotonic()))
 
     def _take(self, sequence: _OpenSequence, event: RequestEvent) -> None:
-        """The engine says something: what it means is ready before anybody asks for it, so a stop
-        string ends its sequence even if nobody reads.
-        """
+        """Process an event of the engine immediately, so that a stop string ends its sequence even
+        if the client does not read."""
         try:
             delta = self._read(sequence, event)
             if delta is not None:

@@ -59,7 +59,7 @@ class GrammarChecks:
         key = GrammarKey(tenant_id, spec)
         answer = self._answers.get(key)
         if answer is None or _has_failed(answer):
-            # In a context of its own: the answer is kept for longer than the request that asks.
+            # In a separate context, because the answer is kept longer than the request.
             answer = asyncio.create_task(self._ask_in_turn(key), context=Context())
             self._answers.put(key, answer)
         refusal = await asyncio.shield(answer)
@@ -123,10 +123,10 @@ class GrammarChecks:
         return introduction(vocab_size, names, min(ends, default=0))
 
     async def _end(self, *, is_dying: bool = False) -> int | None:
-        """End the process; returns the signal that it died of, if it has died of one.
+        """End the process; returns the signal that it died of, if any.
 
-        `is_dying`: its output has ended, so it dies by itself. To kill it then could take the place
-        of what it dies of: by a second signal, or by reaping it unseen by who waits for it.
+        `is_dying`: its output has ended, so it dies by itself. Killing it could hide the cause: by
+        a second signal, or by reaping it before its waiter does.
         """
         process, self._process = self._process, None
         if process is None:
@@ -141,13 +141,13 @@ class GrammarChecks:
 
 
 def _was_killed(process: Process) -> bool:
-    """Whether it died while nobody asked it anything; writing to it would raise."""
+    """Whether it died while idle; writing to it would raise."""
     assert process.stdin is not None
     return process.returncode is not None or process.stdin.is_closing()
 
 
 def _has_failed(answer: asyncio.Task[str | None]) -> bool:
-    """Whether it was never found out, be it that nobody was left to be told so."""
+    """Whether the check did not complete, for example because all callers disconnected."""
     return answer.done() and (answer.cancelled() or answer.exception() is not None)
 
 

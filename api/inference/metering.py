@@ -37,12 +37,12 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
-"""How long a server that stops waits for rows on their way; what is left waits in the journal."""
+"""How long a stopping server waits for rows being written; the rest waits in the journal."""
 
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """One request that somebody pays for."""
+    """The account of one request."""
 
     owner: Owner
     tenant_slug: str | None
@@ -73,14 +73,14 @@ class Metering:
         self._num_held: Counter[str] = Counter()
         """Slots of the journal, by tenant."""
         self._open: set[str] = set()
-        """The ids of the requests whose accounts are not given back."""
+        """The ids of the requests with open accounts."""
         self._unsettled: dict[Account, Charge] = {}
         """Decided, but the database was away."""
         self._has_unsettled = asyncio.Event()
         self._retrying: asyncio.Task[None] | None = None
 
     async def recover(self) -> None:
-        """Settle what earlier processes have left, and from now on what has to be tried again."""
+        """Settle the accounts of earlier processes, and from now on those that must be retried."""
         for entry in self._journal.take_left():
             await self._recover(entry)
         self._retrying = asyncio.create_task(self._retry())
@@ -134,14 +134,15 @@ class Metering:
         return account
 
     def discard(self, account: Account) -> None:
-        """The request was refused: the engine has not heard of it, and nothing is reserved."""
+        """The request was refused: the engine has not received it, and nothing is reserved."""
         self._free(account)
 
     async def settle(self, account: Account, outcome: Outcome) -> None:
-        """Charge a request that has ended; once, and to the end even if the caller is cancelled.
+        """Charge an ended request; once, and completely even if the caller is cancelled.
 
-        Returns when the ledger has the row, or the disk the outcome if the database is away. An
-        answer that broke off is charged behind the caller's back, once the engine has let go of it.
+        Returns when the ledger has the row, or the disk has the outcome if the database is
+        unavailable. An interrupted answer is charged in the background, once the engine has
+        released it.
         """
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
@@ -210,9 +211,10 @@ class Metering:
         self._free(account)
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:
-        """Nobody gets to hold more than stays free: so no tenant can take the journal for itself.
+        """No tenant may hold more slots than remain free, so no tenant can fill the journal.
 
-        Requests have more sequences than the engine is given at once, whose queue is bounded.
+        Requests may have more sequences than are submitted to the engine at once, whose queue is
+        bounded.
         """
         num_held = self._num_held[tenant_id]
         if num_held + num_slots <= self._journal.num_free - num_slots:
@@ -230,7 +232,7 @@ class Metering:
         self._journal.free(account.slots)
         self._open.discard(account.owner.request_id)
         self._num_held[account.owner.tenant_id] -= len(account.slots)
-        self._num_held += Counter()  # without those who hold none
+        self._num_held += Counter()  # drop tenants without slots
 
     async def _retry(self) -> None:
         while True:

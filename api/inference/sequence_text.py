@@ -35,7 +35,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_text(self) -> bool:
-        """It says nothing else, but perhaps that this is the end."""
+        """Whether it contains only text, and possibly the end."""
         return not (self.logprobs or self.prompt_logprobs or self.embedding)
 
 
@@ -64,7 +64,7 @@ class SequenceText:
         self._end_ids = frozenset(request.sampling.stop_token_ids)
 
     def read(self, event: PromptRead) -> Delta:
-        """What was asked of the prompt."""
+        """Process the results for the prompt."""
         return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)
 
     def push(self, event: TokensGenerated) -> tuple[Delta, int]:

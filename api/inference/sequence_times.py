@@ -50,7 +50,7 @@ class SequenceTimes:
         self._num_tokens += num_tokens
 
     def ended(self, finish_reason: str) -> None:
-        """What ends first is why; later calls say nothing."""
+        """Record the finish reason; later calls are ignored."""
         if self._is_ended:
             return
         self._is_ended = True

@@ -36,10 +36,10 @@ class Installation:
     url: str
     show: Callable[[str], None]
     operator_key: str = field(default="", repr=False)
-    """Of the operator who makes tenants; see `with_operator`."""
+    """The key of the operator who creates tenants; see `with_operator`."""
 
     def with_operator(self) -> Installation:
-        """The same with its first operator, who is made on the database itself."""
+        """The same with its first operator, who is created directly in the database."""
         operator_key = self._run("operators", "create", OPERATOR)["key"]
         return replace(self, operator_key=operator_key)
 

@@ -12,8 +12,8 @@ import gc
 from collections.abc import Callable
 
 YOUNG_OBJECTS = 10_000
-"""So many more objects are allocated than freed before Python collects the young ones, which takes
-some ms."""
+"""Python collects young objects, which takes some ms, when this many more objects are allocated
+than freed."""
 PAUSE_SECONDS = 60.0
 """Between two collections of old objects. Python itself would collect them after a million
 allocations, which is hours of ordinary requests."""
@@ -32,7 +32,7 @@ def freeze_garbage() -> None:
 async def collect_garbage(is_idle: Callable[[], bool]) -> None:
     """Collect old objects regularly, until cancelled.
 
-    `is_idle` says whether no request runs: a collection delays those that do.
+    `is_idle` tells whether no request runs, because a collection delays running requests.
     """
     while True:
         await asyncio.sleep(PAUSE_SECONDS)

@@ -18,7 +18,7 @@ def raise_open_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(_number(hard), MOST_OPEN_FILES)
     if _number(soft) < wanted:
-        with suppress(ValueError, OSError):  # macOS has a bound of its own below the hard limit
+        with suppress(ValueError, OSError):  # macOS has its own bound below the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return min(_number(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), MOST_OPEN_FILES)
 

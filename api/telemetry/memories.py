@@ -30,7 +30,7 @@ STALE_AFTER = timedelta(seconds=60)
 
 
 class ServerMap(msgspec.Struct, frozen=True):
-    """What one server holds, as it writes it down for the others."""
+    """One server's memory map, as stored for the other servers."""
 
     device: str
     arena_bytes: int
@@ -44,7 +44,7 @@ class ServerMap(msgspec.Struct, frozen=True):
 
 
 class SeenMap(NamedTuple):
-    """What one server held at some moment."""
+    """One server's memory map at some time."""
 
     server_id: str
     seen_at: datetime

@@ -46,7 +46,7 @@ class RequestLog:
         self._task = asyncio.create_task(self._write_on())
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the pending entries."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -98,8 +98,8 @@ class RequestLog:
         )
 
     async def flush(self) -> None:
-        """Write what is pending now, and wait for what is being written: for readers who must see
-        what has just ended."""
+        """Write the pending entries, and wait for those being written: for readers that must see
+        requests that have just ended."""
         await self._write()
 
     async def _write_on(self) -> None:
@@ -113,7 +113,7 @@ class RequestLog:
                 pass
 
     async def _write_batch(self) -> bool:
-        """False if the database is away. What cannot be written is left out."""
+        """False if the database is unavailable. Entries that cannot be written are dropped."""
         batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
         try:
             await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
@@ -128,7 +128,7 @@ class RequestLog:
 
 
 def _shown(name: str | None) -> str | None:
-    """A name that anybody may have made up, as far as it can be kept and printed."""
+    """An untrusted name, truncated, with unprintable characters replaced."""
     cut = name and name[:MODEL_LENGTH]
     if cut is None or cut.isprintable():
         return cut

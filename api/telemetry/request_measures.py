@@ -36,10 +36,10 @@ class RequestMeasures:
     asked_model: str | None = None
     """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
     standing: Standing | None = None
-    """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
+    """The tenant's remaining rates: for the response headers, not a figure of the request."""
 
     def figures(self) -> Mapping[str, str | int | float]:
-        """What is known, by name."""
+        """The known figures, by name."""
         known = {name: getattr(self, name) for name in _FIGURES}
         return {name: value for name, value in known.items() if value is not None}
 

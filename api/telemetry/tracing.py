@@ -31,7 +31,7 @@ FLUSH_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """What a span says."""
+    """The contents of a span."""
 
     request_id: str
     tenant_id: str | None
@@ -40,7 +40,7 @@ class EndedRequest:
     status: int
     """0: nothing was answered."""
     code: str
-    """Of the error; empty if there is none."""
+    """The error code; empty without an error."""
     seconds: float
     headers: Mapping[str, str]
     measures: RequestMeasures
@@ -63,7 +63,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
         self.close = close
-        """Sends what has not been sent."""
+        """Sends the pending spans."""
 
     def record(self, request: EndedRequest) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -84,10 +84,10 @@ class Tracing:
 
 
 def open_tracing(*, is_wanted: bool | None, environment: Mapping[str, str]) -> Tracing | None:
-    """Tracing as the operator's settings say: None if it is off.
+    """Tracing according to the operator's settings: None if it is off.
 
-    `is_wanted` None leaves it to OpenTelemetry's own variables, which also say where spans go and
-    which are sampled. Raises InvalidValue if it is wanted and not installed.
+    `is_wanted` None leaves it to OpenTelemetry's own variables, which also configure the
+    destination and the sampling. Raises InvalidValue if it is wanted but not installed.
     """
     if not (_is_configured(environment) if is_wanted is None else is_wanted):
         return None

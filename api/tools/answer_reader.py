@@ -15,10 +15,10 @@ class _Mode(Enum):
     """Nothing but blanks came: a call without opening may follow."""
     TEXT = auto()
     LEAD_IN = auto()
-    """Behind an opening: a call begins."""
+    """After an opening: a call starts."""
     CALL = auto()
     AFTER = auto()
-    """Behind a call: what separates calls is no text."""
+    """After a call: separators between calls are not text."""
 
 
 class AnswerReader:
@@ -35,9 +35,9 @@ class AnswerReader:
         self._names = names
         self._mode = _Mode.START if written.is_bare else _Mode.TEXT
         self._pending = ""
-        """What came and is neither given out nor passed over."""
+        """Received text that is neither emitted nor skipped."""
         self._cursor = 0
-        """How much of it is read already, as what may be a call."""
+        """The part of it that was already scanned as a possible call."""
         self._scanner: CallScanner | None = None
 
     def push(self, text: str) -> list[AnswerPart]:
@@ -145,7 +145,7 @@ class AnswerReader:
         yield from ()
 
     def _skip_blanks(self) -> str:
-        """The next character that is none, where the cursor then stands; empty if none came."""
+        """The next character that is not blank, at the cursor; empty if there is none yet."""
         rest = self._pending[self._cursor :]
         self._cursor += len(rest) - len(rest.lstrip())
         return self._pending[self._cursor : self._cursor + 1]
@@ -157,7 +157,7 @@ class AnswerReader:
         return self._scanner is not None
 
     def _give_up(self) -> Iterator[AnswerPart]:
-        """What was read is no call."""
+        """The scanned text is not a call."""
         read = self._pending[: self._cursor]
         self._pass_over(self._cursor)
         self._mode, self._scanner = _Mode.TEXT, None

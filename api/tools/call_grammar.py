@@ -18,8 +18,8 @@ from .tool_format import ToolFormat
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON in one line, as programs write it: where blanks are free, a model in doubt goes on with
-blanks."""
+"""JSON on one line, as programs write it: if whitespace is free, an uncertain model generates
+whitespace without end."""
 
 
 def needs_grammar(use: ToolUse) -> bool:

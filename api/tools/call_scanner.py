@@ -24,10 +24,11 @@ class CallScanner(Protocol):
     """Known once the call is opened."""
     is_done: bool
     is_broken: bool
-    """What was read is no call of a function that may be called."""
+    """The scanned text is not a call of an allowed function."""
 
     def push(self, char: str) -> str:
-        """Take a character; what is now certain of the arguments, empty before it is opened."""
+        """Consume a character; returns the arguments that are now certain, empty before it is
+        opened."""
 
 
 class _Expects(Enum):

@@ -31,8 +31,9 @@ _WRITTEN = (
 class ChatPrompts:
     """Renders conversations for one base.
 
-    A template that knows tools is given them. For one that does not, the system message describes
-    them, calls so far stand in the assistant's text, and results are the user's.
+    Tools are passed to a template that supports them. For other templates, the system message
+    describes the tools, earlier calls are part of the assistant's text, and results are user
+    messages.
     """
 
     def __init__(self, tokenizer: Tokenizer, chosen: ToolFormatName | None = None) -> None:
@@ -61,9 +62,8 @@ class ChatPrompts:
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit,
-        and PromptTooLong, before it is tokenized, where that is certain by `max_tokens`.
-        """
+        """The prompt's token ids. Raises ApiError or an EngineError if it does not fit, and
+        PromptTooLong before tokenizing if `max_tokens` makes this certain."""
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return self._tokenizer.encode_chat(

@@ -8,7 +8,7 @@ _SCALAR_ENDS = frozenset(",}] \t\r\n")
 
 
 class Place(Enum):
-    """Where a character stands."""
+    """The lexical context of a character."""
 
     INSIDE = 1
     LAST = 2
@@ -18,7 +18,7 @@ class Place(Enum):
 
 
 class JsonEnd:
-    """Follows one value. It does not check the value: what is no JSON may end anywhere."""
+    """Follows one value without validating it: invalid JSON may end anywhere."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -35,10 +35,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says about tools."""
+    """The tool parameters of a request."""
 
     tools: Sequence[Tool]
-    """What the model is told of."""
+    """The tools presented to the model."""
     callable_names: frozenset[str]
     """Whose calls are calls; the call of any other function is text."""
     is_required: bool

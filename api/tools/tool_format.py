@@ -28,18 +28,18 @@ class ToolFormat:
 
     name: ToolFormatName
     opening: str
-    """Says that a call follows."""
+    """The marker before a call."""
     before: str
     between: str
     after: str
     is_bare: bool = False
     """An answer that begins with an object is a call, without `opening`."""
     lead_ins: tuple[str, ...] = ()
-    """What may stand between `opening` and the first call, beside blanks."""
+    """What may occur between `opening` and the first call, besides blanks."""
     separators: tuple[str, ...] = ()
-    """What may stand behind a call, beside blanks, and is no text."""
+    """What may follow a call, besides blanks, and is not text."""
     is_list: bool = False
-    """Behind a call another one may begin without `opening`."""
+    """Whether another call may follow without `opening`."""
     arguments_key: str | None = "arguments"
     """None: a call is written as its name, `[ARGS]` and the arguments."""
     hidden_markers: tuple[str, ...] = ()
@@ -47,11 +47,11 @@ class ToolFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What may be special tokens, which answers otherwise leave out."""
+        """The markers that may be special tokens, which answers otherwise omit."""
         return (self.opening, *self.separators, *self.hidden_markers)
 
     def call_head(self, name: str) -> str:
-        """What stands before a call's arguments."""
+        """The text before a call's arguments."""
         if self.arguments_key is None:
             return f"{name}{ARGS}"
         return f'{{"name": {json.dumps(name)}, "{self.arguments_key}": '

@@ -24,9 +24,9 @@ FILE = "reserve"
 """In the data folder."""
 MAX_FILE_BYTES = 16 << 20
 RESERVE_PARTS = 4
-"""The file is one part in so many of the reserve."""
+"""The file is this fraction of the reserve (one in this number)."""
 FREE_PARTS = 4
-"""The file shrinks when less than one part in so many of it is free."""
+"""The file shrinks when less than this fraction of it (one in this number) is free."""
 LOOK_SECONDS = 2.0
 
 
@@ -86,7 +86,8 @@ class DiskReserve:
 
 
 def open_reserve(data_dir: Path, reserve_bytes: int | None) -> tuple[DiskReserve, DiskRoom]:
-    """The data folder's reserve, kept from now on, and the room beside it. Raises OSError."""
+    """The data folder's reserve, maintained from now on, and the room outside it. Raises
+    OSError."""
     room = DiskRoom(data_dir, reserve_bytes, reserve_file=data_dir / FILE)
     reserve = DiskReserve(data_dir / FILE, room.reserve_bytes)
     reserve.keep()

@@ -62,7 +62,7 @@ class ExpiringKeys:
 
 
 def count_expiring(session: PlatformSession) -> Expiring:
-    """What the database says."""
+    """The count from the database."""
     now = utc_now()
     until = now + SOON
     return Expiring(

@@ -32,14 +32,14 @@ log = structlog.get_logger(__name__)
 GRACE_SECONDS = 24 * 3600.0
 """Younger bytes are left alone: longer than any push takes from its first effect to its last."""
 UPLOAD_PATIENCE_SECONDS = 7 * 24 * 3600.0
-"""An upload that received nothing for so long was given up."""
+"""An upload that received no data for this long is abandoned."""
 FIRST_SECONDS = 600.0
 INTERVAL_SECONDS = 24 * 3600.0
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one collection found; with `dry_run` nothing of it was removed."""
+    """The result of one collection; with `dry_run` nothing was removed."""
 
     dry_run: bool
     num_objects: int = 0
@@ -86,14 +86,14 @@ class Garbage:
         self._threads.close()
 
     async def collect(self, *, dry_run: bool = False) -> Collected:
-        """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
+        """One collection. Raises an AdapterError or PlatformError; completed work is kept."""
         collected = Collected(dry_run)
         await self._collect_shared(collected)
         await self._remove_files(collected, self._grace)
         return collected
 
     async def collect_shared(self) -> None:
-        """What lies in the database and the store, for all servers. Raises as `collect`."""
+        """Collect the shared database and store, for all servers. Raises as `collect`."""
         collected = Collected(dry_run=False)
         await self._collect_shared(collected)
         log.info(
