@@ -63,7 +63,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with the command's name and help."""
+        """A placeholder with the command's name and help."""
         if cmd_name not in COMMANDS:
             return None
         return TyperGroup(name=cmd_name, help=COMMANDS[cmd_name])

@@ -54,7 +54,7 @@ def open_database(settings: Settings) -> Iterator[Database]:
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """Failures of the database become CommandFailed, which says which one it is and why."""
+    """Convert database failures to CommandFailed, with the database and the reason."""
     try:
         yield
     except (DatabaseUnavailable, RevisionMismatch, RowSecurityMissing) as exc:

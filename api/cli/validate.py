@@ -148,7 +148,7 @@ def _from_config(base: Path) -> Base:
 
 def _report(report: IntakeReport, base: Base) -> dict[str, Any]:
     fields = asdict(report)
-    if not base.is_identified:  # the digest covers the checkpoint, which nobody read
+    if not base.is_identified:  # the digest covers the checkpoint, which was not read
         fields |= {"digest": None, "base_id": None, "file_sha256": None}
     return fields
 

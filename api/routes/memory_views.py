@@ -134,7 +134,7 @@ class PlatformMemoryViews:
 
 
 class OwnMemoryViews(PlatformMemoryViews):
-    """What is a tenant's own; sums are of that, and what tells of others is left out."""
+    """A tenant's own entries; sums include only these, and data about other tenants is omitted."""
 
     def __init__(self, contents: Sequence[LiveContent], principal: Principal) -> None:
         """`contents`: those that the caller may see."""

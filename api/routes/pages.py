@@ -33,7 +33,7 @@ class PageRequest(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many rows to read: the one too many says that there are more."""
+        """The number of rows to read: one more than the page has shows that more exist."""
         return self.limit + 1
 
     def answer(
@@ -43,7 +43,7 @@ class PageRequest(NamedTuple):
         view: Callable[[Row], View],
         cursor: Callable[[Row], str],
     ) -> PageView[View]:
-        """The page of `rows`, which are up to `num_rows` behind `after`."""
+        """The page of `rows`, which are up to `num_rows` after `after`."""
         shown = rows[: self.limit]
         has_more = len(rows) > self.limit
         next_after = cursor(shown[-1]) if has_more else None

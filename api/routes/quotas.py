@@ -83,7 +83,7 @@ async def _tenant_id(runtime: Runtime, slug: str) -> str:
 
 
 def _event(slug: str, before: Limits, after: Limits) -> Event | None:
-    """What is different now; None if nothing is."""
+    """The changes; None if there are none."""
     old = asdict(before)
     details = {name: value for name, value in asdict(after).items() if value != old[name]}
     return Event("quota.set", slug, details) if details else None

@@ -39,7 +39,7 @@ _SEPARATOR = "/"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which days are meant, by what they are kept apart, and how they are written."""
+    """The selected days, the grouping, and the format."""
 
     query: UsageQuery
     page: PageRequest
