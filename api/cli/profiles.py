@@ -44,8 +44,8 @@ def config_path() -> Path:
 
 
 def load_profiles() -> dict[str, Profile]:
-    """The profiles by name; none without the file. Raises CommandFailed if others may read the file
-    or own it."""
+    """The profiles by name; none without the file. Raises CommandFailed if others may read the
+    file, or if another user owns it."""
     path = config_path()
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
