@@ -1,4 +1,4 @@
-"""The draft tokens of a step, compared with trying out every choice."""
+"""The draft tokens of a step, compared with an exhaustive search."""
 
 from __future__ import annotations
 

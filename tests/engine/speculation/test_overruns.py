@@ -1,4 +1,4 @@
-"""What predictions leave out, measured against steps whose true durations are known."""
+"""The part that predictions omit, measured on steps with known durations."""
 
 from __future__ import annotations
 
