@@ -1,5 +1,4 @@
-"""The canonical block: one adapter as one contiguous array, in the same format on disk, in memory
-and on the device.
+"""The canonical block: one adapter as one array, alike on disk, in memory and on the device.
 
 Element offsets do not depend on the element type, so a block is loaded by a plain copy into an
 extent of the arena. For each projection that the adapter changes, the block holds the A matrices

@@ -1,6 +1,4 @@
-"""Durable disk operations: names that survive a crash once their directory is synced, and space
-that is allocated in advance.
-"""
+"""Durable disk operations: names that survive a crash, and space that is allocated in advance."""
 
 from __future__ import annotations
 

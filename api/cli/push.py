@@ -1,6 +1,4 @@
-"""Pushes one adapter folder: checks and hashes it, uploads it in parts, resumes interrupted
-uploads.
-"""
+"""Pushes one adapter folder: checks, hashes, uploads in parts, and resumes interrupted uploads."""
 
 from __future__ import annotations
 

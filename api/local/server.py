@@ -1,6 +1,4 @@
-"""Runs a `loraplex serve` child process on a free port, waits until it is ready, and always stops
-it.
-"""
+"""Runs a `loraplex serve` child process on a free port, and always stops it."""
 
 from __future__ import annotations
 

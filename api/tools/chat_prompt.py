@@ -1,6 +1,4 @@
-"""Renders conversations as prompts with the base's chat template, including tools if it supports
-them.
-"""
+"""Renders conversations as prompts with the base's chat template, including tools."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Grammars in the engine's loop: compiled on another thread, round-robin over tenants, and advanced
-by sampled tokens.
-"""
+"""Grammars in the engine's loop: compiled on another thread, advanced by sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The draft model's KV cache: which tokens of which request are computed, in which blocks.
-Torch-free.
+"""The draft model's KV cache: the computed tokens of each request, and their blocks. Torch-free.
 
 It is only a cache: entries without room are dropped and recomputed when needed. Prefixes of prompts
 are shared, so that a system prompt or the members of a group are computed once. A draft model runs

@@ -1,6 +1,4 @@
-"""The maximum bytes per token, used to refuse a text that cannot fit before it is tokenized.
-Torch-free.
-"""
+"""The maximum bytes per token, to refuse oversized texts before tokenizing. Torch-free."""
 
 from __future__ import annotations
 

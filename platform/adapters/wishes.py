@@ -1,5 +1,4 @@
-"""Wishes: the versions that tenants want on or near the device (pins and prefetches), and until
-when.
+"""Wishes: tenants' pins and prefetches, and until when they hold.
 
 They are the desired state, to which servers converge, and survive restarts. Only ready versions can
 be wished for. A deletion removes the wishes for the deleted version.
