@@ -51,7 +51,7 @@ class _Occupant:
     auxiliary: RowAuxiliary
     is_published: bool = False
     copies: list[Tensor] = field(default_factory=list)
-    """What the kernels held of it, to be zeroed with it."""
+    """The kernels' copies of its matrices, to be zeroed with it."""
 
 
 class Arena:
@@ -138,7 +138,7 @@ class Arena:
         return occupant.key, occupant.generation
 
     def row_bytes(self, row: int) -> int:
-        """What the adapter of a row takes."""
+        """The bytes of a row's adapter."""
         return self._occupants[row].extent.size * self.flat.itemsize
 
     def place(

@@ -22,21 +22,21 @@ class Order(StrEnum):
 
     AS_STORED = "as_stored"
     TRANSPOSED = "transposed"
-    """Of B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
+    """For B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
     BY_EXPERT = "by_expert"
-    """Of the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
+    """For the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
     ROWS = "rows"
     """Rows in another order."""
 
 
 class Arrangement(NamedTuple):
-    """One tensor's order."""
+    """The layout of one tensor."""
 
     order: Order
     num_experts: int = 1
-    """Of BY_EXPERT."""
+    """For BY_EXPERT."""
     rows: tuple[int, ...] = ()
-    """Of ROWS: which stored row each row of the block is."""
+    """For ROWS: the stored row of each row in the block."""
 
     def apply(self, stored: Array) -> Array:
         """From PEFT's tensor to the block's; a view where that is possible."""

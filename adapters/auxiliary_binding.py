@@ -86,7 +86,7 @@ class _ExtraBinder:
         self._add(BoundExtra(extra, layer, rows.tensor, rows.rows, is_derived=True))
 
     def check_complete(self) -> None:
-        """Whether everything is there that the configuration announces."""
+        """Check that every tensor that the configuration announces exists."""
         for index, part in self._slices.items():
             if self._config.uses_dora:
                 self._check_has(index, ExtraKind.MAGNITUDE, f"{part.module}.lora_magnitude_vector")

@@ -29,7 +29,7 @@ class _Pair(NamedTuple):
     """A and B of one module, or of one of the wrappers around stacked experts."""
 
     name: TensorName
-    """That of A."""
+    """The name of A."""
     a: TensorEntry
     b: TensorEntry
 

@@ -69,7 +69,7 @@ class Extra:
     kind: ExtraKind
     shape: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
-    """Of TOKEN_ROWS: which rows, ascending."""
+    """For TOKEN_ROWS: the row numbers, ascending."""
 
     @property
     def num_elements(self) -> int:
@@ -154,7 +154,7 @@ class BlockHeader:
     """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
     auxiliary: tuple[Extra, ...]
     source: Mapping[str, Any]
-    """What it takes to write the owner's files again; see `export`. Empty where that is unknown."""
+    """The data for restoring the owner's files; see `export`. Empty if unknown."""
     num_elements: int
     payload_offset: int
     """Bytes from the start of the file to the payload."""

@@ -21,7 +21,7 @@ class BoundSlice:
     b: TensorEntry
     """`[out, rank]`; of experts `[out, rank · experts]`."""
     rank: int
-    """Of one expert, where there are several."""
+    """The rank of one expert, if there are several."""
     scale: float
     """Factor of B·A: alpha ÷ rank, or alpha ÷ √rank."""
     is_parameter: bool = False
@@ -65,6 +65,6 @@ class Binding:
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """Those that make up the adapter, each once."""
+        """The adapter's tensors, each once."""
         pairs = tuple(tensor for part in self.slices for tensor in (part.a, part.b))
         return pairs + tuple(part.tensor for part in self.auxiliary if not part.is_derived)

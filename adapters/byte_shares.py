@@ -28,7 +28,8 @@ class Surplus(NamedTuple):
     """The bytes held beyond the shares."""
 
     keys: frozenset[AdapterKey]
-    """Of those that may go: the least recently used ones that a tenant has too many."""
+    """The adapters that may be evicted: the least recently used ones of tenants above their
+    share."""
     is_newcomer_beyond: bool
     """Whether the tenant of the newcomer would hold more than its share with it."""
 

@@ -15,7 +15,7 @@ PYTHON = (sys.executable, "-P", "-S")
 
 
 def child_environment() -> dict[str, str]:
-    """Where to import from, and one thread for numpy."""
+    """The import path, and one thread for numpy."""
     return {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OPENBLAS_NUM_THREADS": "1",

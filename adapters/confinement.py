@@ -45,7 +45,7 @@ _WHY_NO_NAMESPACE = {
 
 
 class Mechanism(StrEnum):
-    """What confines the child."""
+    """The mechanisms that confine the child."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -85,9 +85,9 @@ def confine(
 
 
 def die_first() -> None:
-    """End with the thread that started this process; when memory runs out, before the server.
+    """End with the thread that started this process, and before the server when memory runs out.
 
-    And get no further rights from programs (set-user-ID).
+    Also forbid further privileges from programs (set-user-ID).
     """
     if sys.platform != "linux":
         return

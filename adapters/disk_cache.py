@@ -48,18 +48,18 @@ class CachedFile(NamedTuple):
 
     size_bytes: int
     used_at: float
-    """When it was last handed out, in seconds since 1970."""
+    """The time of the last use, in seconds since 1970."""
 
 
 @dataclass(slots=True)
 class _Entry:
     size_bytes: int
     used_at: float
-    """When it was last handed out, on the cache's clock; infinity while it is downloaded."""
+    """The time of the last use, on the cache's clock; infinity during the download."""
     is_verified: bool
     """Whether this process has seen its whole content."""
     is_awaited: bool
-    """It is downloaded, or was handed out and has not been read since."""
+    """Whether it is being downloaded, or was handed out and not read since."""
 
 
 class DiskCache:
@@ -259,7 +259,7 @@ class DiskCache:
                 yield name
 
     def _adopt_files(self) -> OrderedDict[str, _Entry]:
-        """Entries for what an earlier run left, oldest first; remains of downloads are deleted."""
+        """Entries for files of an earlier run, oldest first; partial downloads are deleted."""
         files = []
         for path in self._directory.iterdir():
             if path.suffix == _SUFFIX:
@@ -274,9 +274,9 @@ class DiskCache:
 
 
 def file_name(key: AdapterKey) -> str:
-    """What a block's file is called.
+    """The name of a block's file.
 
-    The tenant's part tells after a restart whose share a file counts for.
+    After a restart, its tenant part shows whose share the file counts for.
     """
     tenant = hashlib.sha256(key.tenant_id.encode()).hexdigest()[:_TENANT_DIGITS]
     content = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
@@ -290,14 +290,14 @@ def list_cached_files(directory: Path) -> dict[str, CachedFile]:
     for path in directory.glob(f"*{_SUFFIX}"):
         try:
             status = path.stat()
-        except OSError:  # it went meanwhile
+        except OSError:  # it was removed meanwhile
             continue
         found[path.name] = CachedFile(status.st_size, status.st_mtime)
     return dict(sorted(found.items(), key=lambda entry: entry[1].used_at))
 
 
 def _tenant(name: str) -> str:
-    """Whose file it is."""
+    """The tenant part of a file name."""
     return name[:_TENANT_DIGITS]
 
 

@@ -21,11 +21,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskSize(NamedTuple):
-    """A file system as it is now, in bytes."""
+    """The current size of a file system, in bytes."""
 
     total: int
     free: int
-    """To this process, without what only root may take."""
+    """For this process, without the part reserved for root."""
 
 
 def disk_size(directory: Path) -> DiskSize:

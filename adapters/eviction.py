@@ -16,15 +16,15 @@ from .identity import AdapterKey
 
 
 class Cost(NamedTuple):
-    """What it costs to displace an occupant: first its rank, then how late it was used last, or
-    whatever else orders those of a rank."""
+    """The cost of evicting an occupant: first its rank, then its last use, or another order within
+    a rank."""
 
     rank: int
     last_used: float
 
 
 FREE = Cost(-1, 0.0)
-"""Of an extent that will be free without anyone's displacement: it is being zeroed."""
+"""The cost of an extent that is being zeroed and will be free without an eviction."""
 
 
 class Occupant(NamedTuple):
@@ -44,7 +44,7 @@ class Window(NamedTuple):
     extent: Extent
     victims: tuple[AdapterKey, ...]
     cost: Cost
-    """That of the dearest victim."""
+    """The cost of the most expensive victim."""
 
 
 def choose_window(
@@ -54,10 +54,10 @@ def choose_window(
     occupants: Iterable[Occupant],
     avoid: Sequence[Extent] = (),
 ) -> Window | None:
-    """The window of at least `size` whose dearest victim is cheapest, then the smallest one.
+    """The window of at least `size` whose most expensive victim is cheapest, then the smallest one.
 
-    Victims are never more than needed. None if no window without an immovable occupant is large
-    enough, or its hole would touch one of `avoid`.
+    There are no more victims than necessary. None if no window without an immovable occupant is
+    large enough, or if the freed extent would touch one of `avoid`.
     """
     line = in_line(occupants, capacity=capacity, avoid=avoid)
     windows = [
@@ -73,7 +73,7 @@ def in_line(
 ) -> list[Occupant]:
     """Occupants by offset between immovable ends; each of `avoid`, and all in it, is immovable.
 
-    An occupant never straddles the border of one of `avoid`: it was a window itself.
+    An occupant never crosses the boundary of one of `avoid`, which was a window itself.
     """
     outside = [
         occupant

@@ -33,7 +33,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _HEADER_ALIGNMENT_BYTES = 8
 _RESERVE_BYTES = 1 << 30
 _MEMORY_FACTOR = 16
-"""At worst one matrix is the whole block, and is held in several types and orders at once."""
+"""In the worst case one matrix is the whole block, held in several dtypes and orders at once."""
 _OUTPUT_FACTOR = 4
 _CPU_SECONDS = 600
 _NO_FILE_STATUS = 3
@@ -81,7 +81,7 @@ def export_adapter(block: Path, directory: Path, *, base_model_name: str | None 
 
 
 def _read(file: BinaryIO, header: BlockHeader, tensor: SourceTensor) -> Array:
-    """One tensor as its owner stored it."""
+    """One tensor in its original form."""
     dtype = np.dtype(NUMPY_DTYPES[header.dtype]).newbyteorder("<")
     num_elements = int(np.prod(tensor.shape))
     file.seek(header.payload_offset + tensor.offset * dtype.itemsize)
@@ -113,7 +113,7 @@ def _safetensors_header(tensors: Iterable[SourceTensor]) -> bytes:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name once it is whole."""
+    """A file that gets its name once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

@@ -43,6 +43,6 @@ _ARMED = os.environ.get(VARIABLE)
 
 
 def failpoint(name: str) -> None:
-    """End the process at once, as `kill -9` does, if this failpoint is armed."""
+    """End the process immediately, like `kill -9`, if this failpoint is armed."""
     if name == _ARMED:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -26,8 +26,9 @@ MAX_ATTEMPTS = 2
 MAX_TRANSFERS = 48
 """At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
 MAX_TRANSFERS_OF_TENANT = min(max(2, os.cpu_count() or 1), MAX_TRANSFERS // 2)
-"""What arrives is verified, read, copied and answered on the processors that serve everyone: with
-more at a time, one tenant's cold adapters leave too little of them (decision 41)."""
+"""Fetched adapters are verified, read, copied and served by the processors that serve all tenants:
+with more concurrent transfers, one tenant's cold adapters leave too little for the others (decision
+41)."""
 
 TRANSFER_SECONDS = 120.0
 """For one block, second attempt included."""
@@ -38,13 +39,13 @@ class FetchedBlock(NamedTuple):
 
     path: Path
     tier: Tier
-    """Where it was found: Tier.DISK or Tier.STORE."""
+    """The tier in which it was found: Tier.DISK or Tier.STORE."""
     seconds: float = 0.0
     """From the first request for it to its being there."""
 
 
 class BlockSource(Protocol):
-    """What brings blocks to this machine's disk: a Fetcher, or the client of a fetcher process."""
+    """A source of blocks for this machine's disk: a Fetcher, or the client of a fetcher process."""
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]: ...
 

@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 
 
 class FetcherStats(NamedTuple):
-    """What the fetcher processes of this client have done, and what the disk cache holds now."""
+    """Counters of this client's fetcher processes, and the present contents of the disk cache."""
 
     disk: DiskCacheStats = DiskCacheStats()
     num_restarts: int = 0
@@ -102,7 +102,7 @@ class _Outbox:
         self._queue.put(data)
 
     def close(self) -> None:
-        """Wait for the thread's end; the other side must be gone."""
+        """Wait for the end of the thread; the peer must have exited."""
         self._queue.put(None)
         self._thread.join()
 
@@ -133,10 +133,9 @@ class FetcherClient:
         stall_seconds: float = STALL_SECONDS,
         transfer_seconds: float = TRANSFER_SECONDS,
     ) -> None:
-        """`environment` is all that the process gets, the store's credentials included;
-        `reserve_bytes` and `reserve_file` are for `DiskRoom`; `transfer_seconds` bounds the
-        transfer of one block.
-        """
+        """`environment`: the complete environment of the process, including the store's
+        credentials. `reserve_bytes` and `reserve_file` are for `DiskRoom`. `transfer_seconds`: the
+        limit for the transfer of one block."""
         self._open = Open(
             NO_CALL,
             store_url,
@@ -161,7 +160,8 @@ class FetcherClient:
         """Counters of the processes that have ended."""
         self._present = DiskCacheStats()
         self._num_restarts = 0
-        # One thread for all lives: the kernel ends a child when the thread that began it ends.
+        # One thread for all processes: the kernel ends a child when the thread that started it
+        # ends.
         self._thread = threading.Thread(target=self._keep_alive, name="fetcher-client", daemon=True)
         self.store: ObjectStore = RemoteStore(self)
 
@@ -189,7 +189,7 @@ class FetcherClient:
             self._thread.join()
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]:
-        """As `Fetcher.fetch`, in the other process."""
+        """Like `Fetcher.fetch`, in the other process."""
         waiter: Future[FetchedBlock] = Future()
         call = self.send(lambda call_id: Fetch(call_id, key, sha256, size_bytes))
         call.add_done_callback(lambda done: _pass_block_on(done, waiter))
@@ -202,17 +202,17 @@ class FetcherClient:
                 self._outbox.put(encode(NoteRead(NO_CALL, key)))
 
     def forget(self, key: AdapterKey) -> None:
-        """As `Fetcher.forget`; done when this returns. Raises StoreUnavailable."""
+        """Like `Fetcher.forget`; complete when this returns. Raises StoreUnavailable."""
         self.send(lambda call_id: Forget(call_id, key)).result()
 
     def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
-        """As `DiskCache.trim`; waits for it. Raises StoreUnavailable."""
+        """Like `DiskCache.trim`; waits for it. Raises StoreUnavailable."""
         answer = self.send(lambda call_id: Trim(call_id, num_bytes, keep_bytes)).result()
         assert isinstance(answer, Counted), answer
         return answer.number
 
     def stats(self) -> FetcherStats:
-        """As of the last sign of life; does not wait."""
+        """As of the last heartbeat; does not block."""
         with self._lock:
             past, present = self._past, self._present
             return FetcherStats(_added(past, present), self._num_restarts)
@@ -226,10 +226,10 @@ class FetcherClient:
     def send(
         self, make: Callable[[int], ToFetcher], on_progress: OnProgress | None = None
     ) -> Future[FromFetcher]:
-        """Send the call that `make` builds from its number; the future of its answer.
+        """Send the call that `make` builds from its number; returns the future of its answer.
 
-        The future fails with what the fetcher raised. `on_progress` is called from a thread that
-        must not be held up.
+        The future fails with the fetcher's error. `on_progress` is called from a thread that must
+        not be blocked.
         """
         call = _Call(on_progress=on_progress)
         call_id = next(self._call_ids)
@@ -270,7 +270,7 @@ class FetcherClient:
                 self._num_restarts += 1
 
     def _live(self) -> None:
-        """One life of the process, from its start to its end."""
+        """Run one process, from its start to its end."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -315,7 +315,7 @@ class FetcherClient:
             _fail(call.outcome, StoreUnavailable("the fetcher process ended; ask again"))
 
     def _receive(self, connected: socket.socket) -> None:
-        """Hand over every message until the process ends. Raises OSError if it gives no sign."""
+        """Deliver every message until the process ends. Raises OSError without heartbeats."""
         inbox = Inbox()
         poll = select.poll()
         poll.register(connected, select.POLLIN)

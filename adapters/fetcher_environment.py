@@ -31,7 +31,7 @@ _PASSED_VARIABLES = frozenset(
 
 
 def take_credentials() -> dict[str, str]:
-    """The AWS SDK's variables, which are gone from the environment afterwards."""
+    """Remove the AWS SDK's variables from the environment and return them."""
     names = [name for name in os.environ if name.startswith(_PREFIX) or name in _VARIABLES]
     taken = {}
     for name in names:

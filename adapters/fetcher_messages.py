@@ -28,7 +28,7 @@ from .tier import Tier
 
 MAX_MESSAGE_BYTES = 1 << 20
 NO_CALL = 0
-"""Where a message answers no call."""
+"""The call id of messages that answer no call."""
 INVALID_STORE = "invalid_store"
 """Code of an answer to Open: the store's URL is malformed."""
 
@@ -47,7 +47,7 @@ _ERRORS = {
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One call, answer or note."""
+    """A call, an answer or a note."""
 
     call_id: int
 
@@ -56,16 +56,16 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Open(Message, frozen=True):
-    """Comes first: which store and which folder."""
+    """The first message: the store and the folder to use."""
 
     store_url: str
     cache_directory: str
     capacity_bytes: int
     reserve_bytes: int | None
     reserve_file: str | None
-    """As `DiskRoom` takes them."""
+    """As in `DiskRoom`."""
     transfer_seconds: float
-    """How long one block may take."""
+    """The time limit for one block."""
 
 
 class Fetch(Message, frozen=True):
@@ -148,7 +148,7 @@ class Ready(Message, frozen=True):
 
 
 class Note(Message, frozen=True):
-    """Comes of itself, as a sign of life, and before the answer to what changed it."""
+    """Sent without a request, as a heartbeat, and before the answer of a call that changes it."""
 
     disk: DiskCacheStats
 
@@ -181,7 +181,7 @@ class Failed(Message, frozen=True):
     message: str
 
     def as_error(self) -> Exception:
-        """The error that it was in the fetcher."""
+        """The error as it was raised in the fetcher."""
         if self.code == INVALID_STORE:
             return ValueError(self.message)
         return _ERRORS.get(self.code, AdapterUnavailable)(self.message)
@@ -234,7 +234,7 @@ class Inbox:
 
 
 def encode(message: ToFetcher | FromFetcher) -> bytes:
-    """The message as it goes over the socket."""
+    """The message in its wire format."""
     content = msgspec.json.encode(message)
     assert len(content) <= MAX_MESSAGE_BYTES, "pages and texts are bounded"
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content

@@ -96,7 +96,7 @@ class Connection:
             os._exit(0)
 
     def receive(self) -> ToFetcher:
-        """The next message; the end of this process if the server has gone."""
+        """The next message; ends this process if the server is gone."""
         while not self._arrived:
             data = self._socket.recv(RECEIVE_BYTES)
             if not data:
@@ -161,7 +161,7 @@ class FetcherService:
         match message:
             case Forget(_, key):
                 self._fetcher.forget(key)
-                gc.collect()  # what a failed transfer held goes too
+                gc.collect()  # also frees the memory of a failed transfer
             case Trim(_, num_bytes, keep_bytes):
                 return Counted(call_id, self._disk_cache.trim(num_bytes, keep_bytes=keep_bytes))
             case PutFile(_, key, path, sha256):
@@ -210,7 +210,7 @@ class _Progress:
 
 
 def _tenant_of(message: ToFetcher) -> str | None:
-    """Whose object the call is about; None: the server's own upkeep."""
+    """The tenant of the call's object; None: the server's own upkeep."""
     match message:
         case Forget():
             return message.key.tenant_id
@@ -241,7 +241,7 @@ def main() -> Never:
 
 
 def _open(connection: Connection) -> FetcherService:
-    """What the first message asks for; the end of this process if it cannot be had."""
+    """Open what the first message describes; end this process if that fails."""
     message = connection.receive()
     if not isinstance(message, Open):
         raise MessageRefused(f"{type(message).__name__} came before Open")
@@ -281,7 +281,7 @@ def _open_cache(message: Open) -> DiskCache:
 
 
 def _end_with_parent() -> None:
-    """The parent's death ends this process at once, even one that is stuck in native code."""
+    """End this process immediately when the parent dies, even if it is stuck in native code."""
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
     if sys.platform == "linux":

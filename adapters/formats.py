@@ -19,7 +19,7 @@ class ServedFeature(NamedTuple):
     name: str
     """As in an adapter's report."""
     peft: str
-    """How it is asked for in PEFT."""
+    """How to enable it in PEFT."""
     how: str
 
 
@@ -339,7 +339,7 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "Train without `trainable_token_indices`.",
     ),
 )
-"""Refused as well: what PEFT does not write by itself, or what depends on the base."""
+"""Also refused: tensors that PEFT does not write by itself, or that depend on the base."""
 
 REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {
     feature.name: feature for feature in (*REFUSED, *UNUSUAL)

@@ -14,7 +14,7 @@ MAX_ADAPTERS = 1024
 
 
 class Transition(NamedTuple):
-    """One change; `at` is a reading of residency's clock."""
+    """One change; `at` is on the adapter manager's clock."""
 
     state: str
     at: float

@@ -43,7 +43,7 @@ folded in. Raises AdapterUnavailable if it cannot be served."""
 
 @dataclass(frozen=True, eq=False)
 class HostBlock:
-    """One adapter's block in host memory, in the serving type."""
+    """One adapter's block in host memory, in the serving dtype."""
 
     key: AdapterKey
     tensor: Tensor
@@ -117,7 +117,7 @@ class HostCache:
         return 0 if block is None else block.extent.size * self._dtype.itemsize
 
     def size_on_disk(self, path: Path) -> int:
-        """Bytes of a block's file; 0 if it is gone."""
+        """Bytes of a block's file; 0 if it does not exist."""
         try:
             return path.stat().st_size
         except OSError:
@@ -220,7 +220,7 @@ class HostCache:
                 self._erase(victim.extent)
 
     def _pop_victim(self, newcomer: AdapterKey, num_elements: int) -> HostBlock | None:
-        """What a tenant holds beyond its share goes first, then the least recently used.
+        """Blocks of tenants above their share are evicted first, then the least recently used.
 
         Called with `_lock` held. None if every block is in use.
         """
@@ -270,7 +270,7 @@ def _fill(
                     f"the adapter has values that are not finite in {piece.dtype}"
                 )
             work.pause()
-    finally:  # freed memory keeps what it held
+    finally:  # freed memory keeps its content
         stored.zero_()
         scaled.zero_()
 
@@ -285,7 +285,8 @@ def _read_into(file: BinaryIO, values: Tensor) -> None:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """One pass, fifteen times as fast as `isfinite().all()`; NaN comes through both ends."""
+    """One pass, fifteen times as fast as `isfinite().all()`: NaN propagates through both
+    extremes."""
     low, high = torch.aminmax(values)
     return math.isfinite(low.item()) and math.isfinite(high.item())
 

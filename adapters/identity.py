@@ -24,7 +24,7 @@ class AdapterKey(NamedTuple):
 
 
 class TensorDigest(NamedTuple):
-    """One tensor of the adapter as its owner sent it."""
+    """One tensor of the adapter in its original form."""
 
     name: str
     dtype: str

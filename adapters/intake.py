@@ -41,8 +41,8 @@ _OUTPUT_RESERVE_BYTES = 16 << 20
 _CRASHES = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS)
 )
-"""What a process does to itself. Other signals come from outside: an operator, the kernel when
-memory runs out."""
+"""Signals that a process causes itself. Other signals come from outside: an operator, or the kernel
+when memory runs out."""
 
 _log = logging.getLogger(__name__)
 _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
@@ -158,7 +158,7 @@ def _wait(child: subprocess.Popen[bytes], wall_seconds: float) -> None:
         child.wait(wall_seconds)
     except subprocess.TimeoutExpired as exc:
         cpu_seconds = _kill(child)
-        if cpu_seconds < wall_seconds / 2:  # it was kept from running
+        if cpu_seconds < wall_seconds / 2:  # it was prevented from running
             raise IntakeUnavailable from exc
         raise AdapterRejected("intake_limit", f"it took longer than {wall_seconds:g} s") from exc
     finally:
@@ -220,7 +220,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
 
 
 def main() -> None:
-    """Answer the request on standard input; an exit without an answer is a fault of our own."""
+    """Answer the request on standard input; an exit without an answer is an internal error."""
     fields = json.load(sys.stdin)
     request = IntakeRequest(**{**fields, "limits": IntakeLimits(**fields["limits"])})
     output = Path(request.output_path)

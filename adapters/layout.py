@@ -27,7 +27,7 @@ class SliceKind(StrEnum):
 
 @dataclass(frozen=True)
 class Slice:
-    """One layer that LoRA may target; one part of a fused projection."""
+    """One layer that LoRA may target; one slice of a projection."""
 
     name: str
     """Path inside the model, such as `model.layers.0.self_attn.q_proj`: the module's, or that of
@@ -36,7 +36,7 @@ class Slice:
     out_features: int
     kind: SliceKind = SliceKind.LINEAR
     num_experts: int = 1
-    """Of a slice of kind EXPERTS."""
+    """For a slice of kind EXPERTS."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Loaders(Protocol):
     def submit(
         self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Begin `fn` some time; `num_bytes` is about what it reads or writes."""
+        """Run `fn` in a thread; `num_bytes` is the approximate amount that it reads or writes."""
 
 
 class Pace:

@@ -23,7 +23,7 @@ from .weights import Array, check_range, content_bytes, delta_norm, read_tensor,
 
 @dataclass(frozen=True, slots=True)
 class ModuleDelta:
-    """How much the adapter changes one module's weight."""
+    """The adapter's change to one module's weight."""
 
     module: str
     norm: float
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 def measure(
     weights: BinaryIO, binding: Binding, layout: BaseLayout, serving_dtype: str
 ) -> Measured:
-    """Hash and check every tensor, and measure what it changes.
+    """Hash and check every tensor, and measure the changes.
 
     Raises AdapterRejected if a value is out of range or if nothing has an effect.
     """

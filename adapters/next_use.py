@@ -60,7 +60,7 @@ class NextUses:
         self._fill_near()
 
     def next(self) -> list[AdapterKey]:
-        """Those whose turn is soon."""
+        """The adapters whose next use is soon."""
         return [key for key, turn in self._turns.items() if turn < self.num_soon]
 
     def may_begin(self, key: AdapterKey) -> bool:
@@ -68,7 +68,7 @@ class NextUses:
         return key in self._near or (key not in self._turns and len(self._near) < self.num_soon)
 
     def of(self, key: AdapterKey) -> int | None:
-        """How many are needed before it; None: no request waits for it."""
+        """The number of adapters that are needed before it; None: no request waits for it."""
         return self._turns.get(key)
 
     def distance(self, key: AdapterKey) -> int:
@@ -77,7 +77,7 @@ class NextUses:
         return self.num_soon + 1 if turn is None else min(self.num_soon, turn)
 
     def reach(self, key: AdapterKey) -> int:
-        """Whose distance is greater than this may be displaced for the adapter."""
+        """Adapters with a greater distance than this may be evicted for the adapter."""
         return min(self.num_soon, self.distance(key))
 
     def soon_since(self, key: AdapterKey) -> float | None:

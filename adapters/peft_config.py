@@ -51,7 +51,7 @@ class PeftConfig:
     """Suffixes of the paths of parameters that have LoRA without a module; sorted, because PEFT
     keeps a set."""
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """End of a module's path, empty for the input embedding, to the tokens whose rows were
+    """The end of a module's path (empty for the input embedding) and the tokens whose rows were
     trained, in the order of the rows."""
     ensures_weight_tying: bool = False
     initialization: str | None = None

@@ -36,7 +36,7 @@ READ = frozenset(
 )
 WITHOUT_EFFECT = frozenset(
     {
-        # of training, of initialization, or of merging into the base's weights
+        # for training, initialization, or merging into the base's weights
         "peft_version",
         "revision",
         "inference_mode",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from .identity import AdapterKey
 
 MAX_PINNED_PART = 0.5
-"""Of the arena, for pins that are in force."""
+"""The maximum part of the arena for active pins."""
 
 
 class Pins:

@@ -91,7 +91,7 @@ class ReadQueue(Generic[BlockT]):
         self._queued: dict[AdapterKey, _Read] = {}
         self._running: dict[AdapterKey, tuple[_Read, Future[BlockT | None]]] = {}
         self._num_refused = 0
-        """Of the reads that wait or run, those that found no room before."""
+        """The number of waiting or running reads that found no room before."""
         self._blocked: AdapterKey | None = None
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class ReadQueue(Generic[BlockT]):
 
     @property
     def blocked(self) -> AdapterKey | None:
-        """The most urgent read, if none begins because there is no room in host memory."""
+        """The most urgent read, if none starts because host memory has no room."""
         return self._blocked
 
     def is_running(self, key: AdapterKey) -> bool:
@@ -120,7 +120,7 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def look_again(self) -> None:
-        """Host memory came out of use, or another read is the most urgent now."""
+        """Host memory was freed, or another read is now the most urgent."""
         self._blocked = None
 
     def reorder(self) -> None:
@@ -129,7 +129,7 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def start(self) -> None:
-        """Begin the most urgent reads that may run now, no more than run at once."""
+        """Start the most urgent reads that may run now, up to the concurrency limit."""
         if not self._queued or self._blocked is not None or len(self._running) >= MAX_SUBMITTED:
             return
         for key in sorted(self._queued, key=self._next_use_rank):

@@ -15,14 +15,14 @@ from .tier import Tier as Tier
 MIN_STAY_SECONDS = 0.1
 """A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
 UNCLAIMED_STAY_SECONDS = 1.0
-"""The same until its first lease: the request that it was loaded for waits for its turn."""
+"""The same until its first lease: the request that it was loaded for waits to be scheduled."""
 
 
 class State(StrEnum):
     """The progress of an adapter's load; an adapter without a record is STORED."""
 
     FETCHING = "fetching"
-    """Asked of the fetcher."""
+    """The fetcher was asked for it."""
     READING = "reading"
     """Its local file is read into host memory, or waits for room there."""
     HOST = "host"
@@ -39,11 +39,11 @@ class Departure(StrEnum):
     """Why an adapter left the device."""
 
     ROOM = "room"
-    """It was the least recently used, and another one needed its place."""
+    """It was the least recently used, and another one needed its space."""
     SHARE = "share"
     """The same, of those that its tenant held beyond its share."""
     DRAINED = "drained"
-    """One that had waited for long was given its place as soon as its leases ended."""
+    """It was drained for an adapter that had waited for a long time."""
     DELETED = "deleted"
 
 
@@ -56,17 +56,17 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Record(Generic[BlockT]):
-    """One adapter's state. Times are readings of residency's clock."""
+    """One adapter's state. Times are on the adapter manager's clock."""
 
     key: AdapterKey
     state: State = State.FETCHING
     order: int = 0
     """Position among all requests that began a load."""
     source: Tier = Tier.STORE
-    """Where the present load found it."""
+    """The tier in which the present load found it."""
     begun_at: float = 0.0
     entered_at: float = 0.0
-    """When it came into its present state."""
+    """When it entered its present state."""
     load_seconds: float = 0.0
     """From the request to the device, of the load that made it resident."""
     is_requested: bool = False
@@ -80,7 +80,7 @@ class Record(Generic[BlockT]):
     resident_since: float = 0.0
     last_used: float = 0.0
     path: Path | None = None
-    """Of its local file, as the fetcher named it in this attempt."""
+    """The path of its local file, as returned by the fetcher in this attempt."""
     block: BlockT | None = None
     """In use in host memory while set."""
     placement: Placement | None = None
@@ -93,7 +93,7 @@ class Record(Generic[BlockT]):
     """After the last failure; it doubles with each in a row."""
     retry_at: float = 0.0
     was_fetched_again: bool = False
-    """Its file was gone when it was to be read, once in this attempt."""
+    """Its file was missing when it was to be read, once in this attempt."""
 
     @property
     def is_idle(self) -> bool:

@@ -17,7 +17,7 @@ from .reading import BlockT, Host
 
 
 class Evicted(NamedTuple):
-    """An adapter whose deletion is complete, and what it held in this engine when it began."""
+    """An adapter whose deletion is complete, and its sizes in this engine at the beginning."""
 
     key: AdapterKey
     device_bytes: int
@@ -29,7 +29,7 @@ class _Retirement:
     device_bytes: int
     host_bytes: int = 0
     is_off_device: bool = False
-    """Its record is gone; the arena may still be zeroing."""
+    """Its record is removed; the arena may still be zeroing."""
     erasing_host: Future[None] | None = None
 
 
@@ -52,15 +52,15 @@ class Retirements(Generic[BlockT]):
         return waits_for_jobs or bool(self._evicted)
 
     def begin(self, key: AdapterKey, device_bytes: int) -> None:
-        """Again is fine."""
+        """May be repeated."""
         self._retirements.setdefault(key, _Retirement(device_bytes))
 
     def keys_on_device(self) -> list[AdapterKey]:
-        """Those that are waiting for their last use to end."""
+        """The adapters that wait for their last use to end."""
         return [key for key, r in self._retirements.items() if not r.is_off_device]
 
     def leave_device(self, key: AdapterKey) -> None:
-        """Nothing uses the adapter any more: zero what host memory holds of it."""
+        """Nothing uses the adapter any more: zero its block in host memory."""
         retirement = self._retirements[key]
         retirement.is_off_device = True
         if self._host.holds(key):
@@ -85,7 +85,7 @@ class Retirements(Generic[BlockT]):
         return changed
 
     def take_evicted(self) -> list[Evicted]:
-        """Those that were completed since the last call, each once."""
+        """The adapters completed since the last call, each once."""
         evicted, self._evicted = self._evicted, []
         return evicted
 

@@ -34,7 +34,7 @@ class TenantLines(Generic[Work]):
         return sum(map(len, self._lines.values()))
 
     def add(self, tenant: Hashable, work: Work) -> None:
-        """Put it at the end of the tenant's line."""
+        """Append the work to the tenant's line."""
         self._lines.setdefault(tenant, deque()).append(work)
 
     def take(self) -> tuple[Hashable, Work] | None:
@@ -65,7 +65,7 @@ class TenantLines(Generic[Work]):
         self._num_idle += 1
 
     def remove(self, tenant: Hashable, work: Work) -> None:
-        """It is not wanted any more; nothing happens if it does not wait."""
+        """Remove waiting work; no effect if it does not wait."""
         line = self._lines.get(tenant)
         if line is not None and work in line:
             line.remove(work)
@@ -73,7 +73,7 @@ class TenantLines(Generic[Work]):
                 del self._lines[tenant]
 
     def clear(self) -> list[Work]:
-        """Empty all lines; what waited in them."""
+        """Empty all lines; returns the waiting work."""
         lines, self._lines = self._lines, {}
         return [work for line in lines.values() for work in line]
 

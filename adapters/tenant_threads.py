@@ -47,9 +47,11 @@ class TenantThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Future[Result]:
-        """The promise of the function's result; cancelled before its turn it is never called.
+        """The future of the function's result; if it is cancelled before its turn, the function is
+        never called.
 
-        `tenant`: whose work it is; None is the server's own. Raises RuntimeError after `close`.
+        `tenant`: the owner of the work; None is the server itself. Raises RuntimeError after
+        `close`.
         """
         call = _Call(Future(), partial(function, *args, **kwargs))
         with self._lock:

@@ -17,7 +17,7 @@ _WRAPPER = ".base_layer"
 
 
 class TensorRole(StrEnum):
-    """What a tensor does in its module: how its name ends. The first that fits counts."""
+    """The role of a tensor in its module: the end of its name. The first match counts."""
 
     A = "lora_A.weight"
     """`[rank, in]`; of stacked experts `[experts · rank, in]`, expert by expert."""

@@ -65,7 +65,7 @@ def check_range(
 
     Raises AdapterRejected pointing to the tensor.
     """
-    highest, lowest = float(values.max()), float(values.min())  # NaN if there is one
+    highest, lowest = float(values.max()), float(values.min())  # NaN if any value is
     peak = max(highest, -lowest)
     if not math.isfinite(peak) or math.isnan(lowest):
         raise AdapterRejected("non_finite_weights", f"{name} holds NaN or infinity", pointer=name)

@@ -43,7 +43,7 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """How often there was progress."""
+        """The number of progress events."""
         return self._read_number(0)
 
     @property

@@ -29,7 +29,7 @@ class Request:
     seed: int
     arrival_time: float
     adapter_tier: Tier | None
-    """Where the adapter was on arrival."""
+    """The adapter's tier at arrival."""
 
     request_id: str = field(init=False)
     tenant_id: str = field(init=False)
@@ -44,7 +44,7 @@ class Request:
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
     unread: range = field(init=False)
-    """Positions of the prompt of which something is asked that was not given yet."""
+    """The prompt positions that are still to be read."""
     reads_logits: bool = field(init=False)
     """Whether reading the prompt needs logits."""
     pooled: Any = None
@@ -62,7 +62,7 @@ class Request:
     num_draft_tokens: int = 0
     """Drafted and verified so far."""
     num_accepted_tokens: int = 0
-    """Of these."""
+    """The accepted ones of these."""
     matcher: Matcher | None = None
     """The state of the output's grammar, if it has one."""
     lease: Lease | None = None
@@ -113,7 +113,7 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Known tokens whose keys and values are still to be computed."""
+        """The number of known tokens whose keys and values are not computed yet."""
         return len(self.token_ids) - self.num_computed_tokens
 
 

@@ -33,8 +33,8 @@ WRITER_SECONDS = 10.0
 """How long an engine may outlive its parent."""
 _POLL_SECONDS = 0.01
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Linux: all pages are there at once. One after another they would be faults amid steps, and look
-for hours like memory that leaks: slots are used in turn."""
+"""Linux: map all pages at once. Otherwise they would cause page faults during steps, and look like
+a memory leak for hours, because slots are used round-robin."""
 
 _FREE, _OPEN, _CLOSED = range(3)
 
@@ -55,14 +55,14 @@ class Counts(NamedTuple):
     """Tokens of one request, over its sequences."""
 
     prompt: int = 0
-    """Of the sequences that account for their prompt, as far as they have started."""
+    """The prompt tokens of the sequences that account for their prompt, if they have started."""
     cached: int = 0
-    """Of `prompt`, those found in the prefix cache."""
+    """The part of `prompt` found in the prefix cache."""
     generated: int = 0
 
 
 class Entry(NamedTuple):
-    """One request that an earlier process has left."""
+    """One request left by an earlier process."""
 
     slots: tuple[int, ...]
     """The head first."""
@@ -121,7 +121,7 @@ class TokenJournal:
         self._free: deque[int] = deque()
         for slot in range(self.num_slots):
             if slot not in used:
-                self._put(slot, _STATE, _FREE)  # of a request that never came to be, or was over
+                self._put(slot, _STATE, _FREE)  # of a request that never started, or had ended
                 self._free.append(slot)
 
     @property
@@ -129,7 +129,7 @@ class TokenJournal:
         return len(self._free)
 
     def take_left(self) -> list[Entry]:
-        """What earlier processes have left, once; its slots are in use until they are freed."""
+        """The entries of earlier processes, once; their slots are in use until they are freed."""
         left, self._left = self._left, []
         return left
 
@@ -149,17 +149,17 @@ class TokenJournal:
             self._put(slot, _POSITION, position)
             self._put(slot, _COUNTS_PROMPT, counts_prompt[position])
             self._put_bytes(slot, _OWNER, _OWNER_LENGTH, owner)
-        for slot in reversed(slots):  # the head last: with it the request is there
+        for slot in reversed(slots):  # the head last: it makes the request exist
             self._put(slot, _STATE, _OPEN)
         return slots
 
     def reset(self, slot: int) -> None:
-        """Nothing is counted for this sequence: no engine has it."""
+        """Reset the counts of this sequence, which no engine has."""
         for offset in (_PROMPT, _CACHED, _GENERATED):
             self._put(slot, offset, 0)
 
     def counts(self, slots: Iterable[int]) -> Counts:
-        """What the engine has counted for these sequences."""
+        """The engine's counts for these sequences."""
         prompt = cached = generated = 0
         for slot in slots:
             generated += self._get(slot, _GENERATED)

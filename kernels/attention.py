@@ -28,11 +28,11 @@ from .kv_pages import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
-    """Sequences with a similar number of new tokens and of blocks, computed as one.
+    """Sequences with similar numbers of new tokens and blocks, computed together.
 
-    Those with fewer new tokens than `max_rows` are padded with their last one: it is computed more
-    than once, each time with the same result. On CUDA, where blocks are read in place, they are
-    padded with rows and positions of -1: no work. A row whose position alone is -1 becomes zeros.
+    Those with fewer new tokens than `max_rows` are padded with their last one, which is computed
+    repeatedly with the same result. On CUDA, where blocks are read in place, they are padded with
+    rows and positions of -1: no work. A row whose position alone is -1 becomes zeros.
     """
 
     rows: Tensor
@@ -51,7 +51,7 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """One sequence's adjacent new tokens `[start, end)` of the flat batch."""
+    """The contiguous new tokens `[start, end)` of one sequence in the flat batch."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer's attention adds to plain softmax attention."""
+    """The options that a layer's attention adds to plain softmax attention."""
 
     scale: float
     sliding_window: int | None = None
@@ -109,7 +109,8 @@ def paged_attention(
 def attend_gathered(
     q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
-    """As `paged_attention`, in plain PyTorch on any device; without negative rows or positions."""
+    """Like `paged_attention`, in plain PyTorch on any device; without negative rows or
+    positions."""
     out = q.new_empty(*q.shape[:2], values.dim)
     for group in batch.groups:
         out[group.rows] = _attend_group(q[group.rows], keys, values, group, options)

@@ -31,19 +31,19 @@ MAX_SPLITS = 32
 MIN_BLOCK = 16  # tl.dot's smallest
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-20)
-"""Far below what fp16 tells from zero, far above where fp32's reciprocals overflow."""
+"""Far below the smallest fp16 number, and far above where fp32's reciprocals overflow."""
 COMBINE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 
 
 class AttentionShape(NamedTuple):
-    """How a group's queries and keys are cut."""
+    """How a group's queries and keys are divided."""
 
     block_queries: int
     block_keys: int
     num_tiles: int
-    """Of queries, each of up to `block_queries` pairs of token and head."""
+    """The number of query tiles, each of up to `block_queries` pairs of token and head."""
     num_splits: int
-    """Of the keys, at most; a sequence uses as many as have `SPLIT_KEYS` keys."""
+    """The maximum number of key splits; a sequence uses as many as have `SPLIT_KEYS` keys."""
 
 
 def attend_group(
@@ -157,7 +157,7 @@ def attend_constants(
 
 
 def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
-    """How `attend_kernel` is compiled."""
+    """The compile-time values of `attend_kernel`."""
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
     is_large = shape.block_queries > 32 and shape.block_keys < 64  # of vectors too wide for four
@@ -175,7 +175,7 @@ def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
 
 @triton.jit
 def _num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tensor) -> tl.tensor:
-    """How many of a sequence's blocks begin before a position; they are in order."""
+    """The number of a sequence's blocks that begin before a position; they are in order."""
     counts = tl.full((128,), 0, dtype=tl.int32)
     for first in range(0, num_blocks, 128):
         blocks = first + tl.arange(0, 128)
@@ -260,7 +260,8 @@ def attend_kernel(
         end = _num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
     num_sink_tiles = (num_sink_keys + BLOCK_KEYS - 1) // BLOCK_KEYS
     num_tiles = num_sink_tiles + (tl.maximum(end - first, 0) + BLOCK_KEYS - 1) // BLOCK_KEYS
-    # As many splits as its own keys are worth, whatever the others' and the tables' width.
+    # The number of splits depends on the sequence's own keys, not on the others' or on the width of
+    # the tables.
     split_tiles = (num_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
     split_tiles = tl.maximum(split_tiles, SPLIT_TILES)
     first_tile = split * split_tiles
@@ -406,7 +407,7 @@ def combine_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ) -> None:
-    """Put one query's splits together, each by its share of the softmax's sum."""
+    """Combine one query's splits, weighted by their shares of the softmax sum."""
     row = tl.load(rows_ptr + tl.program_id(0))
     if row < 0:
         return

@@ -46,7 +46,7 @@ def group_norms(quantized: Tensor, scale: Tensor) -> Tensor:
 
 
 def int4_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a linear layer of int4 codes computes, with the sums in fp64."""
+    """The reference of a linear layer with int4 codes, with the sums in fp64."""
     quantized = dequantize_groups(*quantize_groups(weight), weight.shape[1])
     bias = None if bias is None else bias.double()
     return F.linear(x.double(), quantized.double(), bias).to(x.dtype)
@@ -66,7 +66,7 @@ def _quantize(groups: Tensor) -> tuple[Tensor, Tensor]:
         steps = groups / scale
         error = (_quantized(steps) - steps).square().sum(dim=-1, keepdim=True)
         error *= (scale / largest).square()
-        is_better = error < best_error  # never of a group of zeros, whose scale stays 1
+        is_better = error < best_error  # never for a group of zeros, whose scale stays 1
         best_scale = torch.where(is_better, scale, best_scale)
         best_error = torch.where(is_better, error, best_error)
     return _quantized(groups / best_scale).to(torch.int8), best_scale.squeeze(-1).bfloat16()

@@ -14,7 +14,8 @@ from .linear import Linear, row_norms
 
 INT8_MAX = 127
 NUM_EXACT_PASSES = 3
-"""Of int8 products whose sum is as exact as fp32: each multiplies what the last ones rounded."""
+"""The number of int8 products whose sum is as exact as fp32: each multiplies the rounding error of
+the previous ones."""
 
 
 class Int8Linear(Linear):
@@ -86,7 +87,7 @@ def int8_arithmetic() -> Int8Arithmetic:
 
 
 def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
-    """How long oneDNN takes for one product of the largest codes, in each way that has it right."""
+    """The time that oneDNN takes for a product of the largest codes, for each exact method."""
     size = 256
     quantized = torch.full((16, size), INT8_MAX, dtype=torch.int8)
     scale, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int64)
@@ -114,7 +115,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What Int8Linear computes, with the sums in int64."""
+    """The reference of Int8Linear, with the sums in int64."""
     x_quantized, x_scale = quantize_rows(x)
     weight_quantized, weight_scale = quantize_rows(weight)
     sums = x_quantized.long() @ weight_quantized.long().T

@@ -25,11 +25,11 @@ class KvPages(Protocol):
     data: Tensor
     """The stored values in their own dtype: vectors, or codes."""
     scales: Tensor | None
-    """`[num_blocks, block_size, num_heads, 1]`: what codes are multiplied by; None: `data` is not
-    of codes."""
+    """`[num_blocks, block_size, num_heads, 1]`: the scales of codes; None: `data` is not
+    quantized."""
     tensors: tuple[Tensor, ...]
-    """Everything there is, blocks first: what clearing, copying and swapping a block work on. A
-    block of zeros reads as zeros."""
+    """All tensors, blocks first: those that clearing, copying and swapping a block change. A block
+    of zeros reads as zeros."""
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         """Store `vectors [num_tokens, num_heads, dim]` at slots: block id x block size + offset."""
@@ -70,7 +70,7 @@ class QuantizedPages:
         self._dtype, self._code_dtype = dtype, quantized.dtype
         is_integer = quantized.dtype is torch.int8
         self._largest = (torch.iinfo if is_integer else torch.finfo)(quantized.dtype).max
-        # As plain bytes: not every device indexes float8 tensors.
+        # As plain bytes, because not every device can index float8 tensors.
         self._quantized, self._scales = quantized.view(torch.uint8), scales
         self.data = quantized
         self.scales: Tensor | None = scales
@@ -78,7 +78,7 @@ class QuantizedPages:
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.float()
-        # A scale that is not finite makes the whole vector so: NaN rows must be found.
+        # A non-finite scale makes the whole vector non-finite, so that NaN rows are detected.
         scales = (vectors.abs().amax(-1, keepdim=True) / self._largest).to(SCALE_DTYPE)
         steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
         quantized = (vectors / steps).clamp(-self._largest, self._largest)
@@ -111,7 +111,7 @@ def make_pages(
 def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store a step's `k, v [num_tokens, num_heads, dim]`, last axes dense; see `KvPages.write`.
 
-    On CUDA a token whose slot is negative is left out.
+    On CUDA a token whose slot is negative is skipped.
     """
     if k.is_cuda:
         from . import kv_write_triton  # Triton is not installed everywhere

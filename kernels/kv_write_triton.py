@@ -113,6 +113,6 @@ def _store(
         vector = tl.div_rn(vector, step)
         vector = tl.minimum(tl.maximum(vector, -LARGEST), LARGEST)
         if pages_ptr.dtype.element_ty == tl.int8:
-            # Adding what leaves no bits for fractions rounds to the nearest, ties to even.
+            # Adding a number that leaves no bits for fractions rounds to nearest, ties to even.
             vector = (vector + 12582912.0) - 12582912.0
     tl.store(pages_ptr + place * DIM + dims, vector.to(pages_ptr.dtype.element_ty), mask=inside)

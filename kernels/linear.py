@@ -17,9 +17,9 @@ class Linear(nn.Module):
     """A linear layer of the frozen base: `forward(x [..., in]) -> [..., out]` in x's dtype."""
 
     weight_bytes: int
-    """Bytes of the weight and what belongs to it."""
+    """Bytes of the weight and its scales."""
     row_norms: Tensor
-    """fp32 `[out]`: the length of each row of the weight, as it is multiplied."""
+    """fp32 `[out]`: the norm of each row of the weight as it is multiplied."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, row_norms: Tensor) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Linear(nn.Module):
 
 
 class DenseLinear(Linear):
-    """The weight as it is, on any device."""
+    """The unquantized weight, on any device."""
 
     weight: Tensor
 

@@ -73,8 +73,8 @@ class LoraProjection:
             self._add_on_cpu(x, y, weights, batch)
 
     def forget(self, row: int) -> None:
-        """Zero every copy of the weights that this table row's adapter left here, and drop what
-        points to them."""
+        """Zero every copy of the weights of this table row's adapter, and drop references to
+        them."""
         self._segments.forget(row)
         if self._window is not None:
             self._window.forget(row)

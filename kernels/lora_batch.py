@@ -33,8 +33,8 @@ MAX_VERIFIED_IN_WINDOW = 64
 two layers of a Llama of 1.1 B, bf16, 16 adapters of rank 16: 32 tokens took 28 ms in the window and
 42 in segments, 80 took 48 and 38."""
 TILE_TOKENS = 16
-"""Of every tile in every step, the smallest that `tl.dot` takes: what shares a step changes no
-product's shape, and so no bit of a row. See decision 33."""
+"""The size of every tile in every step, the smallest that `tl.dot` supports: other rows of a step
+change no product's shape, and so no bit of a row. See decision 33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class LoraBatch:
     side_stream: torch.cuda.Stream | None = None
     """The stream for work that does not need the base's result; None: it runs after the base."""
     auxiliary: tuple[Segment, ...] = ()
-    """All tokens whose adapters hold more than A and B for some slice."""
+    """All tokens whose adapters have auxiliary tensors for some slice."""
 
     @property
     def adapter_rows(self) -> frozenset[int]:
@@ -145,13 +145,14 @@ class LoraBatchBuilder:
     def build_touching(
         self, slice_index: int, runs: Sequence[AdapterRun], *, num_decodes: int
     ) -> LoraBatch | None:
-        """As `build`, for one slice: runs of adapters that do not touch it are the base's."""
+        """Like `build`, for one slice: runs of adapters that do not change it count as the
+        base's."""
         return self.build(self._touching(slice_index, runs), num_decodes=num_decodes)
 
     def segments_touching(
         self, slice_index: int, runs: Sequence[AdapterRun]
     ) -> tuple[Segment, ...]:
-        """All tokens, decoding ones too, whose adapters touch this slice."""
+        """All tokens, including decoding ones, whose adapters change this slice."""
         return tuple(_segments(self._touching(slice_index, runs), 0))
 
     def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:

@@ -31,7 +31,7 @@ arena."""
 
 @dataclass(frozen=True, slots=True)
 class _SliceMatrices:
-    """What an adapter holds for one slice that it touches."""
+    """An adapter's matrices for one slice that it changes."""
 
     index: int
     b_t: Tensor
@@ -51,7 +51,7 @@ class _Matrices:
     h: Tensor
     """`[sum of ranks]`: where a lone row's product with A is put."""
     ranks: tuple[int, ...]
-    """Of the touched slices."""
+    """The ranks of the changed slices."""
     slices: tuple[_SliceMatrices, ...]
 
 
@@ -59,7 +59,7 @@ class LoraSegments:
     """Adds the deltas of one projection to segments of adjacent tokens."""
 
     def __init__(self, first_slice: int, in_features: int, slice_outs: tuple[int, ...]) -> None:
-        """As of `LoraProjection`."""
+        """As in `LoraProjection`."""
         self._first_slice = first_slice
         self._in_features = in_features
         self._slice_outs = slice_outs

@@ -32,7 +32,8 @@ ALIGNMENT = 16
 """Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
 MAX_SPLITS = 8
 MIN_SPLIT_COLUMNS = 1024
-"""Columns of x that are worth a program. On an H100 512 take longer, by what expand adds up."""
+"""The minimum columns of x per program. On an H100, 512 take longer, because expand has more splits
+to add."""
 MIN_BLOCK_RANK = 16  # tl.dot's smallest
 SHRINK_RANKS = 64
 """Ranks per tile of shrink for adapters of more than `MIN_BLOCK_RANK`."""
@@ -328,7 +329,7 @@ def expand_kernel(
     UPCAST: tl.constexpr,
 ) -> None:
     """y[t, columns of block] += (sum of h over the splits) @ B for the tokens of one tile."""
-    # What depends on nothing is loaded first: a program of few tokens is mostly waiting.
+    # Loads without dependencies come first: a program with few tokens mostly waits.
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     start = tl.load(tile_ptr)
     end = tl.load(tile_ptr + 1)

@@ -17,11 +17,11 @@ class CopyBudget(Protocol):
     def give_back(self, num_bytes: int) -> None: ...
 
     def discard(self, values: Tensor) -> None:
-        """What an adapter that is being removed leaves: it is zeroed before long."""
+        """Register a copy of a removed adapter's matrices, which is zeroed soon."""
 
 
 class DeviceWeights(Protocol):
-    """What kernels on a device read: see AdapterWeights."""
+    """The weights as kernels on a device read them: see AdapterWeights."""
 
     flat: Tensor
     table: Tensor
@@ -52,4 +52,4 @@ class AdapterWeights(DeviceWeights, Protocol):
 
     @property
     def copy_budget(self) -> CopyBudget:
-        """What the kernels may hold of copies of all this."""
+        """The budget for the kernels' copies of the weights."""

@@ -85,7 +85,7 @@ class LoraWindow:
         dtype: torch.dtype,
         budget: CopyBudget | None = None,
     ) -> None:
-        """`budget`: what all windows may hold together; None: whatever they want."""
+        """`budget`: the limit of all windows together; None: no limit."""
         self._budget = budget
         self._first_slice = first_slice
         self._in_features = in_features
@@ -97,7 +97,7 @@ class LoraWindow:
         self._members: dict[int, _Member] = {}
         self._active: tuple[ActiveAdapter, ...] | None = None
         self._newcomers: frozenset[ActiveAdapter] = frozenset()
-        """Those of `_active` that were not active in the step before, and are no members."""
+        """Adapters in `_active` that were not active in the previous step and are not members."""
         self._outside: tuple[ActiveAdapter, ...] = ()
         """The others of `_active` that are no members."""
         self._num_active_rows = 0
@@ -110,7 +110,7 @@ class LoraWindow:
 
     @property
     def num_bytes(self) -> int:
-        """What the window holds of memory."""
+        """The memory of the window."""
         return sum(rows.num_bytes for rows in self._all_rows())
 
     def add(
@@ -192,7 +192,7 @@ class LoraWindow:
             self._join(adapters, weights)
 
     def _drop_strangers(self, adapters: tuple[ActiveAdapter, ...]) -> None:
-        """Zero and drop members whose row has gone to one of these adapters."""
+        """Zero and drop members whose row was given to one of these adapters."""
         for adapter in adapters:
             if not self._is_member(adapter):
                 for values in self._drop(adapter.row):
@@ -203,7 +203,7 @@ class LoraWindow:
         return member is not None and member.generation == adapter.generation
 
     def _join(self, adapters: tuple[ActiveAdapter, ...], weights: AdapterWeights) -> None:
-        """Append those of the adapters that are no newcomers, as far as there is room."""
+        """Append the adapters that are not new, as far as there is room."""
         outside = []
         for adapter in adapters:
             if adapter in self._newcomers or self._is_member(adapter):
@@ -217,7 +217,7 @@ class LoraWindow:
         self._num_active_rows = sum(self._members[adapter.row].num_rows for adapter in members)
 
     def _ranks(self, weights: AdapterWeights, row: int) -> list[int]:
-        """Of an adapter, by slice of the projection."""
+        """The ranks of an adapter, by slice of the projection."""
         entries = entries_of(weights, row, self._first_slice, len(self._slice_outs))
         return [entry[2] for entry in entries]
 
@@ -253,8 +253,8 @@ class LoraWindow:
         b_rows, start = [], a_rows.start
         for index, entry in enumerate(entries):
             b = slice_b(weights.flat, entry, self._slice_outs[index])
-            # Finite already, or the tenant's upload would have been refused; but it is what the
-            # isolation of all other tenants in this matmul rests on, so make sure of it.
+            # Already finite, or the upload would have been refused. But the isolation of all
+            # tenants in this matmul depends on it, so ensure it.
             b_rows.append(self._b[index].append(torch.nan_to_num(b)))
             self._h_columns[index].append(torch.arange(start, start + entry[2]))
             start += entry[2]

@@ -12,8 +12,8 @@ from .linear import Linear, row_norms
 from .wna16_triton import dequantize_weights, multiply_quantized, pack_quantized
 
 MAX_WNA16_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
-"""Rows up to which codes are multiplied as they are; beyond, writing the weight out costs less than
-what PyTorch's matmul is faster."""
+"""The maximum rows for which codes are multiplied directly; beyond that, dequantizing the weight
+costs less than PyTorch's matmul saves."""
 
 
 class WNA16Linear(Linear):

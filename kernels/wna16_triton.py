@@ -65,7 +65,7 @@ INT4_TO_BF16 = tl.constexpr("""{
 
 
 class Launch(NamedTuple):
-    """How one product is divided."""
+    """The division of one product among programs."""
 
     block_out: int
     block_rows: int

@@ -18,13 +18,13 @@ READ_BYTES = 1 << 16
 
 _SEGMENT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 OBJECT_PREFIX = "t/"
-"""What the keys of all tenants' objects begin with."""
+"""The prefix of the keys of all tenants' objects."""
 _BLOCK_SUFFIX = ".block"
 _HEX_CHARACTERS = frozenset("0123456789abcdef")
 
 
 OnProgress = Callable[[int], None]
-"""Told how many bytes of a file have been sent so far."""
+"""Called with the number of bytes of a file that have been sent so far."""
 
 
 class StoredObject(NamedTuple):

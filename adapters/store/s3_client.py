@@ -20,11 +20,11 @@ _CLOCK = "RequestTimeTooSkewed"
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where an S3 store is and how to speak to it."""
+    """The location of an S3 store and the client's options."""
 
     bucket: str
     prefix: str = ""
-    """Put before every key, without slashes at its ends."""
+    """Prepended to every key, without slashes at its ends."""
     endpoint: str | None = None
     """None: AWS itself."""
     region: str | None = None
@@ -40,17 +40,17 @@ class S3Settings:
     read_timeout_seconds: float = 10.0
     """For a byte to arrive, not for the whole object."""
     max_attempts: int = 4
-    """Of one request; the SDK backs off in between."""
+    """Per request; the SDK backs off in between."""
 
     @property
     def bucket_arguments(self) -> dict[str, str]:
-        """What every request names."""
+        """The arguments of every request."""
         owner = {"ExpectedBucketOwner": self.bucket_owner} if self.bucket_owner else {}
         return {"Bucket": self.bucket, **owner}
 
     @property
     def encryption_arguments(self) -> dict[str, str]:
-        """What every request that creates an object names."""
+        """The arguments of every request that creates an object."""
         if self.kms_key_id is None:
             return {}
         return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key_id}

@@ -16,9 +16,9 @@ _JSON_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-"""Read when the base is loaded, if they are there."""
+"""Read when the base is loaded, if they exist."""
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-"""Of transformers, compressed-tensors and MLX."""
+"""Keys of transformers, compressed-tensors and MLX."""
 _QUANTIZATION_FILES = {
     "quantize_config.json": "GPTQ",
     "quant_config.json": "AWQ",
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what a configuration alone shows to be quantized, composite or of another task.
+    """Refuse a configuration that is quantized, composite or for another task.
 
     Raises a subclass of UnsupportedModel.
     """

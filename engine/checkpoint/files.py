@@ -52,7 +52,7 @@ def check_drafts(speculation: Iterable[str]) -> None:
 
 
 def locate_heads(model: str) -> Path:
-    """The folder of Medusa heads, likewise; what it holds is for their loader to check."""
+    """The folder of Medusa heads, found in the same way; their loader checks the contents."""
     folder = _local_folder(model) or _download(model, FILES)
     if not (folder / CONFIG_FILE).is_file():
         raise BaseNotFound(f"{folder} has no {CONFIG_FILE}")

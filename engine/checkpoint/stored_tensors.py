@@ -22,7 +22,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _LFS_POINTER = b"version https://git-lfs"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _BUFFERS = frozenset({"I64", "BOOL"})
-"""What buffers are stored as; no quantization packs weights into these."""
+"""The dtypes of buffers; no quantization packs weights into these."""
 _PACKED_NAMES = re.compile(
     r"\.(qweight|qzeros|g_idx|weight_packed|weight_shape|absmax|quant_map|SCB|weight_format)$"
     r"|\.quant_state\."
@@ -46,7 +46,7 @@ class StoredTensor(NamedTuple):
 
     file: str
     dtype: str
-    """As safetensors writes it, such as BF16."""
+    """In safetensors' notation, such as BF16."""
     shape: tuple[int, ...]
 
 

@@ -100,7 +100,7 @@ def load_weights(
 
 
 def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], model_dir: Path) -> None:
-    """Refuse what transformers would fill with random numbers or leave out."""
+    """Refuse tensors that transformers would initialize randomly or ignore."""
     is_spare = spare_tensors(read_config_file(model_dir))
     unexpected = [name for name in info["unexpected_keys"] if not is_spare.search(name)]
     scales = [name for name in unexpected if _SCALE.search(name)]

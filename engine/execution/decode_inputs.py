@@ -43,7 +43,7 @@ class DecodeLayout:
 
     @property
     def row_words(self) -> int:
-        """Of a part with a word for each row."""
+        """The words of a part with a word per row."""
         return -(-self.max_rows // 2) * 2
 
     @property
@@ -52,7 +52,7 @@ class DecodeLayout:
 
     @property
     def rows_start(self) -> int:
-        """Of the adapter rows, four bytes each."""
+        """The start of the adapter rows, four bytes each."""
         return self.slots_start + len(self.groups) * self.row_words
 
     @property
@@ -131,7 +131,7 @@ class DecodeInputs:
         return tiles[: 3 * num_rows].view(-1, 3)
 
     def attention(self, num_rows: int) -> tuple[AttentionBatch, ...]:
-        """One per KV group."""
+        """One batch per KV group."""
         layout = self._layout
         starts = range(layout.slots_start, layout.rows_start, layout.row_words)
         rows, positions = self.row_numbers(num_rows), self.positions(num_rows)
@@ -182,7 +182,7 @@ class DecodeInputs:
 
 
 class _Tables:
-    """One KV group's block tables, and with a window where their blocks begin."""
+    """One KV group's block tables and, with a window, the positions of their blocks."""
 
     def __init__(self, layout: DecodeLayout, group: KvGroup, device: torch.device) -> None:
         self._group = group
@@ -194,7 +194,7 @@ class _Tables:
         for places, padding in zip(self._places, self._padding, strict=False):
             places.fill_(padding)
         self._used = np.zeros(layout.max_rows, dtype=np.int64)
-        """Of each row's place, how many columns may hold more than padding."""
+        """For each row, the number of columns that may hold more than padding."""
         self._start = self._width = 0
 
     def group(self, rows: Tensor, positions: Tensor) -> SequenceGroup:
@@ -225,12 +225,12 @@ class _Tables:
         return end
 
     def slots(self, spans: Sequence[SequenceChunk], index: int) -> list[int]:
-        """Where each row's key and value go."""
+        """The slot of each row's key and value."""
         size = self._block_size
         return [span.tables[index][span.start // size] * size + span.start % size for span in spans]
 
     def take(self, words: Tensor, num_rows: int) -> None:
-        """Bring what `fill` wrote to its place."""
+        """Move the data written by `fill` to its address."""
         size = (len(self._places), num_rows, self._width)
         end = self._start + len(self._places) * num_rows * self._width
         self._places[:, :num_rows, : self._width].copy_(words[self._start : end].view(size))

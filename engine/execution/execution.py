@@ -32,7 +32,7 @@ class Output(Protocol):
 
     @property
     def hidden_states(self) -> Any:
-        """By row what the output head met; None unless asked for."""
+        """The input of the output head by row; None unless requested."""
         ...
 
 
@@ -72,7 +72,7 @@ class Finish(Protocol):
 
 
 class Drawn(NamedTuple):
-    """What the verification of one request's draft gave."""
+    """The result of verifying one request's draft."""
 
     path: Sequence[int]
     """Indices of the draft's accepted tokens, each the child of the one before."""
@@ -103,11 +103,11 @@ class _Drawing(NamedTuple):
 
     sequence: ScheduledSequence
     rows: range
-    """Of the step's kept rows: its last known token's, then those of its draft."""
+    """The kept rows of the sequence in the step: its last token's, then those of its draft."""
 
 
 class Execution(Generic[OutputT]):
-    """Gives requests the tokens that their steps compute, and ends those that come to an end."""
+    """Gives requests the tokens that their steps compute, and ends completed requests."""
 
     def __init__(
         self,
@@ -184,7 +184,8 @@ class Execution(Generic[OutputT]):
         if drawing:
             self._draw(drawing, output)
         for sequence in failed:
-            # What a draft token wrote enters the sums of the rows before it, with a weight of zero.
+            # The values written for a draft token enter the sums of earlier rows with a weight of
+            # zero.
             self.run((sequence,))
         return not failed
 
@@ -204,7 +205,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
-        """The sequence as it would have run without its draft tokens, of which nothing is left."""
+        """The sequence without its draft tokens, whose traces are removed."""
         request, end = sequence.request, sequence.context_len
         if sequence.num_draft_tokens:
             self._runner.clear(request, end - sequence.num_draft_tokens, end)
@@ -255,7 +256,7 @@ class Execution(Generic[OutputT]):
             self._follow(request, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
-        """Whether what these draft tokens have written could be put where it belongs."""
+        """Whether the entries of these draft tokens could be moved to their positions."""
         try:
             self._runner.keep(request, path)
         except Exception:
@@ -264,7 +265,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
-        """How many of these new tokens there are up to the first that ends the output."""
+        """The number of these new tokens up to the first that ends the output."""
         for index, token in enumerate(token_ids):
             if request.is_ended_by(token, self._eos_token_ids):
                 return index + 1

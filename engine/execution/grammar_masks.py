@@ -79,7 +79,7 @@ def _matcher(request: Request) -> Matcher:
 
 
 class _Masks:
-    """For each row of the logits that was filled a bit per token, set if the token may come."""
+    """For each filled row of the logits, a bit per token, set if the token is allowed."""
 
     def __init__(self, logits: Tensor) -> None:
         num_rows, vocab_size = logits.shape

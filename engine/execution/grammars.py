@@ -28,7 +28,7 @@ Compile = Callable[[GrammarSpec], Automaton]
 
 
 class Backend(NamedTuple):
-    """What grammars are served by."""
+    """The implementation that serves grammars."""
 
     compile: Compile
     """Runs on another thread than the loop's."""

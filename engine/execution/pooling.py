@@ -32,10 +32,10 @@ def last_hidden_states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
 
 
 def pool(request: Request, states: Tensor) -> bytes | None:
-    """Take in the next rows of those that the request reads, `states [num_rows, hidden_size]`.
+    """Add the next rows that the request reads, `states [num_rows, hidden_size]`.
 
-    Returns their mean over the whole prompt in fp32 once all have come; the last token alone is a
-    mean of one. Raises NumericalError if that is not finite.
+    Returns their mean over the whole prompt in fp32 once all have arrived; last-token pooling is a
+    mean of one. Raises NumericalError if it is not finite.
     """
     total = states.float().sum(0)
     request.pooled = total if request.pooled is None else request.pooled + total

@@ -32,10 +32,10 @@ PROFILE_CONTEXT = 8192
 def plan_engine(
     config: EngineConfig, base: BaseModel, draft: BaseModel | None = None, *, head_bytes: int = 0
 ) -> MemoryPlan:
-    """Measure a full step and divide what memory is left. Raises InsufficientMemory.
+    """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
-    `draft`: the draft model, which never runs while the base does. `head_bytes`: of Medusa heads,
-    which are loaded.
+    `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
+    of loaded Medusa heads.
     """
     groups = group_layers(
         base.kv_shapes,
@@ -80,7 +80,7 @@ def plan_engine(
 
 
 def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand, int]:
-    """What the draft model takes, and the bytes of the activations of its largest step."""
+    """The demand of the draft model, and the activation bytes of its largest step."""
     groups = one_group(len(draft.kv_shapes), 2)
     bytes_per_block = kv_bytes_per_block(
         groups[0], draft.kv_shapes, block_size=config.kv_block_size, kv_format=draft.kv_format
@@ -98,9 +98,9 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
 
 
 def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
-    """The largest captured step's activations and fixed memory, and what graphs themselves take.
+    """The activations and fixed memory of the largest captured step, and the size of the graphs.
 
-    Graphs share their activations, but with nothing else: not with steps that run eagerly.
+    Graphs share their activations with each other, but not with eager steps.
     """
     context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
     activations = peak_bytes(

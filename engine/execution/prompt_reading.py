@@ -34,7 +34,7 @@ def read_prompt(
 
 
 def _logprobs(logits: Tensor, targets: list[int], num_top: int) -> list[TokenLogprobs]:
-    """Of each row's target, a part of the rows at a time."""
+    """The log-probability of each row's target, computed for a part of the rows at a time."""
     size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
     entries: list[TokenLogprobs] = []
     for start in range(0, len(targets), size):

@@ -36,10 +36,10 @@ class StepOutput(NamedTuple):
     logits: Tensor
     """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
     hidden_states: Tensor | None
-    """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
+    """`[num_kept_rows, hidden_size]`: the input of the output head; None unless requested."""
     token_states: Tensor | None = None
-    """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
-    request's embedding is asked for."""
+    """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None
+    unless an embedding is requested."""
 
     are_finite: Tensor | None = None
     """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
@@ -64,7 +64,7 @@ class ModelRunner:
         self.keeps_hidden_states = False
         self.num_graph_steps = 0
         self.num_eager_decodes = 0
-        """Steps of decodes alone that no graph served, where there are graphs."""
+        """The number of decode-only steps that no graph served, if graphs are enabled."""
         self._base = base
         self._graphs = graphs
         self._cache = cache
@@ -94,7 +94,7 @@ class ModelRunner:
         )
 
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
-        """Do what the batch asks of its blocks; once, before its first run."""
+        """Execute the batch's operations on blocks; once, before its first run."""
         self._cache.execute(batch.operations)
 
     def keep(self, request: Request, path: Sequence[int]) -> None:
@@ -113,15 +113,15 @@ class ModelRunner:
             self._cache.move(request.kv.tables, sources, targets)
 
     def clear(self, request: Request, start: int, end: int) -> None:
-        """Zero what positions `[start, end)` of the request hold: values that are not finite would
-        reach sums through a weight of zero."""
+        """Zero the entries of positions `[start, end)` of the request: non-finite values would
+        enter sums with a weight of zero."""
         self._cache.clear(request.kv.tables, start, end)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         """Compute keys and values of the scheduled tokens.
 
-        Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
-        at: one that is not finite has written what must not be reused.
+        The last `num_kept_rows` rows of each sequence are kept, whether they are sampled or only
+        checked: a sequence with a non-finite row has written entries that must not be reused.
         """
         spans = [_span(sequence) for sequence in sequences]
         leases = [sequence.request.lease for sequence in sequences]
@@ -163,9 +163,9 @@ class ModelRunner:
     def run_spans(
         self, spans: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput:
-        """As `run`, of whatever spans, each under the adapter of its lease.
+        """Like `run`, for any spans, each with the adapter of its lease.
 
-        Those of one token come first, then those that verify draft tokens.
+        Spans of one token come first, then those that verify draft tokens.
         """
         inputs = make_inputs(
             spans,
@@ -187,13 +187,13 @@ class ModelRunner:
         return StepOutput(logits, seen[0][0] if seen else None)
 
     def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
-        """What the output head is called with inside, if hidden states are asked for."""
+        """Collects the input of the output head, if hidden states are requested."""
         return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
 
     def _token_states(
         self, sequences: tuple[ScheduledSequence, ...]
     ) -> AbstractContextManager[list[Tensor]]:
-        """What the last layer gives inside, if an embedding is asked for."""
+        """Collects the output of the last layer, if an embedding is requested."""
         if any(sequence.request.submitted.pooling for sequence in sequences):
             return last_hidden_states(self._base.model)
         return nullcontext([])

@@ -40,7 +40,7 @@ class Stream(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What decides one row's next token, besides its logits."""
+    """The inputs of sampling one row's next token, besides its logits."""
 
     params: SamplingParams
     seed: int
@@ -60,8 +60,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """What `sample` takes the largest of: log-weights with noise; of a greedy row, which has none,
-    the logits after penalties and biases."""
+    """The values whose maximum `sample` takes: log-weights with noise; for a greedy row, the logits
+    after penalties and biases."""
     adjusted = _adjust(logits, rows)
     if drawn := _drawn(rows):
         adjusted = adjusted.clone() if adjusted is logits else adjusted
@@ -113,7 +113,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Tok
 
 
 def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
-    """How many of each row's tokens are likelier than this one, and 1."""
+    """The number of each row's tokens that are more likely than this one, plus 1."""
     chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks: list[int] = (1 + (logits > chosen).sum(-1)).tolist()
     return ranks
@@ -219,7 +219,7 @@ def gumbel_noise(
     seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
 ) -> Tensor:
     """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
-    and of what it is for.
+    and of its purpose.
 
     The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
     (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.

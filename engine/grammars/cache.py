@@ -11,7 +11,7 @@ EntryT = TypeVar("EntryT")
 
 BASE_BYTES = 1 << 20
 BYTES_PER_CHARACTER = 256
-"""What a compiled grammar was found to take at most, for what people write."""
+"""The measured maximum of a compiled grammar, for typical grammars."""
 
 
 class GrammarKey(NamedTuple):
@@ -20,7 +20,7 @@ class GrammarKey(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it is taken to hold once it is compiled."""
+        """The estimated size after compilation."""
         return BASE_BYTES + BYTES_PER_CHARACTER * len(self.spec.text)
 
 

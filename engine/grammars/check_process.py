@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 CPU_SECONDS = 2.0
 """For one grammar."""
 MEMORY_BYTES = 128 << 20
-"""Address space beyond what the process has when it begins; grammars share it."""
+"""Address space in addition to that of the process at its start; all grammars share it."""
 REFUSED_SIGNALS = frozenset({signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
-"""By which it dies of a grammar: too much time or memory, or a fault of the library."""
+"""The signals of a process killed by a grammar: too much time or memory, or a fault of the
+library."""
 
 
 TOO_COSTLY = "it takes more time or memory to compile than is allowed"
 
 
 class CheckVocabulary:
-    """A token for each byte, and the base's special tokens: all that decides what compiles."""
+    """A token per byte, and the base's special tokens: all that compilation depends on."""
 
     is_tokenizer_wrapper = True
     bos_token_id: int | None = None

@@ -19,12 +19,12 @@ ANY_OBJECT = '{"type": "object"}'
 MAX_ITEMS_IN_ROW = 20_000
 """An object of 500 properties, none of them required, takes some 2,000."""
 MAX_LEXER_STATES = 50_000
-"""Of 1 to 2 kB."""
+"""Each has 1 to 2 kB."""
 MAX_MESSAGE_CHARACTERS = 500
 
 
 class TokenBytes(Protocol):
-    """What `llguidance.LLTokenizer` wants of a vocabulary."""
+    """The vocabulary interface of `llguidance.LLTokenizer`."""
 
     is_tokenizer_wrapper: bool
     bos_token_id: int | None

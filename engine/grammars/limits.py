@@ -13,10 +13,10 @@ from .spec import GrammarKind, GrammarSpec
 MAX_SCHEMA_DEPTH = 64
 """Containers of the schema's JSON within one another: an object within an object takes two."""
 MAX_SCHEMA_PROPERTIES = 500
-"""Of all its objects together."""
+"""Over all of its objects."""
 MAX_MULTIPLES = 20_000
-"""The significant digits of a schema's `multipleOf` as numbers, added up: the library makes a state
-for each remainder (99991 took it 0.6 s and 50 MB)."""
+"""The sum of the significant digits of a schema's `multipleOf` as numbers: the library creates a
+state for each remainder (99991 took 0.6 s and 50 MB)."""
 MAX_CHOICES = 1000
 
 

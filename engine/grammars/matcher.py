@@ -44,12 +44,13 @@ class Executor(Protocol):
 
 
 class Matcher:
-    """Owned by a request, whose output it has followed to the end."""
+    """Owned by a request; it has consumed the whole output so far."""
 
     def __init__(
         self, automaton: Automaton, *, end_token_ids: frozenset[int], ignores_end: bool
     ) -> None:
-        """`end_token_ids`: what ends an output; `ignores_end`: only where nothing else may come."""
+        """`end_token_ids`: the tokens that end an output; `ignores_end`: allow them only if nothing
+        else is allowed."""
         self.automaton = automaton
         self.end_token_ids = end_token_ids
         self.ignores_end = ignores_end
@@ -105,7 +106,7 @@ class Matcher:
 
     def _take(self, token: int) -> bool:
         """Advance by one token, if it is allowed."""
-        # Asked once it has stopped, the automaton would fail.
+        # After it has stopped, the automaton must not be called.
         return not self.automaton.is_stopped() and bool(self.automaton.try_consume_tokens([token]))
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:

@@ -14,10 +14,10 @@ this one."""
 
 
 class Vocabulary:
-    """What `llguidance.LLTokenizer` wants of a tokenizer.
+    """The vocabulary interface of `llguidance.LLTokenizer`.
 
-    The bytes are those of `Tokenizer.token_bytes`, by which the output becomes text, so that
-    grammar and text agree for every kind of tokenizer.
+    The bytes are those of `Tokenizer.token_bytes`, which also produce the output's text, so grammar
+    and text agree for every kind of tokenizer.
     """
 
     is_tokenizer_wrapper = True

@@ -51,7 +51,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks for new content, or None (and nothing) if there are fewer."""
+        """Allocate `count` blocks, or none (returns None) if there are fewer."""
         if count > len(self._free):
             return None
         block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -62,7 +62,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Become a further holder of blocks whose content is wanted as it is."""
+        """Add a holder to blocks whose content is reused."""
         for block_id in block_ids:
             self._free.pop(block_id, None)
             self._ref_counts[block_id] += 1

@@ -18,10 +18,10 @@ _MIN_FP8_CAPABILITY = (8, 9)
 
 
 class KvFormat(NamedTuple):
-    """How keys and values are held."""
+    """The storage format of keys and values."""
 
     dtype: torch.dtype
-    """What attention reads."""
+    """The dtype that attention reads."""
     code_dtype: torch.dtype | None = None
     """The dtype of quantized values, with a scale per token and head; None: `dtype` without
     quantization."""
@@ -69,7 +69,7 @@ class KvCache:
             layer: index for index, group in enumerate(groups) for layer in group.layers
         }
         self.windows = [shape.window for shape in shapes]
-        """By layer: how far back the model itself lets it see."""
+        """By layer: the model's own attention window."""
         num_spare = int(has_spare_blocks)
         num_blocks = [
             groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))
@@ -100,7 +100,7 @@ class KvCache:
 
     @property
     def spare_blocks(self) -> list[int]:
-        """By group, of a cache that has them."""
+        """The spare block of each group, if the cache has them."""
         return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
@@ -114,8 +114,8 @@ class KvCache:
     def move(
         self, tables: Sequence[Sequence[int]], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Copy what positions `sources` of the sequence with these blocks hold to `targets`, as if
-        all were read before any is written."""
+        """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
+        as if all were read before any is written."""
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))
             for tensor in tensors:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers whose keys and values live and die together: one block table, one pool."""
+    """Layers whose entries are kept and freed together: one block table, one pool."""
 
     layers: tuple[int, ...]
     window: int | None

@@ -169,7 +169,7 @@ class CachedBlocks:
 
 @lru_cache(maxsize=1024)
 def _encoded(namespace: CacheNamespace) -> bytes:
-    """As for every block of a sequence."""
+    """The encoded namespace, as for every block of a sequence."""
     return namespace.encode()
 
 

@@ -66,10 +66,11 @@ class KvDemand:
 
 
 def divide_kv(kv_bytes: int, demands: Sequence[KvDemand]) -> list[int] | None:
-    """Blocks per group, so that no group runs out long before the others; None: too few bytes.
+    """Blocks per group, such that no group is exhausted long before the others; None: too few
+    bytes.
 
-    Every group gets what a full batch of equally long sequences takes, as long as they can be.
-    Layers that see everything take the rest.
+    Every group gets the need of a full batch of equally long sequences, as long as possible.
+    Full-attention layers get the rest.
     """
     lengths = range(1, demands[0].max_model_len + 1)
     fitting = bisect_right(lengths, kv_bytes, key=lambda length: wanted_bytes(demands, length))
@@ -114,7 +115,7 @@ def divide_swap(
 
 
 def wanted_bytes(demands: Sequence[KvDemand], num_tokens: int) -> int:
-    """What a full batch of sequences of `num_tokens` tokens takes."""
+    """The bytes of a full batch of sequences with `num_tokens` tokens."""
     return kv_bytes_of(demands, [demand.wanted(num_tokens) for demand in demands])
 
 

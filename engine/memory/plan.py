@@ -25,13 +25,15 @@ _ADVICE = (
     "--arena-gib or --kv-cache-gib."
 )
 RESERVE_FRACTION = 0.1
-"""Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
+"""The part of the free memory after loading the weights that is reserved for what the profile run
+cannot see."""
 ARENA_FRACTION = 0.25
-"""Of what the weights and activations leave, if the operator gives no size."""
+"""The part of the memory after weights and activations, if the operator sets no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
 """The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
 WINDOW_FRACTION = 1 / 16
-"""Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
+"""The part of the arena for the CPU's decode windows: copies of the adapters that decode
+together."""
 
 
 class DraftDemand(NamedTuple):
@@ -39,7 +41,7 @@ class DraftDemand(NamedTuple):
 
     weight_bytes: int = 0
     bytes_per_block: int = 0
-    """Of its KV cache."""
+    """Bytes of its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class MemoryPlan:
     lines: list[str]
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
-    """Of the draft model's KV cache."""
+    """Blocks of the draft model's KV cache."""
 
     @property
     def num_kv_blocks(self) -> int:
@@ -83,14 +85,14 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
-    `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
-    is what a block of each takes. `is_host`: the device is the host itself, so its memory also
-    holds the host cache and the swap space. `has_windows`: there are decode windows, copies of the
-    adapters that decode together. `draft`: a draft model, which gets as many tokens of KV as the
-    base would have, did all its layers see everything. `head_bytes`: what Medusa heads take, which
-    are loaded too. `graph_bytes`: what captured decode steps will take.
+    `groups`: which layers share blocks; their number of blocks is decided here, and
+    `bytes_per_block` is the size of a block of each. `is_host`: the device is the host itself, so
+    its memory also holds the host cache and the swap space. `has_windows`: whether there are decode
+    windows, copies of the adapters that decode together. `draft`: a draft model, which gets as many
+    tokens of KV as the base would have with full attention in all layers. `head_bytes`: the bytes
+    of loaded Medusa heads. `graph_bytes`: the bytes of captured decode steps.
 
-    Raises InsufficientMemory when less than one longest sequence of KV would remain.
+    Raises InsufficientMemory when less than the KV of one longest sequence would remain.
     """
     draft = draft or DraftDemand()
     if config.memory_bytes is not None:
@@ -142,7 +144,7 @@ class _Pools:
 
     reserve: int
     usable: int
-    """Of all that follow."""
+    """Bytes of all the following."""
     arena: int
     windows: int
     kv: int
@@ -222,7 +224,7 @@ def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str])
 
 
 def _longest(demands: Sequence[KvDemand], num_blocks: Sequence[int], block_size: int) -> int:
-    """The longest sequence whose layers that see all of it have room for it."""
+    """The longest sequence for which the full-attention layers have room."""
     held = [
         count * block_size
         for demand, count in zip(demands, num_blocks, strict=True)
@@ -246,7 +248,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """By how much `run` raises the device's memory at its highest point."""
+    """The increase of the device's peak memory during `run`."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

@@ -27,7 +27,7 @@ class BaseWeights(Protocol):
 
     @property
     def row_norms(self) -> Tensor:
-        """fp32 `[out]`: the length of each row of W as it is served, dequantized."""
+        """fp32 `[out]`: the norm of each row of the served W, dequantized."""
         ...
 
     def products(self, x: Tensor) -> Tensor:
@@ -36,13 +36,13 @@ class BaseWeights(Protocol):
 
 
 class AdaptedModule(Protocol):
-    """One projection of the layout, in the model."""
+    """One projection of the layout in the model."""
 
     @property
     def projection(self) -> Projection: ...
 
     def attach(self, arena: Arena, slice_range: range) -> None:
-        """From now on, rows of the step's adapters are changed by what this arena holds."""
+        """From now on, change the rows of the step's adapters with this arena's values."""
         ...
 
     def forget_adapter(self, row: int) -> None:
@@ -50,12 +50,12 @@ class AdaptedModule(Protocol):
         ...
 
     def forget_step(self) -> None:
-        """Drop what a step that failed midway may have left."""
+        """Drop the leftovers of a step that failed midway."""
         ...
 
 
 class ExtendedModule(AdaptedModule, Protocol):
-    """One for which adapters may hold more than A and B."""
+    """A projection that supports auxiliary tensors."""
 
     @property
     def base_weights(self) -> BaseWeights: ...

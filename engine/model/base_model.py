@@ -62,7 +62,8 @@ class BaseModel:
     num_parameters: int
     self_test_error: float
     kv_error: float
-    """What a quantized KV cache changes, relative to the largest logit; 0.0 for a plain one."""
+    """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
+    one."""
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +71,7 @@ class BaseModel:
 
     @property
     def embedding_size(self) -> int:
-        """Of the last layer's hidden states, as the output head takes them."""
+        """The size of the last layer's hidden states, the input of the output head."""
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight.shape[-1]
@@ -83,7 +84,7 @@ class BaseModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take as they are served."""
+        """The bytes of the weights as served."""
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
@@ -94,7 +95,7 @@ class BaseModel:
             layer.register_forward_pre_hook(lambda _module, _args: callback())
 
     def attach_arena(self, arena: Arena) -> None:
-        """Let every part of the model add what this arena's adapters change."""
+        """Connect every part of the model to this arena's adapters."""
         arena.on_remove = self._forget_adapter
         adapted = {module.projection: module for module in self._adapted}
         for projection, slice_range in self.layout.projection_ranges():
@@ -102,7 +103,7 @@ class BaseModel:
 
     @property
     def extended(self) -> Iterator[ExtendedModule]:
-        """What of the model adapters may hold more for than A and B."""
+        """The parts of the model that support auxiliary tensors."""
         return _ends_around(self.ends, self.projections)
 
     @property
@@ -289,7 +290,8 @@ def describe_layout(
     base_id: str,
     digests: dict[str, str],
 ) -> BaseLayout:
-    """What adapters can change of the model; `order` is that of its modules before these parts."""
+    """The parts of the model that adapters can change; `order` is that of its modules before these
+    parts."""
     decoder = _in_order(order, projections, moe_layers)
     first, last = (end and end.projection for end in (ends.embedding, ends.head))
     return BaseLayout(

@@ -26,7 +26,7 @@ _PROBE_KEPT = (1,)
 
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
-    """What adapters may change of the two ends, and why not of the rest."""
+    """The ends that adapters may change, and the reasons for the others."""
 
     embedding: InputEmbedding | None
     head: OutputHead | None
@@ -37,7 +37,7 @@ class ModelEnds:
 
 
 def adapt_ends(model: PreTrainedModel) -> ModelEnds:
-    """Let adapters change what these modules return. Call once: it registers hooks."""
+    """Let adapters change the results of these modules. Call once: it registers hooks."""
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     calls = _record_calls(model, table, linear)
@@ -83,7 +83,7 @@ class _Call:
 
 
 def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module, list[_Call]]:
-    """Run a few tokens; keep what each module was called with and returned."""
+    """Run a few tokens; keep each module's arguments and result."""
     calls: dict[nn.Module, list[_Call]] = {module: [] for module in modules}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
@@ -121,13 +121,13 @@ def _head_objection(module: nn.Module, calls: list[_Call]) -> str | None:
 
 
 def _shape(call: _Call) -> torch.Size:
-    """That of the only argument; of another number of arguments the shape of a scalar."""
+    """The shape of the only argument; the shape of a scalar for another number of arguments."""
     arguments = call.arguments
     return arguments[0].shape if len(arguments) == 1 else torch.Size()
 
 
 def _scale(module: nn.Module) -> float:
-    """What some families' embeddings multiply their rows by, rounded as they round it."""
+    """The factor with which some families' embeddings multiply their rows, with their rounding."""
     scale = getattr(module, "embed_scale", 1.0)
     assert isinstance(module.weight, Tensor)
     rounded = torch.as_tensor(scale, device=module.weight.device).to(module.weight.dtype)

@@ -29,14 +29,14 @@ LinearCall = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class RouterProjection:
-    """One router and its place in the adapters' tables."""
+    """One router and its position in the adapters' tables."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         """From now on this object computes `module`, whose path in the model is `path`."""
         weight = _weight(module)
         self.projection = Projection((Slice(path, weight.shape[1], weight.shape[0]),))
         self._forward = module.forward
-        module.__dict__["forward"] = self.forward  # what else others read of the module stays
+        module.__dict__["forward"] = self.forward  # the module's other attributes remain
         self._arena: Arena | None = None
         self._lora: LoraProjection | None = None
         self._slice_index = 0
@@ -116,7 +116,8 @@ def _could_route(module: nn.Module, num_experts: int) -> bool:
 
 
 def _multiplying_once(model: nn.Module, routers: Sequence[nn.Module]) -> set[nn.Module]:
-    """Those that multiply exactly once, and that by their weight, when the model runs a token."""
+    """The routers that call `F.linear` exactly once, with their weight, when the model runs a
+    token."""
     weights: dict[nn.Module, list[Tensor]] = {router: [] for router in routers}
     if not routers:
         return set()
@@ -125,7 +126,7 @@ def _multiplying_once(model: nn.Module, routers: Sequence[nn.Module]) -> set[nn.
             stack.enter_context(_watched(router, weights[router].append))
         parameter = next(model.parameters())
         token = torch.zeros(1, 1, dtype=torch.int64, device=parameter.device)
-        sees_itself = parameter.new_zeros(1, 1, 1, 1)  # else it is made of values, if there are any
+        sees_itself = parameter.new_zeros(1, 1, 1, 1)  # else it is computed from values
         with torch.inference_mode():
             model(input_ids=token, attention_mask=sees_itself, use_cache=False)
     return {
@@ -185,5 +186,5 @@ class _LinearCalls(TorchFunctionMode):
 def _input_and_weight(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """By the names of `F.linear`, however it was called."""
+    """The arguments by the names of `F.linear`, however it was called."""
     return input, weight

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ...adapters.arena import Arena
 
 _INTERFACE = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "num_experts")
-"""What transformers gives every class that its experts interface may compute."""
+"""The attributes that transformers gives every class with its experts interface."""
 
 
 class ExpertsProjection:
-    """One of a layer's two parameters of experts and its place in the adapters' tables."""
+    """One of the two expert parameters of a layer and its position in the adapters' tables."""
 
     def __init__(self, name: str, experts: nn.Module, parameter: str) -> None:
-        """name: the parameter's path in the model; parameter: what it is called in `experts`."""
+        """name: the parameter's path in the model; parameter: its name in `experts`."""
         self._experts: Any = experts
         self._parameter = parameter
         num_experts, rows, columns = self.weight.shape
@@ -89,7 +89,7 @@ class ServedExperts:
         first, second = _parameter_names(module)
         self.up = ExpertsProjection(f"{path}.{first}", module, first)
         self.down = ExpertsProjection(f"{path}.{second}", module, second)
-        module.__dict__["forward"] = self.forward  # what else others read of the module stays
+        module.__dict__["forward"] = self.forward  # the module's other attributes remain
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[num_tokens, hidden]`: each token through the experts chosen for it, weighted and added.
@@ -130,9 +130,9 @@ class MoeLayer:
     """One layer with served experts, and its router if it has a separate one."""
 
     path: str
-    """Of the experts' module."""
+    """The path of the experts' module."""
     modules: frozenset[nn.Module]
-    """What holds the served matrices."""
+    """The modules that hold the served matrices."""
     projections: tuple[RouterProjection | ExpertsProjection, ...]
     """In the order of execution."""
 

@@ -24,7 +24,7 @@ class InputEmbedding:
     """The model's own embedding, with the adapters' changes added."""
 
     def __init__(self, name: str, module: nn.Embedding, *, scale: float) -> None:
-        """scale: what the module multiplies the rows of its table by."""
+        """scale: the factor with which the module multiplies the rows of its table."""
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
@@ -44,7 +44,7 @@ class InputEmbedding:
             self._adapters.forget(row)
 
     def forget_step(self) -> None:
-        """It keeps nothing of a step."""
+        """It keeps nothing between steps."""
 
     def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         step = current_forward()

@@ -34,7 +34,7 @@ class SequenceChunk:
     tables: Sequence[Sequence[int]]
     """Per KV group the sequence's blocks, enough to hold the span."""
     num_kept_rows: int = 1
-    """The last rows, whose logits are kept."""
+    """The number of last rows whose logits are kept."""
     tree: Sequence[int] | None = None
     """For each of the last `len(tree)` tokens, draft tokens, the index of the one among them that
     it follows, -1 for the token before them all; None: every token follows the one before."""
@@ -62,7 +62,7 @@ class SequenceChunk:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of each token in its sequence."""
+        """The position of each token in its sequence."""
         if self.tree is None:
             return range(self.start, self.end)
         positions: list[int] = []
@@ -92,13 +92,13 @@ class VisibleBlocks(NamedTuple):
 
     block_ids: list[int]
     positions: list[int] | None
-    """Where each begins; None: at 0, without a gap."""
+    """The position of each block; None: contiguous from 0."""
 
 
 def visible_blocks(
     span: SequenceChunk, index: int, group: KvGroup, block_size: int
 ) -> VisibleBlocks:
-    """Of the KV group of this index."""
+    """The visible blocks for the KV group with this index."""
     table, end = span.tables[index], -(-span.end // block_size)
     if group.window is None:
         return VisibleBlocks(list(table[:end]), None)
@@ -115,7 +115,7 @@ class StepInputs:
     positions: Tensor
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
-    """One per KV group."""
+    """One batch per KV group."""
     logits_rows: tuple[int, ...]
     """Rows whose logits are kept, those of each span adjacent."""
 
@@ -148,7 +148,7 @@ def make_inputs(
 
 
 def logits_rows(spans: Sequence[SequenceChunk]) -> list[int]:
-    """Of spans one after another, the rows whose logits are kept."""
+    """The rows whose logits are kept, for consecutive spans."""
     ends = accumulate(len(span.token_ids) for span in spans)
     return [
         row
@@ -202,7 +202,7 @@ class _Layout:
         return _Reads(span, row, *blocks)
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
-        """As many at a time as do not take more memory than a large chunk."""
+        """Parts that need no more memory than a large chunk."""
         if self.in_place:
             return [members]
         num_rows = max(len(read.span.token_ids) for read in members)
@@ -252,10 +252,10 @@ class _Reads(NamedTuple):
 
     span: SequenceChunk
     row: int
-    """Of its first token in the flat batch."""
+    """The row of its first token in the flat batch."""
     block_ids: list[int]
     positions: list[int] | None
-    """Where each begins; None: at 0, without a gap."""
+    """The position of each block; None: contiguous from 0."""
 
     @property
     def rows(self) -> range:
@@ -263,12 +263,12 @@ class _Reads(NamedTuple):
 
     @property
     def row_class(self) -> tuple[int, int]:
-        """Those that decode, that have few tokens, and prompts' chunks each share one table."""
+        """Decoding sequences, those with few tokens, and prompt chunks each share one table."""
         return (0 if len(self.span.token_ids) == 1 else 1 if self.span.is_grouped else 2), 0
 
     @property
     def size_class(self) -> tuple[int, int]:
-        """Those of one class pad each other with less than they hold."""
+        """Members of one class pad each other by less than their own size."""
         return padding_class(len(self.span.token_ids)), padding_class(len(self.block_ids))
 
 

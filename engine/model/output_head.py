@@ -39,7 +39,7 @@ class OutputHead:
             self._adapters.forget(row)
 
     def forget_step(self) -> None:
-        """It keeps nothing of a step."""
+        """It keeps nothing between steps."""
 
     def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         step = current_forward()
@@ -50,8 +50,8 @@ class OutputHead:
 
 @contextmanager
 def head_inputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collects what the model's output head is called with inside: `[1, num_rows, hidden_size]`
-    for each forward of a model whose head `model_ends` adapts."""
+    """Collects the inputs of the model's output head: `[1, num_rows, hidden_size]` for each forward
+    pass of a model whose head `model_ends` adapts."""
     seen: list[Tensor] = []
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))

@@ -51,7 +51,7 @@ def read_skeleton(base: Path) -> Skeleton:
 
 
 def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
-    """The layout, made by what makes that of a served base."""
+    """The layout, computed by the same code as that of a served base."""
     order = module_order(model)
     _bypass_experts(model)
     moe_layers = replace_experts(model)
@@ -68,7 +68,7 @@ def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
 
 
 def _bypass_experts(model: nn.Module) -> None:
-    """Let the model be run without values: which experts a token meets depends on them."""
+    """Let the model run without weights, on whose values expert routing depends."""
     for module in model.modules():
         if are_served(module):
             module.__dict__["forward"] = lambda hidden_states, *_args, **_kwargs: hidden_states

@@ -20,7 +20,7 @@ from ...adapters.block import ExtraKind, PlacedExtra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceAuxiliary:
-    """One adapter's extras for one slice, on the device."""
+    """One adapter's auxiliary tensors for one slice, on the device."""
 
     values: Mapping[ExtraKind, Tensor]
     """Views of the arena, each in its extra's shape."""
@@ -49,7 +49,7 @@ class HeldAuxiliary:
         self._rows: dict[int, tuple[RowAuxiliary, list[tuple[int, SliceAuxiliary]]]] = {}
 
     def of_row(self, row: int) -> list[tuple[int, SliceAuxiliary]]:
-        """What a table row's adapter holds: number of the slice in the projection, and extras."""
+        """A row's auxiliary tensors, with the number of their slice in the projection."""
         source = self._arena.row_auxiliary[row]
         found = self._rows.get(row)
         if found is None or found[0] is not source:  # the row belongs to another adapter now
@@ -90,7 +90,7 @@ def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, auxiliary: SliceAux
 def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: SliceAuxiliary) -> None:
     """Change an embedding's base result y in place, before its LoRA delta is added.
 
-    token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: what the base multiplies its rows by.
+    token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: the factor of the base's rows.
     """
     values = auxiliary.values
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:

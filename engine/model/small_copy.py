@@ -115,7 +115,7 @@ def _last_first_seen(values: list[Any]) -> int:
 
 
 def _cut_widths(config: Any) -> None:
-    """Fewer heads, each as it is, as many of them to a key/value head as before."""
+    """Fewer heads of the same size, with the same number per key/value head."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -18,11 +18,11 @@ class StepAdapters:
     """One step's rows and their adapters; by default all are the base's."""
 
     lora: LoraBatch | None = None
-    """Of all tokens; None: no adapter in the whole step."""
+    """For all tokens; None: no adapter in the whole step."""
     head: LoraBatch | None = None
-    """Of the kept rows; None: no adapter that touches the output head."""
+    """For the kept rows; None: no adapter changes the output head."""
     embedding: tuple[Segment, ...] = ()
-    """The tokens whose adapters touch the input embedding."""
+    """The tokens whose adapters change the input embedding."""
 
 
 class StepAdaptersBuilder:

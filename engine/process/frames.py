@@ -26,7 +26,7 @@ class FrameReader:
         self._received += data
 
     def next(self) -> Frames | None:
-        """The next message; None as long as it is not whole."""
+        """The next message; None while it is incomplete."""
         received = self._received
         if len(received) < _HEADER.size:
             return None
@@ -40,5 +40,5 @@ class FrameReader:
         return frames
 
     def __bool__(self) -> bool:
-        """There are bytes that belong to no message yet taken."""
+        """Whether bytes remain that belong to no complete message."""
         return bool(self._received)

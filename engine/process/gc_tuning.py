@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ...adapters.malloc import return_freed_memory
 
 IDLE_SECONDS = 5.0
-"""So long after the last time, an idle process looks again."""
+"""The interval of collections in an idle process."""
 BUSY_SECONDS = 300.0
 """A process that is never idle collects after this time."""
 RETURN_SECONDS = 60.0

@@ -53,7 +53,8 @@ class ParentSocket:
                 yield frames
 
     def send(self, frames: Frames) -> None:
-        """Send, or keep what the parent does not take yet. One that is gone shows in `receive`."""
+        """Send, or buffer what the parent does not read yet. `receive` detects that the parent is
+        gone."""
         self._unsent.append(memoryview(pack(frames)))
         self._send_more()
         while len(self._unsent) > MAX_UNSENT_MESSAGES:

@@ -24,8 +24,8 @@ MAX_CRASHES = 2
 MAX_TENANT_CRASHES = 4
 """In separate forward passes, within QUARANTINE_SECONDS."""
 FIRST_LONE_STEPS = 16
-"""Of a suspect's request, after one breakdown. Many may be suspects of one breakdown, and each of
-them alone costs a forward."""
+"""For a suspect's request, after one crash. There may be many suspects of one crash, and each
+separate pass costs time."""
 ALL_STEPS = 1 << 30
 MAX_NUMERICAL_ERRORS = 3
 QUARANTINE_SECONDS = 600.0
@@ -80,7 +80,7 @@ class Quarantine:
             _report(suspect, suspicion)
 
     def num_lone_steps(self, request: GenerationRequest) -> int:
-        """How many steps of the request are to be run apart from all others."""
+        """The number of the request's steps that run in separate forward passes."""
         self._forget_old()
         known = [self._suspicions.get(suspect) for suspect in _suspects(request)]
         num_crashes = max((each.num_crashes for each in known if each), default=0)
@@ -146,7 +146,7 @@ class Quarantine:
 
 
 def fingerprint(request: GenerationRequest) -> RequestFingerprint:
-    """What makes two requests the same one, sent again: everything but its id and its seed."""
+    """The identity of a repeated request: everything but its id and its seed."""
     sampling = replace(request.sampling, seed=None)
     asked = (request.pooling, request.num_prompt_logprobs)
     content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling, asked)

@@ -54,12 +54,12 @@ _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRequest:
-    """What to compute."""
+    """The computation to run."""
 
     model: str
     """The folder of the unquantized base."""
     base_id: str
-    """What that folder must hold."""
+    """The expected id of that folder."""
     block_path: str
     """The adapter's canonical block."""
     prompts: list[list[int]]
@@ -167,7 +167,7 @@ def main() -> int:
 
 
 def _answer_stream() -> BinaryIO:
-    """Standard output for the answer alone: what libraries print goes to standard error."""
+    """Standard output for the answer only; output of libraries goes to standard error."""
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answer

@@ -38,7 +38,7 @@ class RequestStream:
         self.expiry: asyncio.TimerHandle | None = None
         """Ends the request some time after its deadline, should the engine not."""
         self.num_submissions = 0
-        """How many engine processes have been given this request."""
+        """The number of engine processes that received this request."""
         self.num_generated_tokens = 0
         self.is_started = False
         self.is_aborted = False
@@ -62,7 +62,7 @@ class RequestStream:
         return event
 
     def abort(self) -> None:
-        """End the request early; its RequestFinished comes as ever. Idempotent."""
+        """End the request early; its RequestFinished arrives as usual. Idempotent."""
         if not (self._is_finished or self.is_aborted):
             self.is_aborted = True
             self._abort(self)

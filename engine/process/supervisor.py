@@ -33,14 +33,14 @@ DUMP_SECONDS = 0.5
 DRAIN_SECONDS = 0.05
 """For how long the last words of a dead process are listened for."""
 
-# What the maths and the model hub (its token included) read. The credentials of the database, the
-# store and the platform are not among it: the engine has no use for them.
+# Variables for the maths libraries and the model hub (including its token). The credentials of the
+# database, the store and the platform are excluded, because the engine does not need them.
 _PASSED_VARIABLES = frozenset(
     (
         *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
+        "LRU_CACHE_CAPACITY",  # for PyTorch's oneDNN primitives
     )
 )
 _PASSED_PREFIXES = (
@@ -54,7 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """A running engine process and the socket to it. Its logs go to our standard error."""
+    """A running engine process and the socket to it. Its logs go to this process's standard
+    error."""
 
     def __init__(
         self,
@@ -112,10 +113,10 @@ class EngineProcess:
         return self._process.pid
 
     async def run(self, on_message: Callable[[FromEngine], None]) -> int:
-        """Hand over every message until the process has ended; its exit status.
+        """Deliver every message until the process has ended; returns its exit status.
 
-        A process whose messages cannot be understood is killed: what its requests have come to is
-        unknown from then on.
+        A process whose messages are invalid is killed, because the state of its requests is then
+        unknown.
         """
         self._socket.listen(lambda frames: self._take(frames, on_message))
         try:
@@ -132,7 +133,8 @@ class EngineProcess:
             _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
 
     async def stop(self) -> None:
-        """End the process: at once if it listens, by force if it does not. `run` then returns."""
+        """End the process: gracefully if it responds, by force if it does not. `run` then
+        returns."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -163,7 +165,7 @@ class EngineProcess:
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an engine process gets: it imports from where this process does."""
+    """The environment of an engine process, which uses this process's import path."""
     passed = {
         name: value
         for name, value in environment.items()
@@ -182,7 +184,7 @@ class RestartPolicy:
     max_deaths: int = 5
     """This number of deaths within `window_seconds` is a crash loop."""
     stall_seconds: float = 10.0
-    """A process that makes no progress for so long while requests are open is ended."""
+    """A process without progress for this long while requests are open is ended."""
     window_seconds: float = 60.0
     """Also: a process that ran for this long was healthy, so the delays start over."""
     _deaths: deque[float] = field(default_factory=deque)

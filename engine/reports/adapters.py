@@ -20,7 +20,7 @@ from ..messages import (
 
 
 class HitsByTier:
-    """Requests by where their adapter was when they came."""
+    """Requests by the tier of their adapter at arrival."""
 
     def __init__(self) -> None:
         self._hits: Counter[Tier] = Counter()

@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
 
 MEMORY = 0.97
-"""What each further step with drafts leaves of the weight of a step: half in 23."""
+"""The factor of earlier weights per step with drafts: a half-life of 23 steps."""
 PRIOR_WEIGHT = 4.0
 """The number of drafts that the prior of a first token counts for; it decays like observations."""
 FALL_WEIGHT = 2.0
-"""The drafts that what follows for a place from those before it counts for."""
+"""The number of drafts that the estimate for a place from earlier places counts for."""
 LEAST_WEIGHT = 1e-3
-"""Of a belief: it decides where nothing was seen."""
+"""The minimum weight of a prior, which decides without observations."""
 FIRST_GUESS = 0.6
-"""How likely a token is right, given the one before it, while nothing at all is known."""
+"""The initial acceptance probability of a token, given that the one before it was accepted."""
 
 
 class AcceptanceRates:
@@ -27,7 +27,7 @@ class AcceptanceRates:
     """
 
     def __init__(self, max_tokens: int, prior: AcceptanceRates | None = None) -> None:
-        """`prior`: what it is believed to be like until it shows; None: moderate."""
+        """`prior`: the estimate until there are observations; None: moderate."""
         self._prior = prior
         self._prior_weight = PRIOR_WEIGHT
         self._num_tried = [0.0] * max_tokens
@@ -72,7 +72,7 @@ class AcceptanceRates:
 
 
 def _falls(probabilities: Sequence[float]) -> Iterator[float]:
-    """What each place is of the one before it, at most 1."""
+    """The ratio of each place to the one before it, at most 1."""
     return map(_ratio, probabilities, chain((1.0,), probabilities))
 
 

@@ -88,7 +88,7 @@ class _Place(NamedTuple):
     """A position at which a token is sampled."""
 
     row: int
-    """Of the logits."""
+    """The row of the logits."""
     sampling: SamplingRow
 
 
@@ -171,7 +171,7 @@ def leftover(target: Tensor, proposed: Tensor) -> Tensor:
 
 
 def _accepted_lengths(branches: Sequence[_Branch], passes: Sequence[bool]) -> list[int]:
-    """How many draft tokens of each branch pass before the first that does not."""
+    """The number of draft tokens of each branch before the first that does not pass."""
     remaining = iter(passes)
     own = [list(islice(remaining, len(branch.path))) for branch in branches]
     return [sum(takewhile(bool, flags)) for flags in own]

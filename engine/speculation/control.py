@@ -38,11 +38,11 @@ LEAST_COST = 0.01
 """A draft token costs at least this part of a normal token: smaller measurements are noise, and a
 draft token that is accepted less often is not worth proposing."""
 FIRST_TOKENS = 4
-"""Drafted in a step while no more were ever drafted in one; then at most twice the most so far, for
-what more of them cost is not known yet."""
+"""Draft tokens in a step before any were drafted; then at most twice the maximum so far, because
+the cost of more is unknown."""
 LONGEST_REST = 8
-"""Steps. What speaks for drafting grows with a sequence or a cost, so not faster than that; and
-deciding costs a small model's step a hundredth."""
+"""In steps. The gain of drafting grows with a sequence or a cost, so it does not change faster; and
+a decision costs a hundredth of a small model's step."""
 
 
 class Choice(NamedTuple):
@@ -57,20 +57,20 @@ class _Group(NamedTuple):
 
     requests: list[Request]
     tracks: Mapping[str, Track]
-    """Of the proposers that may propose for them."""
+    """The tracks of the proposers that may draft for them."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """The next step, while it is decided what to propose in it."""
+    """The next step, while its drafts are chosen."""
 
     expected: Effort
     num_sequences: int
     num_free_tokens: int
     verify_seconds: float
-    """What a draft token's verification costs."""
+    """The cost of verifying a draft token."""
     token_seconds: dict[str, float] = field(default_factory=dict)
-    """What each proposer's token costs, its draft token and its verification."""
+    """The cost per token of each proposer, drafting and verification."""
     choices: dict[Request, Choice] = field(default_factory=dict)
 
     def choose(self, request: Request, proposer: str, num_tokens: int) -> None:
@@ -115,15 +115,15 @@ class Control:
         self._num_idle = 0
         """Decisions to propose nothing, since the last to propose something."""
         self._rest = range(0)
-        """Steps for which it was decided that nothing is drafted, for just these requests:"""
+        """The steps for which nothing is drafted, for exactly these requests:"""
         self._resting: list[Request] = []
 
     # --- what to propose --------------------------------------------------------------------------
 
     def choose(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
-        """For each request that is worth it what to propose, the worthiest first.
+        """For each worthwhile request the draft to propose, the most worthwhile first.
 
-        Until it is known what steps cost, only what requests ask for.
+        Until the cost of steps is known, only explicit requests are followed.
         """
         self._step += 1
         self._running = _Running()
@@ -225,7 +225,7 @@ class Control:
         return self._offer(name, group, step).best_rate(step.expected, self._call_seconds(name))
 
     def _call_seconds(self, name: str) -> float:
-        """What asking a proposer at all adds to a step."""
+        """The cost of calling a proposer."""
         return self._proposal_costs[name].call_seconds + self._overruns.of(name)
 
     def _offer(self, name: str, group: _Group, step: _Step) -> Offer:
@@ -328,7 +328,8 @@ class Control:
     def observe_proposals(
         self, proposer: str, drafts: Sequence[tuple[Request, int]], seconds: float
     ) -> None:
-        """The proposer was asked once for these requests; `drafts`: what each got, in tokens."""
+        """The proposer was called once for these requests; `drafts`: the number of tokens for
+        each."""
         for request, length in drafts:
             for track in self._tracks_of(request, proposer):
                 track.observe_wish(self._step, has_draft=length > 0)
@@ -347,8 +348,8 @@ class Control:
             track.observe(self._step, num_tokens, accepted)
 
     def observe_step(self, seconds: float) -> None:
-        """The step took so long, deciding and drafting included; one that computed prompts or had
-        to be repeated is not told of."""
+        """The step took this long, including deciding and drafting; not called for a step that
+        computed prompts or was repeated."""
         if self._running.seconds > 0 and self._costs.knows_draft_tokens:
             self._overruns.observe(self._running.proposers, self._running.seconds, seconds)
 
@@ -363,7 +364,7 @@ class Control:
         return [track.stats(key, name) for name, track in tracks.items()]
 
     def totals(self) -> list[ProposerTotals]:
-        """Of all adapters since the start."""
+        """The sums over all adapters since the start."""
         return [
             ProposerTotals(
                 proposer=name,
@@ -376,7 +377,7 @@ class Control:
         ]
 
     def _tracks_of(self, request: Request, proposer: str) -> tuple[Track, Track]:
-        """Of the request's adapter, and of all."""
+        """The tracks of the request's adapter, and of all adapters."""
         return self._use(request.line)[proposer], self._overall[proposer]
 
     def _use(self, key: AdapterKey | None) -> dict[str, Track]:

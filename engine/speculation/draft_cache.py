@@ -102,7 +102,7 @@ class DraftCache:
             self._kv.release(sequence.blocks)
 
     def take_operations(self) -> list[KvOperation]:
-        """What the tensors have to do before the next forward, in this order."""
+        """The operations on tensors before the next forward pass, in this order."""
         return self._kv.take_operations()
 
     @property

@@ -136,13 +136,14 @@ class DraftModelProposer:
             raise
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
-        """The next call compares its draft tokens with what the request has become."""
+        """The next call compares its draft tokens with the request's actual tokens."""
 
     def forget(self, request_id: str) -> None:
         self.cache.drop(request_id)
 
     def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
-        """Those that the model can take: no longer than it was trained for, or than its cache."""
+        """The requests that the model supports: no longer than its maximum length, or than its
+        cache."""
         drafting = {}
         for request, num_tokens in reversed(wanted):  # the first is evicted last
             num_known = len(request.token_ids)
@@ -155,7 +156,7 @@ class DraftModelProposer:
         return dict(reversed(drafting.items()))
 
     def _first_pieces(self, drafting: Sequence[_Drafting]) -> list[_Piece]:
-        """What each may compute of its known tokens, where there is room for what it computes."""
+        """The known tokens that each may compute, as far as there is room."""
         budget = max(MAX_CATCH_UP_TOKENS, LEAST_SHARE * len(drafting))
         shares = fair_shares([entry.num_missing for entry in drafting], budget)
         pieces: list[_Piece] = []
@@ -213,7 +214,8 @@ class DraftModelProposer:
 def open_draft_model(
     config: EngineConfig, base: BaseModel, draft: BaseModel | None, num_blocks: int
 ) -> DraftModelProposer | None:
-    """`draft`, if there is one, proposes for `base`, with `num_blocks` blocks of cache."""
+    """A proposer with the model `draft`, if there is one, for `base`, with `num_blocks` blocks of
+    cache."""
     if draft is None:
         return None
     return DraftModelProposer(

@@ -77,7 +77,7 @@ class GrowingChain:
 
     request: Request
     num_tokens: int
-    """To propose."""
+    """The number of tokens to propose."""
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     """`[vocab_size]` per token, where the acceptor wants them."""

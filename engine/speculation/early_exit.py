@@ -34,7 +34,7 @@ class FirstLayers:
     """
 
     def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:
-        """Raises UnsupportedModel if the model goes another way through its layers."""
+        """Raises UnsupportedModel if the model does not run its layers in sequence."""
         path, layers = _layer_list(model, config)
         parent, _, self._name = path.rpartition(".")
         self._parent = model.get_submodule(parent)
@@ -100,7 +100,7 @@ class EarlyExitProposer:
         """The cache that it shares is the target's."""
 
     def forget(self, request_id: str) -> None:
-        """It keeps nothing."""
+        """It keeps nothing per request."""
 
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 
 class Effort(NamedTuple):
-    """What something yields, and the seconds that it takes."""
+    """A yield, and its duration in seconds."""
 
     num_tokens: float
     seconds: float
@@ -45,19 +45,19 @@ def _rate(num_tokens: float, seconds: float) -> float:
 
 
 class Offer(NamedTuple):
-    """What drafting can do for requests of which the same is expected."""
+    """The possible drafts of requests with the same expectation."""
 
     proposer: str
     num_requests: int
     gains: Sequence[float]
     """For each further draft token how many it is expected to yield."""
     token_seconds: float
-    """What each of them costs."""
+    """The cost of each of them."""
     request_seconds: float = 0.0
-    """What asking at all costs, for each request."""
+    """The cost of calling at all, per request."""
 
     def best_rate(self, plain: Effort, call_seconds: float) -> float:
-        """Of a step that is `plain` without any draft tokens; at least that step's."""
+        """The best rate of a step that is `plain` without draft tokens; at least that step's."""
         num_tokens = plain.num_tokens
         seconds = plain.seconds + call_seconds + self.num_requests * self.request_seconds
         best = plain.rate
@@ -82,10 +82,11 @@ def fill(
     num_free_tokens: int,
     call_seconds: Mapping[str, float],
 ) -> Filling:
-    """Choose for a step that is `plain` without draft tokens, of which it takes `num_free_tokens`.
+    """Choose for a step that is `plain` without draft tokens and has room for `num_free_tokens`.
 
-    `call_seconds`: what calling each proposer costs the step, however much is asked of it. One that
-    is not worth its calls is left out, then the next; with one proposer that is exact.
+    `call_seconds`: the cost of calling each proposer, independent of the number of tokens. A
+    proposer that is not worth its calls is excluded, then the next; with one proposer this is
+    exact.
     """
     used = {offer.proposer: call_seconds[offer.proposer] for offer in offers}
     while True:
@@ -146,7 +147,8 @@ class _Filler:
         return None if poorest is None or rates[poorest] > self.step.rate else poorest
 
     def _num_worth(self, offer: Offer) -> int:
-        """How many of its first draft tokens may be taken: the last must be worth its own time."""
+        """The number of its first draft tokens that may be taken: the last must be worth its own
+        time."""
         least = self.step.rate * offer.token_seconds
         number = min(len(offer.gains), self._num_free_tokens)
         while number and offer.gains[number - 1] <= least:
@@ -160,7 +162,7 @@ class _Filler:
         self._num_free_tokens -= num_requests * num_draft_tokens
 
     def _bundles(self) -> list[_Bundle]:
-        """Those that may be worth it, the highest rate first; within an offer in their order."""
+        """The worthwhile bundles, the highest rate first; within an offer in their order."""
         plain = self.step.rate
         bundles = [
             bundle

@@ -114,9 +114,9 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
-    """Those that the configuration names: `medusa:CHECKPOINT` proposes chains, `medusa_tree` trees.
+    """The proposers in the configuration: `medusa:CHECKPOINT` proposes chains, `medusa_tree` trees.
 
-    Opened before memory is divided, for their heads take their part; those of one checkpoint are
+    They are opened before memory is divided, because of their heads; those of one checkpoint are
     loaded once. Raises InvalidParameter if the heads cannot be used.
     """
     heads: dict[str, MedusaHeads] = {}
@@ -132,7 +132,7 @@ def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
 
 
 def heads_bytes(proposers: Sequence[MedusaProposer]) -> int:
-    """What all their heads take."""
+    """The bytes of all their heads."""
     return sum(heads.weight_bytes for heads in {proposer.heads for proposer in proposers})
 
 

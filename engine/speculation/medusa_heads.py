@@ -74,7 +74,7 @@ def named_tensors(heads: MedusaHeads) -> dict[str, Tensor]:
 def tensor_shapes(
     *, num_heads: int, num_layers: int, hidden_size: int, vocab_size: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What `named_tensors` of such heads has: names and shapes."""
+    """The names and shapes in `named_tensors` of such heads."""
     for head in range(num_heads):
         for layer in range(num_layers):
             yield f"{head}.{layer}.linear.weight", (hidden_size, hidden_size)

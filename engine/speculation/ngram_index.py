@@ -20,13 +20,13 @@ _NONE = -1
 
 class Match(NamedTuple):
     position: int
-    """Of the token that followed."""
+    """The position of the token that followed."""
     length: int
     """Tokens before it that equal the text's last ones."""
 
 
 class NgramIndex:
-    """Of a list of tokens that only grows at its end."""
+    """An index of a list of tokens that only grows at its end."""
 
     def __init__(self, token_ids: Sequence[int], *, start: int = 0) -> None:
         """Tokens before `start` are left out."""
@@ -86,7 +86,8 @@ class NgramIndex:
         return best
 
     def _match_len(self, position: int) -> int:
-        """How many tokens before `position` equal the text's last ones: two and more."""
+        """The number of tokens before `position` that equal the last ones of the text, at least
+        two."""
         tokens, end = self._token_ids, len(self._token_ids)
         length, most = _PAIR, min(LONGEST, position)
         while length < most and tokens[position - length - 1] == tokens[end - length - 1]:

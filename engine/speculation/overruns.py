@@ -6,7 +6,7 @@ from collections.abc import Collection
 from math import sqrt
 
 MEMORY = 0.95
-"""What each further step leaves of the weight of one: half in 13."""
+"""The factor of earlier weights per step: a half-life of 13 steps."""
 IDLE_MEMORY = 0.99
 """The decay of the estimate in a step without draft tokens, so that a proposer disabled by it is
 tried again."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 NUM_TOKENS = 2
-"""Of a probe: the second shows whether more would follow."""
+"""The length of a probe: the second token shows whether more would be accepted."""
 SHORTEST = 4
 LONGEST = 256
 """Steps from a probe to the next."""
 SHARE = 0.01
-"""Of the steps' time that may be spent on probes."""
+"""The share of the steps' time for probes."""
 MOST_STEPS = 2.0
-"""Of the engine's steps, how many's time may be saved up for probes."""
+"""The maximum savings for probes, in steps of the engine."""
 
 
 class ProbeTimes:
@@ -18,7 +18,7 @@ class ProbeTimes:
 
     def __init__(self) -> None:
         self.last_step = -1
-        """Of its last probe."""
+        """The step of its last probe."""
         self.next_step = 0
         """Not before it is another one due."""
         self._interval = SHORTEST
@@ -38,7 +38,7 @@ class ProbeTimes:
 
 
 class ProbeBudget:
-    """What all probes together may cost: a share of the time that steps take."""
+    """The budget of all probes together: a share of the time of steps."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

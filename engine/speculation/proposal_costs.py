@@ -19,10 +19,10 @@ class ProposalCosts:
     def __init__(self) -> None:
         self._model = RelativeLeastSquares(num_features=4)
         self.total_seconds = 0.0
-        """Of all calls."""
+        """The duration of all calls."""
         self.call_seconds = 0.0
         self.request_seconds = 0.0
-        """Whether a draft token comes of it or not."""
+        """Whether or not it yields a draft token."""
         self.token_seconds = 0.0
         self.place_seconds = 0.0
 

@@ -41,9 +41,9 @@ def open_proposers(
     runner: ModelRunner,
     loaded: Iterable[Proposer] = (),
 ) -> list[Proposer]:
-    """Raises InvalidParameter for names that are not known or come twice.
+    """Raises InvalidParameter for unknown or repeated names.
 
-    `loaded`: those that take much memory, and so were there before it was divided.
+    `loaded`: proposers with much memory, which were opened before it was divided.
     """
     openers = OPENERS | {proposer.name: _opened(proposer) for proposer in loaded}
     proposers: list[Proposer] = []

@@ -47,7 +47,7 @@ class Speculation:
         self._vocab_size = vocab_size
         self._clock = clock
         self._choices: dict[str, Choice] = {}
-        """By request id: of the last step that was planned."""
+        """By request id, for the last planned step."""
         self._planning_seconds = 0.0
 
     @property
@@ -120,7 +120,7 @@ class Speculation:
         return self._control.totals()
 
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """How well the proposers draft token under one adapter version; None: the base."""
+        """The statistics of the proposers for one adapter version; None: the base."""
         return self._control.explain(key)
 
     def _propose(self, name: str, wanted: Sequence[DraftRequest]) -> None:
@@ -185,7 +185,8 @@ def open_speculation(
     clock: Callable[[], float],
     loaded: Iterable[Proposer] = (),
 ) -> Speculation:
-    """What the configuration asks for; `loaded`: see `open_proposers`. Raises what it raises."""
+    """The speculation that the configuration describes; `loaded`: see `open_proposers`, whose
+    errors it raises."""
     proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(

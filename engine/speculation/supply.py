@@ -9,7 +9,7 @@ class Supply:
     """The share of wishes for a draft that got one which was not empty, lately."""
 
     def __init__(self, prior: Supply | None = None) -> None:
-        """`prior`: what it is believed to be like until it shows; None: there is always one."""
+        """`prior`: the estimate until there are observations; None: there is always a draft."""
         self._num_wanted = PRIOR_WEIGHT
         self._num_drafts = PRIOR_WEIGHT * (prior.share if prior else 1.0)
 

@@ -11,7 +11,7 @@ from .probes import ProbeTimes
 from .supply import Supply
 
 PROBE_MEMORY = 0.5
-"""What a probe leaves of the weight of the drafts before it: those are old."""
+"""The factor of earlier drafts' weight at a probe, because they are old."""
 
 
 class Track:
@@ -19,7 +19,7 @@ class Track:
     supply: Supply
 
     def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
-        """`prior`: what it is believed to be like until it shows."""
+        """`prior`: the estimate until there are observations."""
         self.acceptance = AcceptanceRates(max_tokens, prior.acceptance if prior else None)
         self.supply = Supply(prior.supply if prior else None)
         self.probe_times = ProbeTimes()

@@ -46,7 +46,7 @@ class Detokenizer:
         include_stop: bool = False,
         visible_token_ids: Collection[int] = (),
     ) -> None:
-        """Of special tokens only `visible_token_ids` are part of the text, as they are written."""
+        """Of special tokens only `visible_token_ids` are part of the text."""
         make_decoder = _ByteDecoder if tokenizer.decodes_bytes else _WindowDecoder
         self._decoder = make_decoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
@@ -57,7 +57,7 @@ class Detokenizer:
         return self._stops is not None
 
     def push_one(self, token_id: int) -> str:
-        """As `push` of this token, where there are no stop strings, for a part of its cost."""
+        """Like `push` of this token without stop strings, at a fraction of its cost."""
         return "" if self._stopped else self._decoder.push(token_id)
 
     def push(self, token_ids: Sequence[int]) -> Piece:
@@ -102,7 +102,7 @@ class _ByteDecoder:
         self._visible_token_ids = visible_token_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_inside = False
-        """Of a character, whose other bytes are to come."""
+        """Inside a character, whose other bytes are still to come."""
         for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:
             self._decode(tokenizer.decoded_bytes(token_id))
 
@@ -210,10 +210,11 @@ class _WindowDecoder:
 
 
 class _StopFinder:
-    """Finds the first stop string in text that comes in pieces.
+    """Finds the first stop string in text that arrives in pieces.
 
-    Each stop string has an automaton (Knuth, Morris and Pratt), so a character costs the same
-    however long the strings are, and the result does not depend on where the pieces are cut.
+    Each stop string has an automaton (Knuth, Morris and Pratt), so the cost per character does not
+    depend on the length of the strings, and the result does not depend on the boundaries of the
+    pieces.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop: bool) -> None:
@@ -242,7 +243,7 @@ class _StopFinder:
 
 
 class _Automaton:
-    """How much of the pattern's beginning the text ends with."""
+    """The length of the pattern's prefix with which the text ends."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

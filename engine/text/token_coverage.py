@@ -39,7 +39,7 @@ def most_bytes_per_token(tokenizer: Part) -> int | None:
 
 
 def _shrinks(normalizer: Part | None) -> int | None:
-    """How many times the bytes of its result a text may have; None if that is not known."""
+    """The maximum ratio of the bytes of a text to those of its result; None if unknown."""
     match normalizer:
         case None | {"type": "Prepend"}:
             return 1
